@@ -121,8 +121,13 @@ def _fault_list(faults: list[str]) -> str:
     """The first faults and their number; a single fault as it is."""
     if len(faults) == 1:
         return faults[0]
+    return "\n  ".join([f"{len(faults)} records have faults", *first_faults(faults)])
+
+
+def first_faults(faults: list[str]) -> list[str]:
+    """At most `MAX_FAULTS_LISTED` faults, and a line that counts the others."""
     more = [f"... and {len(faults) - MAX_FAULTS_LISTED} more"] if len(faults) > MAX_FAULTS_LISTED else []
-    return "\n  ".join([f"{len(faults)} records have faults", *faults[:MAX_FAULTS_LISTED], *more])
+    return [*faults[:MAX_FAULTS_LISTED], *more]
 
 
 def _image_named(record: Any) -> str:

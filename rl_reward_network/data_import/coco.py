@@ -11,9 +11,8 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from rl_reward_network.data.images import IMAGE_SUFFIXES
-from rl_reward_network.data.masks import Size
 from rl_reward_network.data_import.files import PARTS, files_below, json_files, names_of, relative_path, role_of
-from rl_reward_network.data_import.items import Found, Outline, OutlineMasks, file_item
+from rl_reward_network.data_import.items import Found, Outline, OutlineMasks, declared_size, file_item
 
 MAX_FILES = 20  # JSON files of a data set; folders with more hold one file per image
 KEYS = {"images", "annotations", "categories"}
@@ -92,7 +91,9 @@ def _images(
                 raise ValueError(
                     f"{where}: there is no such file; put it into images/ beside the JSON file, or delete its record"
                 )
-            yield place, OutlineMasks(tuple(outlines.get(str(image.get("id")), ())), _declared(image, where), where)
+            height, width = image.get("height"), image.get("width")
+            declared = declared_size(height, width, where) if height or width else None
+            yield place, OutlineMasks(tuple(outlines.get(str(image.get("id")), ())), declared, where)
         except ValueError as error:
             faults.append(str(error))
     if faults:
@@ -135,16 +136,6 @@ def _rank(place: Parts, file: PurePosixPath) -> tuple[bool, bool, int]:
 def _said(words: Iterable[str]) -> set[str]:
     """The parts of the data (train, val, test) that words name."""
     return {PARTS[word.lower()] for word in words if word.lower() in PARTS}
-
-
-def _declared(image: dict[str, Any], where: str) -> Size | None:
-    """The (H, W) of an image by its record; None without it."""
-    size: tuple[Any, Any] = (image.get("height"), image.get("width"))
-    if not any(size):
-        return None
-    if not all(type(side) in (int, float) and side > 0 and side == int(side) for side in size):
-        raise ValueError(f"{where}: height, width are {size}, expected the image's size in pixels; export it again")
-    return int(size[0]), int(size[1])
 
 
 def _outlines(file: Path, content: dict[str, Any], names: dict[str, str]) -> tuple[dict[str, list[Outline]], list[str]]:

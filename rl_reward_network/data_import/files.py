@@ -132,6 +132,11 @@ def several_masks(masks: list[Path], source: Path) -> list[str]:
     return [f"{listed(masks, source)}: masks of one image; delete all but one"] if len(masks) > 1 else []
 
 
+def some(names: list[str]) -> str:
+    """The first few names."""
+    return ", ".join([*names[:SHOWN], *["..."] * (len(names) > SHOWN)])
+
+
 def listed(paths: list[Path], source: Path) -> str:
     """The first few paths below the source, and how many more there are."""
     more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""

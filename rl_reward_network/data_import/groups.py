@@ -8,10 +8,10 @@ from pathlib import Path, PurePosixPath
 
 from rl_reward_network.data.annotations import compile_group_regex
 from rl_reward_network.data.splits import one_spelling
+from rl_reward_network.data_import.files import some
 from rl_reward_network.data_import.items import Item
 
 NONE = "none"  # --groups none: each image is a group of its own
-LISTED = 3
 REMEDIES = (
     "give --groups patients.csv (columns image, group), --group_regex '(?P<group>...)' that finds the patient in the"
     " file's name, or --groups none where nothing is known: each image is then a group of its own"
@@ -130,5 +130,4 @@ def _shared_names(items: Sequence[Item]) -> set[str]:
 
 def _some(names: list[str], total: int) -> str:
     """How many, and the first of them."""
-    more = ", ..." if len(names) > LISTED else ""
-    return f"{len(names)} of {total} images ({', '.join(names[:LISTED])}{more})"
+    return f"{len(names)} of {total} images ({some(names)})"

@@ -86,6 +86,15 @@ class Outline:
     where: str
 
 
+def declared_size(height: Any, width: Any, where: str) -> Size:
+    """The (H, W) of an image by the file with its outlines; ValueError for what is no size."""
+    if not all(type(side) in (int, float) and side > 0 and side == int(side) for side in (height, width)):
+        raise ValueError(
+            f"{where}: height, width are {height!r}, {width!r}, expected the image's size in pixels; export it again"
+        )
+    return int(height), int(width)
+
+
 @dataclass(frozen=True)
 class OutlineMasks:
     """Called with an image's size (H, W), the masks of its classes: the union of the outlines of each.

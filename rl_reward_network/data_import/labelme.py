@@ -5,7 +5,6 @@ from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from rl_reward_network.data.images import IMAGE_SUFFIXES
-from rl_reward_network.data.masks import Size
 from rl_reward_network.data_import.files import (
     files_below,
     json_files,
@@ -14,7 +13,7 @@ from rl_reward_network.data_import.files import (
     pictures_below,
     relative_path,
 )
-from rl_reward_network.data_import.items import Found, Outline, OutlineMasks, file_item
+from rl_reward_network.data_import.items import Found, Outline, OutlineMasks, declared_size, file_item
 
 LOOKED_AT = 20  # JSON files that tell whether it is LabelMe
 
@@ -40,7 +39,8 @@ def read_labelme(source: Path, frames: str = "") -> Found:
             image = _image_of(path, content, set(images))
             if image in drawn:
                 raise ValueError(f"{path}: {image.name} has a JSON file already; keep one")
-            drawn[image] = OutlineMasks(tuple(_outlines(path, content["shapes"])), _declared(path, content), str(path))
+            size = declared_size(content.get("imageHeight"), content.get("imageWidth"), str(path))
+            drawn[image] = OutlineMasks(tuple(_outlines(path, content["shapes"])), size, str(path))
         except ValueError as error:
             faults.append(str(error))
     lost = {path.with_suffix("") for path in unreadable}  # their images are annotated: not imported as unlabelled
@@ -76,14 +76,6 @@ def _check_renamed(path: Path, image: Path, images: set[Path]) -> None:
             f"{path}: imagePath names {image.name}, but there is {own[0].name}; write the right one into imagePath, or"
             " give the file the name of its image"
         )
-
-
-def _declared(path: Path, content: dict[str, Any]) -> Size:
-    """The (H, W) of the image on which the shapes were drawn."""
-    size = content.get("imageHeight"), content.get("imageWidth")
-    if not all(isinstance(side, int) and side > 0 for side in size):
-        raise ValueError(f"{path}: imageHeight, imageWidth are {size}, expected the image's size; save it again")
-    return (int(size[0] or 0), int(size[1] or 0))
 
 
 def _outlines(path: Path, shapes: list[Any]) -> list[Outline]:

@@ -10,9 +10,9 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from rl_reward_network.data.annotations import MAX_FAULTS_LISTED
+from rl_reward_network.data.annotations import first_faults
 from rl_reward_network.data.mask_checks import looks_like_mask
-from rl_reward_network.data_import.files import SHOWN, unread_note
+from rl_reward_network.data_import.files import some, unread_note
 from rl_reward_network.data_import.groups import NONE, Groups, groups_of
 from rl_reward_network.data_import.items import Found, Item
 from rl_reward_network.data_import.layouts import AUTO, LAYOUTS, recognise_layout
@@ -183,7 +183,7 @@ def survey_source(source: Path, options: ImportOptions) -> Survey:
     layout, description = recognise_layout(source, options.layout)
     found = LAYOUTS[layout].read(source, options.frames)
     bare = [item.found_as for item in found.items if item.load_masks is None]
-    named = "" if found.private else f" ({', '.join([*bare[:SHOWN], *['...'] * (len(bare) > SHOWN)])})"
+    named = "" if found.private else f" ({some(bare)})"
     found.notes.extend([f"{len(bare)} image(s) without a mask, imported as unlabelled{named}"] if bare else [])
     found.notes.extend(unread_note(source, named=not found.private))
     if not (found.items or found.faults or found.broken):
@@ -250,17 +250,15 @@ def _as_skipped(name: str, fault: str, private: bool) -> str:
 def _flat_fault(source: Path, seen: list[Seen], found: Found) -> list[str]:
     """The fault that images without a mask are probably masks themselves."""
     flat = [one.item.name if found.private else one.item.found_as for one in seen if one.flat]
-    names = ", ".join([*flat[:SHOWN], *["..."] * (len(flat) > SHOWN)])
-    what = f"{len(flat)} image(s) without a mask hold a few flat colours, as masks do ({names})"
+    what = f"{len(flat)} image(s) without a mask hold a few flat colours, as masks do ({some(flat)})"
     return [f"{source}: {what}; put them into masks/ with the name of their image, or leave them out"] if flat else []
 
 
 def _fault_list(source: Path, faults: list[str], broken: int) -> list[str]:
     """One text with the first faults, their number, and how to leave out those of broken files; [] without any."""
-    more = [f"... and {len(faults) - MAX_FAULTS_LISTED} more"] if len(faults) > MAX_FAULTS_LISTED else []
     head = [f"{source}: {len(faults)} faults"] if len(faults) > 1 else []
     skip = [f"--skip {broken} of sa2va-rl data import leaves out the files that cannot be read"] if broken else []
-    return ["\n  ".join([*head, *faults[:MAX_FAULTS_LISTED], *more, *skip])] if faults else []
+    return ["\n  ".join([*head, *first_faults(faults), *skip])] if faults else []
 
 
 def _classes(seen: list[Seen], found: Found, label: str | None) -> list[str]:

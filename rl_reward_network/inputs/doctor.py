@@ -24,7 +24,7 @@ from rl_reward_network.data.mask_checks import has_filled_loops
 from rl_reward_network.data.readers import REGIONS, read_region_data, recognise
 from rl_reward_network.data.ridges import IMAGES, check_labels
 from rl_reward_network.data.splits import Split, make_split, select, spellings, spread
-from rl_reward_network.data_import.files import unread_note
+from rl_reward_network.data_import.files import some, unread_note
 from rl_reward_network.data_import.survey import ImportOptions
 from rl_reward_network.data_import.write import import_notes
 from rl_reward_network.depth import levels_of_bits
@@ -59,7 +59,6 @@ from rl_reward_network.report.statistics import MIN_PATIENTS
 
 PACKAGES = ("torch", "transformers", "peft", "stable-baselines3", "gymnasium", "pycocotools", "scikit-image")
 FREE_DISK_GB = 5
-MAX_NAMES = 3  # files named in a note
 CHECKED = 1000  # captioned regions that are decoded, spread over all
 OUTLINED = 200  # masks whose outlines are measured, spread over all: annotators draw all trees alike
 # The shell files keep the embedded data in the clone. Of an installed wheel this is site-packages, where no data are.
@@ -296,11 +295,7 @@ def _notes(images: list[ImageStatistics]) -> tuple[str, ...]:
         "picture(s) that are the same in two patients or groups: training and test may share them; give both one "
         "`group`, or delete one": [f"{first} = {other}" for first, other in duplicates(images)],
     }
-    return tuple(
-        f"look: {len(names)} {kind} ({', '.join([*names[:MAX_NAMES], *['...'] * (len(names) > MAX_NAMES)])})"
-        for kind, names in kinds.items()
-        if names
-    )
+    return tuple(f"look: {len(names)} {kind} ({some(names)})" for kind, names in kinds.items() if names)
 
 
 def _spelling_note(samples: list[Sample]) -> tuple[str, ...]:
@@ -308,7 +303,7 @@ def _spelling_note(samples: list[Sample]) -> tuple[str, ...]:
     images = {sample.group: sample.image_path.name for sample in reversed(samples)}
     found = [[images[name] for name in written] for written in spellings(images).values() if len(written) > 1]
     what = "patient(s) whose name is written in several ways, taken for one each"
-    return (f"look: {len(found)} {what} (see {', '.join(found[0][:MAX_NAMES])})",) if found else ()
+    return (f"look: {len(found)} {what} (see {some(found[0])})",) if found else ()
 
 
 def check_reward_network(path: str) -> Finding:

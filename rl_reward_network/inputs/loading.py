@@ -301,7 +301,7 @@ def imported_root(data_root: Path, output_dir: Path, options: ImportOptions) -> 
     if not data_root.is_dir() or _read_as_it_is(data_root):
         return None
     check_names(data_root)  # before they are counted
-    if not _of_a_layout(data_root):
+    if not any(layout.recognise(data_root) for layout in LAYOUTS.values()):
         return None
     layout, description = recognise_layout(data_root, options.layout)
     name = layout if layout == "dicom" else data_root.resolve().name  # folders of DICOM files are named after patients
@@ -329,10 +329,6 @@ def _read_as_it_is(root: Path) -> bool:
             object_ = text.read(4096).lstrip().startswith("{")
         return not (object_ and LAYOUTS["coco"].recognise(root))
     return any(recognise(root) for recognise, _ in READERS.values())
-
-
-def _of_a_layout(root: Path) -> bool:
-    return any(layout.recognise(root) for layout in LAYOUTS.values())
 
 
 def _digest(source: Path, options: ImportOptions) -> str:

@@ -158,7 +158,19 @@ def test_frames_of_a_video_go_by_number_and_stay_in_one_group(tmp_path: Path) ->
     assert regions[4].group_id != regions[0].group_id
 
 
-def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
+def test_the_parent_gives_all_subsets_in_order_and_what_is_left_out_is_counted(tmp_path: Path) -> None:
+    write_video(tmp_path / "whole" / "SAV", frames=2)
+    write_coco(tmp_path / "whole" / "COCOStuff")
+    (tmp_path / "whole" / "README").write_text("x")
+    assert [folder.name for folder in subset_folders(tmp_path / "whole")] == ["COCOStuff", "SAV"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        whole = read_describe_anything(str(tmp_path / "whole"))
+        parts = [
+            region for name in ("COCOStuff", "SAV") for region in read_describe_anything(tmp_path / "whole" / name)
+        ]
+    assert [sample.sample_id for sample in whole] == [sample.sample_id for sample in parts]
+    assert len(whole) == 6
     write_video(tmp_path / "video" / "SAV", frames=3, mask_rle=[None, to_rle(square(1)), None])
     with pytest.warns(UserWarning, match=r"left out 2 frame\(s\) without a mask$"):
         (sample,) = read_describe_anything(tmp_path / "video")
@@ -167,19 +179,6 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
     write_coco(tmp_path / "twice" / "LVIS")
     with pytest.warns(UserWarning, match=r"left out 4 exact repeat\(s\)"):
         assert len(read_describe_anything(tmp_path / "twice")) == 4, "an image in two subsets is one group"
-
-
-def test_the_parent_gives_all_subsets_in_order_and_without_a_warning(tmp_path: Path) -> None:
-    write_video(tmp_path / "SAV", frames=2)
-    write_coco(tmp_path / "COCOStuff")
-    (tmp_path / "README").write_text("x")
-    assert [folder.name for folder in subset_folders(tmp_path)] == ["COCOStuff", "SAV"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        whole = read_describe_anything(str(tmp_path))
-    parts = read_describe_anything(tmp_path / "COCOStuff") + read_describe_anything(tmp_path / "SAV")
-    assert [sample.sample_id for sample in whole] == [sample.sample_id for sample in parts]
-    assert len(whole) == 6
 
 
 class Bomb:

@@ -69,7 +69,7 @@ CIRCLE = {"label": "v", "shape_type": "circle", "points": [[1, 1], [2, 2]]}
     ("changes", "message"),
     [
         ({"shapes": [CIRCLE]}, "shape_type is 'circle'"),
-        ({"imageHeight": None}, "imageHeight, imageWidth are"),
+        ({"imageHeight": None}, "height, width are None, 32"),
         ({"shapes": None}, "no list `shapes`"),
         ({"imagePath": "0.png"}, "imagePath names 0.png, but there is 1.png; write the right one"),
         *(

@@ -66,29 +66,22 @@ def test_lines_that_are_no_polygons_are_faults(tmp_path: Path, text: str, messag
     assert "train/1.png" not in [item.name for item in found.items], "it is annotated"
 
 
-def test_two_texts_of_one_image_are_a_fault(tmp_path: Path) -> None:
-    write_yolo(tmp_path)
-    (tmp_path / "gt/train").mkdir(parents=True)
-    (tmp_path / "gt/train/1.txt").write_text(line(2))
-    (fault,) = read_yolo(tmp_path).faults
-    assert "gt/train/1.txt, labels/train/1.txt: masks of one image; delete all but one" in fault
-
-
-def test_names_may_lie_beside_the_labels(tmp_path: Path) -> None:
-    write_yolo(tmp_path, names="classes.txt")
-    (tmp_path / "classes.txt").rename(tmp_path / "labels/train/classes.txt")
-    found = read_yolo(tmp_path)
-    assert found.class_ids == {"0": "vessel", "1": "catheter"}
-    assert not any("without an image" in note for note in found.notes)
-
-
 def test_names_and_texts_that_cannot_be_read_are_told_with_their_file(tmp_path: Path) -> None:
     write_yolo(tmp_path)
     (tmp_path / "labels/train/1.txt").write_bytes(b"0 \xff")
-    (fault,) = read_yolo(tmp_path).broken.values()
-    assert "1.txt: not a text in UTF-8" in fault
+    (tmp_path / "gt/train").mkdir(parents=True)
+    (tmp_path / "gt/train/0.txt").write_text(line(2))
+    found = read_yolo(tmp_path)
+    assert ["1.txt: not a text in UTF-8" in fault for fault in found.broken.values()] == [True]
+    (fault,) = found.faults
+    assert "gt/train/0.txt, labels/train/0.txt: masks of one image; delete all but one" in fault
     (tmp_path / "data.yaml").write_text("names:\n")
     assert read_yolo(tmp_path).class_ids == {}
     (tmp_path / "data.yaml").write_text("names: vessel\n")
     with pytest.raises(ValueError, match=r"data\.yaml: `names` is 'vessel', expected a list"):
         read_yolo(tmp_path)
+    (tmp_path / "data.yaml").unlink()
+    (tmp_path / "labels/train/classes.txt").write_text(NAMES["classes.txt"])  # where labelImg writes it
+    found = read_yolo(tmp_path)
+    assert found.class_ids == {"0": "vessel", "1": "catheter"}
+    assert not any("without an image" in note for note in found.notes)
