@@ -23,8 +23,9 @@ from rich.table import Table
 
 from rl_reward_network.cli.app import run
 from rl_reward_network.methods.measure import MethodResult
-from rl_reward_network.methods.methods import BASE, METHODS
+from rl_reward_network.methods.methods import METHODS
 from rl_reward_network.methods.table import TestImages, choose, make_table, verdict_lines
+from rl_reward_network.methods.view import BASE
 from rl_reward_network.report.cost import Cost
 from rl_reward_network.report.deployment import decide, out_of_fold
 

@@ -216,9 +216,9 @@ def _unlabelled_section(
     samples = spread(inputs.unlabelled.samples, IMAGES, inputs.config.seed)
     entries = prompt_tables(inputs, samples, maps, "unlabelled images", config["plan"]["vision_features"])
     deployment = Deployment.from_json(config["deployment"])
-    pairs = (tests, (samples, _chosen(config, policy, entries)))
-    judged = (_judged(inputs, maps, *pair, deployment) for pair in pairs)
-    return unlabelled_section(*judged, facts, inputs.config.seed)
+    of_tests = _judged(inputs, maps, *tests, deployment)
+    of_unlabelled = _judged(inputs, maps, samples, _chosen(config, policy, entries), deployment)
+    return unlabelled_section(of_tests, of_unlabelled, facts, inputs.config.seed)
 
 
 def _judged(
