@@ -10,7 +10,7 @@ from rl_reward_network.grpo.card import card_text as create_model_card
 from rl_reward_network.models.ema import EMAModel
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor as Sa2VADataPreprocessor
 from rl_reward_network.rewards.captions import meteor
-from rl_reward_network.rewards.functions import CaptionJudge
+from rl_reward_network.rewards.judge import Judge
 from rl_reward_network.rewards.metrics import iou
 
 __all__ = ["EMAModel", "GraspAnyRegionDataset", "Sa2VADataPreprocessor", "create_model_card"]
@@ -29,7 +29,7 @@ def compute_meteor(reference: str, hypothesis: str) -> float:
 def combined_caption_reward(
     gt_captions: Sequence[str],
     pred_captions: Sequence[str],
-    llm_judge: CaptionJudge | None = None,
+    llm_judge: Judge | None = None,
     use_llm_judge: bool = False,
     meteor_weight: float = 0.25,
     llm_judge_weight: float = 0.75,

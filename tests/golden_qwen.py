@@ -158,6 +158,7 @@ def sam_maps(case: Case, pixels: Tensor) -> dict[str, Any]:
 
 
 def sam_parts(case: Case, maps: dict[str, Any], seg_embeddings: Tensor) -> dict[str, Tensor]:
+    """Intermediates of SAM 2, named as the expected tensors."""
     model, (fine, middle, coarse) = case["model"], maps["features"].maps
     decoded, sam = model.decode_masks(maps["features"], seg_embeddings), model.grounding_encoder
     logits = upsample_mask_logits(decoded.mask_logits, case["image"].size[::-1])

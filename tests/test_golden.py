@@ -6,7 +6,6 @@ their numbers at the time when the whole reference agreed are in `tests/models/s
 """
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,57 +15,35 @@ import torch.nn.functional as F
 from PIL import Image
 from safetensors.torch import load_file
 
-from rl_reward_network.models.sa2va.grounding_sa2va import mask_losses, official_targets, sparse_prompts
+from rl_reward_network.models.sa2va.grounding_sa2va import mask_losses, official_targets
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
-from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from tests.conftest import GOLDEN, needs_golden
 from tests.golden_extract import EXPECTED, EXTRACT, LOGITS, read_extract, sha256, write_extract
+from tests.golden_qwen import MEAN_16, STD_16, sam_maps, sam_parts
 
 REFERENCE = pytest.param("reference", marks=needs_golden)
 both_sources = pytest.mark.parametrize("source", ["extract", REFERENCE])
-BF16_MEAN = torch.tensor([0.485, 0.456, 0.406]).bfloat16().float()[:, None, None]
-BF16_STD = torch.tensor([0.229, 0.224, 0.225]).bfloat16().float()[:, None, None]
 
-
-TOLERANCES = [
-    ("pixel_values_u8", 0),
-    ("pixel_values_every7th", 1e-6),
-    ("sam_pixel_values_u8", 0),
-    ("sam_pixel_values_fp32_stride16", 1e-6),
-    ("input_ids", 0),
-    ("response_ids", 0),
-    ("full_ids", 0),
-    ("labels", 0),
-    ("vision_last_hidden_state", 1e-4),
-    ("mlp1_output", 1e-4),
-    ("inputs_embeds", 1e-4),
-    ("prompt_logits", 1e-3),
-    ("response_logits", 1e-3),
-    ("response_logprobs", 1e-4),
-    ("loss_llm", 1e-4),
-    ("last_hidden_state_from_prompt_end", 1e-4),
-    ("seg_positions", 0),
-    ("seg_hidden_states", 1e-3),
-    ("seg_embeddings", 1e-3),
-    ("sam_trunk_last", 1e-3),
-    ("sam_fpn_0_every8th", 1e-3),
-    ("sam_fpn_1_every4th", 1e-3),
-    ("sam_fpn_2_every2nd", 1e-3),
-    ("sam_pos_enc_level2_every4th", 1e-5),
-    ("sam_dense_pe_every4th", 1e-5),
-    ("sam_image_embedding_with_no_mem_every2nd", 1e-3),
-    ("sam_sparse_prompt", 1e-3),
-    ("sam_dense_prompt_vector", 1e-3),
-    ("sam_mask_logits_all4", 5e-3),
-    ("sam_iou_all4", 1e-4),
-    ("sam_object_score_logits", 1e-4),
-    ("sam_selected_index", 0),
-    ("sam_low_res_mask_logits", 5e-3),
-    ("mask_logits_image_size_every4th", 5e-3),
-]
-
-
+BY_TOLERANCE = {
+    0: """
+        pixel_values_u8 sam_pixel_values_u8 input_ids response_ids full_ids labels seg_positions
+        sam_selected_index
+    """,
+    1e-6: "pixel_values_every7th sam_pixel_values_fp32_stride16",
+    1e-5: "sam_pos_enc_level2_every4th sam_dense_pe_every4th",
+    1e-4: """
+        vision_last_hidden_state mlp1_output inputs_embeds response_logprobs loss_llm
+        last_hidden_state_from_prompt_end sam_iou_all4 sam_object_score_logits
+    """,
+    1e-3: """
+        prompt_logits response_logits seg_hidden_states seg_embeddings sam_trunk_last sam_fpn_0_every8th
+        sam_fpn_1_every4th sam_fpn_2_every2nd sam_image_embedding_with_no_mem_every2nd sam_sparse_prompt
+        sam_dense_prompt_vector
+    """,
+    5e-3: "sam_mask_logits_all4 sam_low_res_mask_logits mask_logits_image_size_every4th",
+}
+TOLERANCES = [(name, tolerance) for tolerance, names in BY_TOLERANCE.items() for name in names.split()]
 CASES = [("extract", name, tolerance) for name, tolerance in TOLERANCES if name in EXPECTED]
 CASES += [pytest.param("reference", *row, marks=needs_golden) for row in TOLERANCES]  # type: ignore[misc]
 
@@ -116,7 +93,7 @@ def language_parts(case: dict[str, Any]) -> dict[str, Any]:
     return {
         "pixel_values_every7th": inputs["pixel_values"][:, :, ::7, ::7],
         "pixel_values_u8": torch.stack([_u8(tile) for tile in processor.tiles(case["image"])]),
-        "sam_pixel_values_u8": (inputs["sam_pixel_values"][0] * BF16_STD + BF16_MEAN).mul(255).round().byte(),
+        "sam_pixel_values_u8": (inputs["sam_pixel_values"][0] * STD_16 + MEAN_16).mul(255).round().byte(),
         "sam_pixel_values_fp32_stride16": inputs["sam_pixel_values"][0, :, ::16, ::16],
         "input_ids": inputs["input_ids"][0],
         "response_ids": response[0],
@@ -137,41 +114,18 @@ def language_parts(case: dict[str, Any]) -> dict[str, Any]:
 def image_parts(case: dict[str, Any], seg_embeddings: torch.Tensor) -> dict[str, Any]:
     """Intermediates of the vision tower and of SAM 2, named as the expected tensors."""
     model, inputs = case["model"], case["processor"](case["text"], case["image"])
-    features = model.get_sam_features(inputs["sam_pixel_values"])
-    decoded = model.decode_masks(features, seg_embeddings)
-    sam = model.grounding_encoder
-    encoder = sam.vision_encoder(inputs["sam_pixel_values"], return_dict=True)
-    without_memory = features.maps[2] + sam.no_memory_embedding.reshape(1, -1, 1, 1)
-    logits = upsample_mask_logits(decoded.mask_logits, case["image"].size[::-1])
-    return {
+    return sam_parts(case, sam_maps(case, inputs["sam_pixel_values"]), seg_embeddings) | {
         "vision_last_hidden_state": model.model.vision_tower(inputs["pixel_values"]).last_hidden_state,
         "mlp1_output": model.model.project(model.model.get_vision_features(inputs["pixel_values"])),
-        "sam_trunk_last": encoder.last_hidden_state.permute(0, 3, 1, 2),
-        "sam_fpn_0_every8th": features.maps[0][:, :, ::8, ::8],
-        "sam_fpn_1_every4th": features.maps[1][:, :, ::4, ::4],
-        "sam_fpn_2_every2nd": features.maps[2][:, :, ::2, ::2],
-        "sam_pos_enc_level2_every4th": encoder.fpn_position_encoding[-1][:, :, ::4, ::4],
-        "sam_dense_pe_every4th": sam.get_image_wide_positional_embeddings()[:, :, ::4, ::4],
-        "sam_image_embedding_with_no_mem_every2nd": without_memory[:, :, ::2, ::2],
-        "sam_sparse_prompt": sparse_prompts(sam, seg_embeddings),
-        "sam_dense_prompt_vector": sam.prompt_encoder.no_mask_embed.weight[0],
-        "sam_mask_logits_all4": decoded.candidates,
-        "sam_iou_all4": decoded.candidate_scores,
-        "sam_object_score_logits": decoded.object_score_logits[:, None],
-        "sam_selected_index": decoded.selected,
-        "sam_low_res_mask_logits": decoded.mask_logits[:, None],
-        "mask_logits_image_size_every4th": logits[:, ::4, ::4],
     }
 
 
 def _u8(picture: Image.Image) -> torch.Tensor:
-    return (torch.tensor(list(picture.convert("RGB").tobytes())).view(picture.height, picture.width, 3)).permute(
-        2, 0, 1
-    )
+    return torch.from_numpy(np.array(picture.convert("RGB"))).permute(2, 0, 1)
 
 
 @pytest.mark.parametrize(("source", "name", "tolerance"), CASES)
-def test_every_tensor_is_within_its_stated_tolerance(golden: dict[str, Any], name: str, tolerance: float) -> None:
+def test_every_tensor_is_within_its_stated_tolerance(golden, name, tolerance):
     expected, computed = golden["expected"][name], golden["parts"][name]
     assert computed.shape == expected.shape
     difference = (computed.double() - expected.double()).abs().max().item()
@@ -180,32 +134,26 @@ def test_every_tensor_is_within_its_stated_tolerance(golden: dict[str, Any], nam
 
 
 @needs_golden
-def test_no_expected_tensor_is_forgotten(reference: dict[str, Any]) -> None:
+def test_no_expected_tensor_is_forgotten(reference):
     """The tensors that the list above leaves out are checked below, are video, or are for information."""
     elsewhere = {
-        "pred_masks",
-        "train_conversation_input_ids",
-        "train_conversation_labels",
-        "train_gt_masks",
-        "train_loss_mask_full",
-        "train_loss_dice_full",
-        "sam_pixel_values_bf16_stride16",
-        "video_low_res_mask_logits",
-        "video_memory_features_frames_0_and_6",
+        *("pred_masks", "train_conversation_input_ids", "train_conversation_labels", "train_gt_masks"),
+        *("train_loss_mask_full", "train_loss_dice_full", "sam_pixel_values_bf16_stride16"),
+        *("video_low_res_mask_logits", "video_memory_features_frames_0_and_6"),
     }
     assert set(reference["expected"]) - {name for name, _ in TOLERANCES} == elsewhere
 
 
-def test_the_extract_has_the_same_pixels(extract: dict[str, Any]) -> None:
+def test_the_extract_has_the_same_pixels(extract):
     assert {name: sha256(extract["parts"][name].to(torch.uint8)) for name in extract["sha256"]} == extract["sha256"]
 
 
-def test_the_extract_is_small() -> None:
+def test_the_extract_is_small():
     assert sum(file.stat().st_size for file in EXTRACT.iterdir()) < 1_000_000
 
 
 @needs_golden
-def test_the_extract_is_part_of_the_reference(tmp_path: Path) -> None:
+def test_the_extract_is_part_of_the_reference(tmp_path):
     write_extract(GOLDEN, tmp_path)
     assert (tmp_path / "case.json").read_text() == (EXTRACT / "case.json").read_text()
     with np.load(tmp_path / "tensors.npz") as fresh, np.load(EXTRACT / "tensors.npz") as kept:
@@ -214,7 +162,7 @@ def test_the_extract_is_part_of_the_reference(tmp_path: Path) -> None:
 
 
 @both_sources
-def test_predict_forward_gives_the_same_answer_and_mask(golden: dict[str, Any]) -> None:
+def test_predict_forward_gives_the_same_answer_and_mask(golden):
     result = golden["model"].predict_forward(image=golden["image"], text=golden["text"], processor=golden["processor"])
     expected = golden["expected"]["pred_masks"].numpy().astype(bool)
     assert result["prediction"] == golden["prediction"]
@@ -224,9 +172,7 @@ def test_predict_forward_gives_the_same_answer_and_mask(golden: dict[str, Any]) 
     assert different.mean() <= 0.0005
 
 
-def test_the_answers_seg_state_is_what_the_masks_are_decoded_from(
-    extract: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_answers_seg_state_is_what_the_masks_are_decoded_from(extract, monkeypatch):
     """The state AT `[SEG]`, from the decoding loop with its cache."""
     model, decoded = extract["model"], []
     stand_in = model.decode_masks
@@ -236,7 +182,7 @@ def test_the_answers_seg_state_is_what_the_masks_are_decoded_from(
 
 
 @both_sources
-def test_one_step_upsampling_would_fail(golden: dict[str, Any]) -> None:
+def test_one_step_upsampling_would_fail(golden):
     """The tolerance above can tell the two-step rule from the tempting shortcut."""
     expected = golden["expected"]["pred_masks"].bool()
     shortcut = F.interpolate(golden["expected"][LOGITS], size=expected.shape[1:], mode="bilinear")[:, 0] > 0
@@ -244,20 +190,20 @@ def test_one_step_upsampling_would_fail(golden: dict[str, Any]) -> None:
 
 
 @needs_golden
-def test_a_negative_object_score_does_not_empty_the_mask(reference: dict[str, Any]) -> None:
+def test_a_negative_object_score_does_not_empty_the_mask(reference):
     assert reference["parts"]["sam_object_score_logits"].item() < 0
     assert (reference["parts"][LOGITS] > 0).float().mean() > 0.3
 
 
 @both_sources
-def test_training_tokenisation_is_equal(golden: dict[str, Any]) -> None:
+def test_training_tokenisation_is_equal(golden):
     tokens = golden["processor"].tokenize_conversation(golden["turns"], golden["processor"].tokens_per_tile)
     assert torch.equal(tokens["input_ids"], golden["expected"]["train_conversation_input_ids"])
     assert torch.equal(tokens["labels"], golden["expected"]["train_conversation_labels"])
 
 
 @both_sources
-def test_training_losses_are_equal(golden: dict[str, Any]) -> None:
+def test_training_losses_are_equal(golden):
     logits = golden["parts"].get(LOGITS, golden["expected"][LOGITS])
     truth = official_targets(golden["expected"]["train_gt_masks"], logits.shape[-2:])
     losses = mask_losses(logits[:, 0], truth)
@@ -266,7 +212,7 @@ def test_training_losses_are_equal(golden: dict[str, Any]) -> None:
 
 
 @needs_golden
-def test_bfloat16_keeps_the_text_and_most_of_the_mask(reference: dict[str, Any]) -> None:
+def test_bfloat16_keeps_the_text_and_most_of_the_mask(reference):
     model = Sa2VAForConditionalGeneration.from_pretrained(GOLDEN / "checkpoint", dtype=torch.bfloat16)
     result = model.predict_forward(image=reference["image"], text=reference["text"], processor=reference["processor"])
     mask, expected = result["prediction_masks"][0], reference["expected"]["pred_masks"].numpy().astype(bool)

@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 from rl_reward_network.curves import Curves
 from rl_reward_network.grpo.rollouts import Columns, Rollouts
 from rl_reward_network.report.overlays import GREEN, ORANGE, paint_mask
-from rl_reward_network.rewards.functions import CaptionJudge
+from rl_reward_network.rewards.judge import Judge
 
 
 class StepMetrics:
@@ -75,7 +75,7 @@ class GRPOLogs(TrainerCallback):
     """
 
     def __init__(
-        self, run: Path, rollouts: Callable[[], Rollouts], wandb: bool = False, judge: CaptionJudge | None = None
+        self, run: Path, rollouts: Callable[[], Rollouts], wandb: bool = False, judge: Judge | None = None
     ) -> None:
         self.run, self.rollouts, self.wandb, self.judge, self.calls = run, rollouts, wandb, judge, 0
         self.has_warned = False

@@ -19,7 +19,6 @@ from rl_reward_network.grpo.rollouts import Columns, Rollouts
 from rl_reward_network.grpo.settings import GRPOPlan
 from rl_reward_network.rewards.combine import Advantages, ensemble_noise, group_advantages, whole_groups
 from rl_reward_network.rewards.functions import (
-    CaptionJudge,
     EnsembleScores,
     GroupFunction,
     RewardFunction,
@@ -31,6 +30,7 @@ from rl_reward_network.rewards.functions import (
     mask_reward,
     meteor_reward,
 )
+from rl_reward_network.rewards.judge import Judge
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.metrics import iou
 from rl_reward_network.rewards.table import IMAGE_REWARDS, MASK_REWARDS, WITH_OWN_FLAG
@@ -136,7 +136,7 @@ def prompt_outcomes(prompts: Sequence[int], advantages: Mapping[str, Advantages]
 
 
 def loop_rewards(
-    plan: GRPOPlan, kind: str, judge: CaptionJudge | None, maps: ForegroundMaps | None
+    plan: GRPOPlan, kind: str, judge: Judge | None, maps: ForegroundMaps | None
 ) -> dict[str, dict[str, Reward]]:
     """The rewards of both loops; every term that can be computed is included, so that it is logged.
 
@@ -161,7 +161,7 @@ def loop_rewards(
     return {"loop1": loop1, "loop2": loop2}
 
 
-def _caption_rewards(weight: float, judge: CaptionJudge | None) -> dict[str, Reward]:
+def _caption_rewards(weight: float, judge: Judge | None) -> dict[str, Reward]:
     """METEOR is the caption reward, or with a judge the sum of both; each is also logged alone."""
     if judge is None:
         return {"meteor": Reward(meteor_reward, weight)}

@@ -47,7 +47,7 @@ from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.report.cost import RunCost
 from rl_reward_network.reward_training.stage import named
 from rl_reward_network.rewards.captions import meteor_variant
-from rl_reward_network.rewards.functions import CaptionJudge
+from rl_reward_network.rewards.judge import Judge
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.out_of_distribution import OODCheck
 from rl_reward_network.rewards.table import MASK_REWARDS
@@ -90,7 +90,7 @@ def run_grpo_stage(
     plan: GRPOPlan,
     run: Path,
     resume: bool = False,
-    judge: CaptionJudge | None = None,
+    judge: Judge | None = None,
     network: RewardNetwork | None = None,
     wandb: bool = False,
 ) -> None:
@@ -183,7 +183,7 @@ def training_arguments(inputs: GRPOInputs, plan: GRPOPlan, run: Path) -> Sa2VAGR
 
 
 def _make_training(
-    inputs: GRPOInputs, plan: GRPOPlan, run: Path, judge: CaptionJudge | None, network: RewardNetwork | None
+    inputs: GRPOInputs, plan: GRPOPlan, run: Path, judge: Judge | None, network: RewardNetwork | None
 ) -> _Training:
     """Load the model and build the trainer."""
     model, processor = load_model(

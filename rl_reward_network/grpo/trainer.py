@@ -57,7 +57,7 @@ from rl_reward_network.models.ema import EMA, copied, swapped, trainable_tensors
 from rl_reward_network.models.lora import lora_off, unreached_parameters
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.rewards.combine import Advantages
-from rl_reward_network.rewards.functions import CaptionJudge
+from rl_reward_network.rewards.judge import Judge
 from rl_reward_network.run import clock
 
 SMALLER_ROLLOUTS = "batch_size, num_generations, num_mask_generations or max_dynamic_patch"
@@ -122,7 +122,7 @@ class Sa2VAGRPOTrainer(Trainer):
         self.shuffle_rewards = shuffle_rewards
         self.rollout_generator = RolloutGenerator(model, processor, args)
         self.reset_reference()
-        self.judge: CaptionJudge | None = None
+        self.judge: Judge | None = None
         self.validation: Stateful | None = None
         weights = {"loop1": args.mask_to_caption_weight, "loop2": args.caption_to_mask_weight}
         self.loop_weights = LoopWeights(weights, args.adaptive_loop_weights)

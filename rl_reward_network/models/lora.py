@@ -201,6 +201,8 @@ def load_trainable(model: PreTrainedModel, folder: str | Path) -> None:
 def _read_settings(folder: Path, language: str) -> dict[str, Any] | None:
     """Arguments of `setup_lora`, None without LoRA; a ValueError if the adapter is of another language model."""
     settings: dict[str, Any] | None = read_json(folder / SETTINGS)
+    if settings and LANGUAGE not in settings:
+        raise ValueError(f"{folder / SETTINGS}: written by version 0.10 or earlier; version 0.12 reads it")
     if settings and (trained_on := settings.pop(LANGUAGE)) != language:
         raise ValueError(
             f"{folder / SETTINGS}: the adapter is of a {trained_on!r} language model, this model has a {language!r}; "

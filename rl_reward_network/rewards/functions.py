@@ -18,12 +18,13 @@ TRL's further arguments (`trainer_state`, `log_extra`, `log_metric`) are not pas
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rl_reward_network.rewards.captions import meteor
 from rl_reward_network.rewards.combine import caption_reward
+from rl_reward_network.rewards.judge import Judge
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.table import IMAGE_REWARDS, MASK_REWARDS
 
@@ -43,27 +44,6 @@ class EnsembleScores(NamedTuple):
 RewardFunction = Callable[..., Sequence[float | None] | EnsembleScores]
 GroupFunction = Callable[..., np.ndarray]  # of other terms, each float64 (P, G) with NaN where missing
 Mask = np.ndarray | None
-
-
-class CaptionJudge(Protocol):
-    """The interface of an LLM judge of captions."""
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Calls, failures, tokens and imputed scores so far, by name."""
-
-    @property
-    def last_failure(self) -> str:
-        """Reason of the latest failed call; empty without one."""
-
-    def note(self, **counts: int) -> None:
-        """Add to the counts."""
-
-    def failing(self) -> str | None:
-        """Reason and remedy once the judge has failed for good and the run must end; None before."""
-
-    def scores(self, predictions: Sequence[str], references: Sequence[str]) -> list[float | None]:
-        """Scores in [-1, 1]; None where a score is missing."""
 
 
 def mask_reward(name: str) -> RewardFunction:
@@ -101,7 +81,7 @@ def meteor_reward(*, completions: Sequence[str], captions: Sequence[str], **_: A
     return [float(value) for value in meteor(completions, captions, normalise=True)]
 
 
-def judge_reward(judge: CaptionJudge) -> RewardFunction:
+def judge_reward(judge: Judge) -> RewardFunction:
     """The LLM judge's score in [-1, 1], below 0 for wrong statements; None where it is missing."""
 
     def reward(*, completions: Sequence[str], captions: Sequence[str], **_: Any) -> list[float | None]:
@@ -110,7 +90,7 @@ def judge_reward(judge: CaptionJudge) -> RewardFunction:
     return reward
 
 
-def judged_caption_reward(judge: CaptionJudge) -> GroupFunction:
+def judged_caption_reward(judge: Judge) -> GroupFunction:
     """0.25 METEOR + 0.75 judge of whole groups, see `caption_reward`; the judge counts the imputed scores."""
 
     def reward(meteor: np.ndarray, judged: np.ndarray) -> np.ndarray:

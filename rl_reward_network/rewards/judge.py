@@ -132,11 +132,6 @@ def answer_request(caption: str, question: Question) -> Request:
     return Request(answer_prompt(caption, question), partial(parse_choice, choices=words))
 
 
-def caption_score(scores: Sequence[float], recognised: bool) -> float:
-    """Mean score of a caption's questions in [-1, 1]; no question is above 0 if the object was not recognised."""
-    return sum(gated(scores, recognised)) / len(scores)
-
-
 def parse_exam(reply: str) -> Exam | None:
     """The exam in a reply, which may have text around its JSON; invalid questions are dropped.
 
@@ -182,7 +177,7 @@ def _score(prediction: str, exam: Exam | None, chosen: Sequence[int | None]) -> 
         return None
     indices = [index for index in chosen if index is not None]
     scores = [question.choices[index][1] for question, index in zip(exam.questions, indices[1:], strict=True)]
-    return caption_score(scores, recognised=indices[0] == 0)
+    return sum(gated(scores, recognised=indices[0] == 0)) / len(scores)
 
 
 def answer_prompt(caption: str, question: Question) -> str:

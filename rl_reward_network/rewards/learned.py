@@ -26,19 +26,15 @@ MAPS = "foreground_probs"  # name in a file
 class MaskQualityModel(Protocol):
     """The interface of a reward network: one pass per image, then any number of masks."""
 
+    @property
+    def fingerprint(self) -> str:
+        """A hash of everything that the maps depend on."""
+
     def foreground_probs(self, image: Tensor) -> Tensor:
         """Foreground probabilities (K, 1, 1, H, W) of float images (1, 3, H, W) in [0, 1]."""
 
     def mask_quality(self, mask: Tensor, foreground_probs: Tensor) -> Any:
         """The RewardOutput of float masks (B, 1, H, W) in [0, 1]."""
-
-
-class SavedNetwork(MaskQualityModel, Protocol):
-    """A reward network whose maps can be kept on disk."""
-
-    @property
-    def fingerprint(self) -> str:
-        """A hash of everything that the maps depend on."""
 
 
 class ImageScorer:
@@ -156,7 +152,7 @@ class ForegroundMaps:
         self.disk_used = sum(path.stat().st_size for path in files)  # unfinished files, .*, may vanish meanwhile
 
     @classmethod
-    def beside(cls, run: Path, network: SavedNetwork) -> "ForegroundMaps":
+    def beside(cls, run: Path, network: MaskQualityModel) -> "ForegroundMaps":
         """The maps of a network in `foreground_maps/<fingerprint>/` beside a run folder, which all runs there share."""
         return cls(network, run.parent / FOLDER / network.fingerprint)
 

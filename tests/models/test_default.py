@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,7 @@ from rl_reward_network.models.default import is_small
 from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED
 
 
-def test_a_copy_is_as_small_as_the_embedded_model(tmp_path: Path) -> None:
+def test_a_copy_is_as_small_as_the_embedded_model(tmp_path):
     copy = tmp_path / "merged"
     copy.mkdir()
     shutil.copy(EMBEDDED["sa2va-nano"] / "config.json", copy)
@@ -31,19 +30,19 @@ def test_a_copy_is_as_small_as_the_embedded_model(tmp_path: Path) -> None:
         ([], False),
     ],
 )
-def test_the_language_models_width_decides(config: object, small: bool, tmp_path: Path) -> None:
+def test_the_language_models_width_decides(config, small, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert is_small(str(tmp_path)) == small
 
 
-def test_a_folder_of_the_embedded_models_name_is_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_the_embedded_models_name_is_looked_into(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sa2va-nano").mkdir()
     (tmp_path / "sa2va-nano" / "config.json").write_text('{"text_config": {"hidden_size": 1536}}')
     assert not is_small("sa2va-nano")
 
 
-def test_a_hub_id_is_large_and_a_broken_file_is_named(tmp_path: Path) -> None:
+def test_a_hub_id_is_large_and_a_broken_file_is_named(tmp_path):
     assert not is_small("ByteDance/Sa2VA-4B")
     assert not is_small(str(tmp_path / "missing"))
     (tmp_path / "config.json").write_text("{")
@@ -51,7 +50,7 @@ def test_a_hub_id_is_large_and_a_broken_file_is_named(tmp_path: Path) -> None:
         is_small(str(tmp_path))
 
 
-def test_it_needs_no_torch() -> None:
+def test_it_needs_no_torch():
     code = "import sys, rl_reward_network.models.default as d; d.is_small('x'); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -16,7 +16,7 @@ def model() -> nn.Module:
     return made
 
 
-def test_the_average_follows_the_closed_form_with_warm_up() -> None:
+def test_the_average_follows_the_closed_form_with_warm_up():
     net = model()
     ema, expected = EMA(net, decay=0.5), net[0].weight.detach().clone()
     for step in range(6):
@@ -31,13 +31,13 @@ def test_the_average_follows_the_closed_form_with_warm_up() -> None:
     assert ema.distance(net) == pytest.approx(float((expected - net[0].weight.detach()).norm()))
 
 
-def test_the_half_life_is_in_steps() -> None:
+def test_the_half_life_is_in_steps():
     assert EMA(model(), 0.999).half_life_after(9000) == pytest.approx(math.log(0.5) / math.log(0.999))
     assert EMA(model(), 0.999).half_life_after(140) == EMA(model(), 0.99).half_life_after(140), "still warming up"
     assert EMA(model(), 0.9).half_life_after(0) == pytest.approx(math.log(0.5) / math.log(0.1))
 
 
-def test_small_steps_arrive() -> None:
+def test_small_steps_arrive():
     """In bfloat16 they would round away."""
     net = model()
     ema = EMA(net, decay=0.999)
@@ -57,7 +57,7 @@ def _fail_inside(net: nn.Module, other: dict[str, torch.Tensor]) -> None:
         raise RuntimeError("stop")
 
 
-def test_swapped_weights_are_back_afterwards_even_after_an_error() -> None:
+def test_swapped_weights_are_back_afterwards_even_after_an_error():
     net, other = model(), {"0.weight": torch.ones(2, 3)}
     before = copied(net)
     optimiser = torch.optim.SGD(net[0].parameters(), lr=1.0)
@@ -71,7 +71,7 @@ def test_swapped_weights_are_back_afterwards_even_after_an_error() -> None:
     assert (other["0.weight"] == 1).all()
 
 
-def test_autocast_sees_what_is_swapped() -> None:
+def test_autocast_sees_what_is_swapped():
     """It keeps bfloat16 casts of parameters, and took them for the partner's: the partner was then the policy."""
     net, row = model(), torch.ones(1, 3)
     other = {"0.weight": torch.zeros(2, 3), "0.bias": torch.zeros(2)}
@@ -82,7 +82,7 @@ def test_autocast_sees_what_is_swapped() -> None:
         assert torch.equal(net[0](row), output)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_what_does_not_fit_is_refused():
     with (
         pytest.raises(ValueError, match=r"0\.weight: got \(1, 3\), the model has \(2, 3\)"),
         swapped(model(), {"0.weight": torch.ones(1, 3)}),

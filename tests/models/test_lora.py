@@ -2,7 +2,6 @@
 
 import copy
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,7 +63,7 @@ def logits(model: Any, processor: Any) -> torch.Tensor:
         return model(**processor("<image>Where?", IMAGE)).logits
 
 
-def test_every_linear_layer_of_the_language_model_gets_an_adapter_and_no_other(loaded: Any, adapted: Any) -> None:
+def test_every_linear_layer_of_the_language_model_gets_an_adapter_and_no_other(loaded, adapted):
     inside = loaded[0].model.language_model.named_modules(prefix="model.language_model")
     linear = {name for name, module in inside if isinstance(module, torch.nn.Linear)}
     found = {name.split(".lora_A")[0] for name, _ in adapted.named_parameters() if ".lora_A" in name}
@@ -72,7 +71,7 @@ def test_every_linear_layer_of_the_language_model_gets_an_adapter_and_no_other(l
     assert len(found) == 7 * loaded[0].config.text_config.num_hidden_layers
 
 
-def test_the_parameter_table_counts_every_parameter_once(loaded: Any, adapted: Any) -> None:
+def test_the_parameter_table_counts_every_parameter_once(loaded, adapted):
     table = parameter_table(adapted)
     assert sum(total for _, total, _ in table) == sum(p.numel() for p in adapted.parameters())
     assert sum(train for *_, train in table) == sum(p.numel() for p in adapted.parameters() if p.requires_grad)
@@ -89,7 +88,7 @@ def test_the_parameter_table_counts_every_parameter_once(loaded: Any, adapted: A
     assert parts["merger"][0] == sum(merger)
 
 
-def test_a_fresh_adapter_changes_nothing_and_a_merged_one_gives_the_same(loaded: Any, adapted: Any) -> None:
+def test_a_fresh_adapter_changes_nothing_and_a_merged_one_gives_the_same(loaded, adapted):
     model, processor = loaded
     fresh, base, unmerged = copy.deepcopy(model), logits(model, processor), logits(adapted, processor)
     setup_lora(fresh, r=4, lora_alpha=8)
@@ -103,7 +102,7 @@ def test_a_fresh_adapter_changes_nothing_and_a_merged_one_gives_the_same(loaded:
     assert adapted.state_dict().keys() == model.state_dict().keys()
 
 
-def test_every_trainable_tensor_is_reached_by_text_and_mask(loaded: Any, adapted: Any) -> None:
+def test_every_trainable_tensor_is_reached_by_text_and_mask(loaded, adapted):
     processor = loaded[1]
     inputs = processor("<image>Where?", IMAGE)
     ids = torch.cat([inputs["input_ids"], torch.tensor([processor.token_ids("Sure [SEG].<|im_end|>")])], dim=1)
@@ -115,7 +114,7 @@ def test_every_trainable_tensor_is_reached_by_text_and_mask(loaded: Any, adapted
     assert [name for name in unreached if "grounding_encoder" not in name] == []
 
 
-def test_saved_tensors_come_back(loaded: Any, adapted: Any, tmp_path: Path) -> None:
+def test_saved_tensors_come_back(loaded, adapted, tmp_path):
     model, processor = loaded
     with torch.no_grad():
         for parameter in adapted.parameters():
@@ -133,21 +132,21 @@ def test_saved_tensors_come_back(loaded: Any, adapted: Any, tmp_path: Path) -> N
     assert all(torch.equal(loaded_state[name], p) for name, p in adapted.named_parameters() if p.requires_grad)
 
 
-def test_peft_reads_the_lora_part(loaded: Any, adapted: Any, tmp_path: Path) -> None:
+def test_peft_reads_the_lora_part(loaded, adapted, tmp_path):
     save_trainable(adapted, tmp_path / "adapter")
     wrapped = PeftModel.from_pretrained(copy.deepcopy(loaded[0]), tmp_path / "adapter")
     assert torch.equal(logits(wrapped, loaded[1]), logits(adapted, loaded[1]))
     assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"] is None
 
 
-def test_adapters_of_a_bfloat16_model_are_float32(tiny_model: Any) -> None:
+def test_adapters_of_a_bfloat16_model_are_float32(tiny_model):
     model = copy.deepcopy(tiny_model).to(torch.bfloat16)
     setup_lora(model, r=2)
     assert {p.dtype for name, p in model.named_parameters() if "lora_" in name} == {torch.float32}
     assert model(input_ids=torch.tensor([[1, 2, 3]])).logits.isfinite().all()
 
 
-def test_a_model_without_lora_is_saved_without_an_adapter(tiny_model: Any, tmp_path: Path) -> None:
+def test_a_model_without_lora_is_saved_without_an_adapter(tiny_model, tmp_path):
     model = copy.deepcopy(tiny_model)
     freeze_parameters(model)
     save_trainable(model, tmp_path / "parts")
@@ -158,7 +157,7 @@ def test_a_model_without_lora_is_saved_without_an_adapter(tiny_model: Any, tmp_p
 # ---- refusals -------------------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_get_or_keep_lora_is_refused(tiny_model: Any, tiny_adapted: Any, tmp_path: Path) -> None:
+def test_what_cannot_get_or_keep_lora_is_refused(tiny_model, tiny_adapted, tmp_path):
     bare = copy.deepcopy(tiny_model)
     bare.model.language_model.layers = torch.nn.ModuleList()
     refused = [
@@ -173,9 +172,7 @@ def test_what_cannot_get_or_keep_lora_is_refused(tiny_model: Any, tiny_adapted: 
     assert not (tmp_path / "model").exists()
 
 
-def test_missing_truncated_and_unfitting_folders_are_refused(
-    tiny_adapted: Any, tiny_model: Any, tmp_path: Path
-) -> None:
+def test_missing_truncated_and_unfitting_folders_are_refused(tiny_adapted, tiny_model, tmp_path):
     def refuses(message: str, model: Any = tiny_model) -> None:
         with pytest.raises(ValueError, match=message):
             load_trainable(copy.deepcopy(model), tmp_path / "adapter")
@@ -191,14 +188,17 @@ def test_missing_truncated_and_unfitting_folders_are_refused(
         file.write_bytes(whole[:100])
         refuses(rf"{name}: not a whole")
         file.write_bytes(whole)
+    settings = tmp_path / "adapter" / "lora.json"
+    whole_settings = settings.read_text()
+    settings.write_text('{"r": 4, "lora_alpha": 8, "lora_dropout": 0.0}')
+    refuses(r"lora\.json: written by version 0\.10 or earlier; version 0\.12 reads it")
+    settings.write_text(whole_settings)
     (tmp_path / "adapter" / "adapter_model.safetensors").unlink()
     refuses(r"28 tensors do not fit")
 
 
 @pytest.mark.parametrize("loaded", [QWEN3, QWEN25], indirect=True)
-def test_tensors_of_another_family_are_refused_by_name(
-    loaded: Any, adapted: Any, tiny_model: Any, tmp_path: Path
-) -> None:
+def test_tensors_of_another_family_are_refused_by_name(loaded, adapted, tiny_model, tmp_path):
     save_trainable(adapted, tmp_path / "adapter")
     model, language = copy.deepcopy(tiny_model), loaded[0].config.text_config.model_type
     with pytest.raises(ValueError, match=rf"lora\.json: .*'{language}'.*'qwen2'; give the model that .* trained on"):
@@ -237,8 +237,8 @@ def foreign(tiny_model: Any, fields: dict[str, Any], name: str = "default") -> A
 
 @pytest.mark.parametrize(("fields", "difference"), FOREIGN)
 def test_an_adapter_of_another_kind_is_refused_with_the_difference(
-    tiny_adapted: Any, tiny_model: Any, tmp_path: Path, fields: dict[str, Any], difference: str
-) -> None:
+    tiny_adapted, tiny_model, tmp_path, fields, difference
+):
     model = foreign(tiny_model, fields)
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match=rf"^the model's adapter is none of setup_lora: .*{difference}.*; merge it"):
@@ -256,9 +256,7 @@ def test_an_adapter_of_another_kind_is_refused_with_the_difference(
     assert not hasattr(fresh, "peft_config"), "nothing was changed"
 
 
-def test_adapters_of_other_names_and_methods_are_refused_and_other_beginnings_are_not(
-    tiny_model: Any, tmp_path: Path
-) -> None:
+def test_adapters_of_other_names_and_methods_are_refused_and_other_beginnings_are_not(tiny_model, tmp_path):
     with pytest.raises(ValueError, match=r"adapters are \['mine'\], expected one, 'default'"):
         save_trainable(foreign(tiny_model, {}, "mine"), tmp_path / "adapter")
     model = copy.deepcopy(tiny_model)

@@ -27,9 +27,7 @@ LEVEL = tuple(LevelCurve(steepness, 0.3) for steepness in (2.0, 3.0, 4.0, 5.0))
 
 def pair(height, width, batch=2, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    return torch.rand(batch, 3, height, width, generator=generator), torch.rand(
-        batch, 1, height, width, generator=generator
-    )
+    return (torch.rand(batch, channels, height, width, generator=generator) for channels in (3, 1))
 
 
 @pytest.fixture
@@ -60,23 +58,16 @@ def test_soft_overlap_of_binary_maps_is_the_exact_overlap():
         np.testing.assert_allclose(found.numpy(), getattr(exact, name)(mask, truth), atol=3e-4)
 
 
-def test_soft_overlap_of_soft_maps_in_closed_form():
+def test_soft_maps_and_empty_masks_in_closed_form():
     mask, truth = torch.full((1, 1, 10, 10), 0.5), torch.full((1, 1, 10, 10), 0.2)
     expected = [21 / 71, 11 / 61, (10 + 1 / 71) / 51, (10 + 1 / 71) / 21]  # sums: both 10, mask 50, truth 20
     assert soft_overlap(mask, truth)[:, 0].tolist() == pytest.approx(expected)
-
-
-def test_error_map_in_closed_form():
     prob, mask = np.array([[0.9, 0.9], [0.2, 0.2]]), np.array([[1.0, 0.0], [1.0, 0.5]])
-    expected = [[0.1, 0.9], [0.8, 0.5]]
-    np.testing.assert_allclose(error_map(mask, prob), expected)
-    np.testing.assert_allclose(error_map(torch.from_numpy(mask), torch.from_numpy(prob)), expected)
-
-
-def test_soft_overlap_keeps_the_empty_mask_rule():
+    np.testing.assert_allclose(error_map(mask, prob), [[0.1, 0.9], [0.8, 0.5]])
+    np.testing.assert_allclose(error_map(torch.from_numpy(mask), torch.from_numpy(prob)), [[0.1, 0.9], [0.8, 0.5]])
     empty, full = torch.zeros(1, 1, 64, 64), torch.ones(1, 1, 64, 64)
-    for mask, truth, expected in ((empty, empty, 1), (empty, full, 0), (full, empty, 0), (full, full, 1)):
-        assert soft_overlap(mask, truth)[:, 0].tolist() == pytest.approx([expected] * 4, abs=3e-4)
+    for mask, truth, value in ((empty, empty, 1), (empty, full, 0), (full, empty, 0), (full, full, 1)):
+        assert soft_overlap(mask, truth)[:, 0].tolist() == pytest.approx([value] * 4, abs=3e-4)
 
 
 @pytest.mark.parametrize("size", [(97, 131), (64, 64), (1, 1), (3, 200)])
@@ -136,16 +127,12 @@ def test_the_fingerprint_changes_with_weights_and_config():
     assert network.fingerprint != network_of().fingerprint
 
 
-def test_the_foreground_probability_does_not_depend_on_the_mask():
-    network, (image, mask) = network_of(), pair(32, 48)
-    assert torch.equal(network(image, mask).foreground_prob, network(image, 1 - mask).foreground_prob)
-
-
-def test_one_member_alone():
+def test_one_member_alone_and_maps_do_not_depend_on_the_mask():
     network, (image, mask) = network_of(replace(SMALL, caution=2.0)), pair(32, 48)
     single, all_of_them = network.member(1)(image, mask), network(image, mask)
     torch.testing.assert_close(single.dice, all_of_them.members[0, 1])
     torch.testing.assert_close(single.score, single.dice)
+    assert torch.equal(all_of_them.foreground_prob, network(image, 1 - mask).foreground_prob)
 
 
 @pytest.mark.parametrize("size", [(150, 210), (64, 300), (129, 65)])
@@ -181,17 +168,12 @@ def test_size_of_the_default():
     assert 1_500_000 < sum(parameter.numel() for parameter in member.parameters()) < 1_600_000
 
 
-def test_masks_of_a_batch_are_scored_independently():
-    network, (image, mask) = network_of(), pair(40, 56)
-    both = network(image, mask).score
-    alone = torch.cat([network(image[i : i + 1], mask[i : i + 1]).score for i in range(2)])
-    torch.testing.assert_close(both, alone, rtol=0, atol=1e-6)
-
-
-def test_one_image_with_many_masks_equals_a_copy_of_the_image_per_mask():
+def test_samples_are_scored_independently_and_one_image_serves_many_masks():
     network, (image, mask) = network_of(), pair(40, 56, batch=5)
-    once = network(image[:1], mask)
-    again = network(image[:1].expand(5, -1, -1, -1), mask)
+    both = network(image, mask).score
+    alone = torch.cat([network(image[i : i + 1], mask[i : i + 1]).score for i in range(5)])
+    torch.testing.assert_close(both, alone, rtol=0, atol=1e-6)
+    once, again = network(image[:1], mask), network(image[:1].expand(5, -1, -1, -1), mask)
     torch.testing.assert_close(once.score, again.score, rtol=0, atol=1e-6)
     assert once.foreground_prob.shape == again.foreground_prob.shape == (5, 1, 40, 56)
 
@@ -215,37 +197,37 @@ def test_gradient_is_the_slope_of_the_score():
 
 
 @pytest.mark.parametrize(
-    ("image", "mask", "message"),
+    ("image", "mask", "dtype", "message"),
     [
-        (
-            torch.zeros(2, 3, 8, 8),
-            torch.zeros(1, 1, 8, 8),
-            r"image must be \(B or 1, 3, H, W\) for masks \(1, 1, 8, 8\), got \(2,",
-        ),
-        (torch.zeros(1, 1, 8, 8), torch.zeros(1, 1, 8, 8), r"image must be .* got \(1, 1, 8, 8\)"),
-        (torch.zeros(1, 3, 8, 8), torch.zeros(1, 1, 8, 9), r"for masks \(1, 1, 8, 9\)"),
-        (torch.zeros(2, 3, 8, 8), torch.zeros(2, 2, 8, 8), r"mask must be \(B, 1, H, W\), got \(2, 2, 8, 8\)"),
-        (torch.zeros(1, 3, 8, 8, dtype=torch.uint8), torch.zeros(1, 1, 8, 8), "must be float .* got torch.uint8"),
+        ((2, 3, 8, 8), (1, 1, 8, 8), "float32", r"image must be \(B or 1, 3, H, W\) .* \(1, 1, 8, 8\), got \(2,"),
+        ((1, 1, 8, 8), (1, 1, 8, 8), "float32", r"image must be .* got \(1, 1, 8, 8\)"),
+        ((1, 3, 8, 8), (1, 1, 8, 9), "float32", r"for masks \(1, 1, 8, 9\)"),
+        ((2, 3, 8, 8), (2, 2, 8, 8), "float32", r"mask must be \(B, 1, H, W\), got \(2, 2, 8, 8\)"),
+        ((1, 3, 8, 8), (1, 1, 8, 8), "uint8", "must be float .* got torch.uint8"),
     ],
 )
-def test_bad_input(image, mask, message):
+def test_bad_input(image, mask, dtype, message):
     with pytest.raises(ValueError, match=message):
-        RewardNetwork(SMALL)(image, mask)
+        RewardNetwork(SMALL)(torch.zeros(image, dtype=getattr(torch, dtype)), torch.zeros(mask))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"channels": ()}, r"channels=\(\).*members=3"),
-        ({"members": 0}, "members=0"),
-        ({"score_weights": (1.0, 1.0, 0.0, 0.0)}, r"score_weights=\(1.0, 1.0, 0.0, 0.0\)"),
-        ({"score_weights": (2.0, -1.0, 0.0, 0.0)}, r"score_weights=\(2.0, -1.0, 0.0, 0.0\)"),
-        ({"caution": -1.0}, "caution=-1.0"),
-    ],
-)
-def test_configs_out_of_range_raise(change, message):
+NAN = float("nan")
+SETTINGS = [
+    (RewardNetworkConfig, {"channels": ()}, r"channels=\(\).*members=3"),
+    (RewardNetworkConfig, {"members": 0}, "members=0"),
+    (RewardNetworkConfig, {"score_weights": (1.0, 1.0, 0.0, 0.0)}, r"score_weights=\(1.0, 1.0, 0.0, 0.0\)"),
+    (RewardNetworkConfig, {"score_weights": (2.0, -1.0, 0.0, 0.0)}, r"score_weights=\(2.0, -1.0, 0.0, 0.0\)"),
+    (RewardNetworkConfig, {"caution": -1.0}, "caution=-1.0"),
+    *((LevelCurve, values, "level has") for values in [(0.0, 0.5), (15.1, 0.5), (1.0, 1.6), (NAN, 0.5), (1.0, NAN)]),
+    *((DiceInterval, values, "DiceInterval") for values in [(1.0, 0.0, 0.1, 30), (-1.0, 1.0, 0.6, 30)]),
+    *((DiceInterval, values, "DiceInterval") for values in [(-1.0, 1.0, 0.1, 0), (NAN, 1.0, 0.1, 30)]),
+]
+
+
+@pytest.mark.parametrize(("kind", "values", "message"), SETTINGS)
+def test_settings_out_of_range_raise(kind, values, message):
     with pytest.raises(ValueError, match=message):
-        RewardNetworkConfig(**change)
+        kind(**values) if isinstance(values, dict) else kind(*values)
 
 
 def test_saved_and_loaded_are_equal_bit_for_bit(saved):
@@ -274,50 +256,47 @@ def test_saving_again_replaces_but_never_deletes_other_files(saved):
     assert (folder / "notes.txt").read_text() == "mine"
 
 
-def test_missing_folder_names_the_command(tmp_path):
-    with pytest.raises(ValueError, match=r"nowhere: no reward network here .*`sa2va-rl reward quick`"):
-        RewardNetwork.from_pretrained(tmp_path / "nowhere")
-
-
 def edit_config(folder, **changes):
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def test_other_version_is_refused(saved):
-    edit_config(saved[1], version=99)
-    with pytest.raises(ValueError, match=r"config.json: field version is 99.*3.*; train one"):
-        RewardNetwork.from_pretrained(saved[1])
+def test_missing_folder_names_the_command(tmp_path):
+    with pytest.raises(ValueError, match=r"nowhere: no reward network here .*`sa2va-rl reward quick`"):
+        RewardNetwork.from_pretrained(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("change", [{"channels": None}, {"caution": -1.0}, {"members": "3"}])
-def test_a_config_that_was_edited_wrongly_is_refused_by_name(saved, change):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 99}, "field version is 99.*3.*"),
+        ({"channels": None}, ""),
+        ({"caution": -1.0}, ""),
+        ({"members": "3"}, ""),
+        ({"depth": 3}, r"missing or unknown fields \['depth'\]"),
+        ({"level": [{"steepness": 99.0, "midpoint": 0.5}] * 4}, ""),
+        ({"level": [{"steepness": 2.0, "midpoint": 0.5}]}, ""),
+        ({"intervals": {"Sa2VA": {"low": 2.0, "high": 1.0, "half_width": 0.1, "patients": 40}}}, ""),
+        ({"intervals": {"Sa2VA": {"low": 2.0}}}, ""),
+    ],
+)
+def test_a_wrong_or_foreign_config_is_refused_by_name(saved, change, message):
     edit_config(saved[1], **change)
-    with pytest.raises(ValueError, match=r"config.json: .*; train one"):
+    with pytest.raises(ValueError, match=rf"config\.json: .*{message}.*; train one"):
         RewardNetwork.from_pretrained(saved[1])
 
 
-def test_unknown_field_is_refused(saved):
-    edit_config(saved[1], depth=3)
-    with pytest.raises(ValueError, match=r"config.json: missing or unknown fields \['depth'\]"):
-        RewardNetwork.from_pretrained(saved[1])
-
-
-@pytest.mark.parametrize("keep", [0, 4, 100, -4])
-def test_truncated_weights_are_refused(saved, keep):
+def test_damaged_and_foreign_weights_are_refused(saved):
     path = saved[1] / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(ValueError, match=r"model.safetensors: damaged or of another network .* train one"):
-        RewardNetwork.from_pretrained(saved[1])
-
-
-def test_weights_of_another_network_are_refused(saved):
-    path = saved[1] / "model.safetensors"
-    weights = load_file(path)
+    whole, weights = path.read_bytes(), load_file(path)
     weights["tail.bias"] = weights.pop("members.0.head.bias")
-    save_file(weights, path)
-    with pytest.raises(ValueError, match=r"model.safetensors: damaged or of another network .*head.bias.*tail.bias"):
-        RewardNetwork.from_pretrained(saved[1])
+    for keep in (0, 4, 100, -4, None):
+        path.write_bytes(whole[:keep])
+        if keep is None:
+            save_file(weights, path)
+        names = ".*head.bias.*tail.bias" if keep is None else ""
+        with pytest.raises(ValueError, match=rf"model.safetensors: damaged or of another network .*{names}.*train one"):
+            RewardNetwork.from_pretrained(saved[1])
 
 
 def test_the_level_is_that_of_every_member_and_keeps_the_gradient():
@@ -336,28 +315,11 @@ def test_the_level_is_that_of_every_member_and_keeps_the_gradient():
     assert gradient.max() > 0, "an empty mask can climb"
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("level", [{"steepness": 99.0, "midpoint": 0.5}] * 4),
-        ("level", [{"steepness": 2.0, "midpoint": 0.5}]),
-        ("intervals", {"Sa2VA": {"low": 2.0, "high": 1.0, "half_width": 0.1, "patients": 40}}),
-        ("intervals", {"Sa2VA": {"low": 2.0}}),
-    ],
-)
-def test_damaged_calibration_is_refused_with_file_and_value(saved, field, value):
-    folder = saved[1]
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {field: value}))
-    with pytest.raises(ValueError, match=r"config\.json: .*train one"):
-        RewardNetwork.from_pretrained(folder)
-
-
 def test_the_intervals_of_an_earlier_version_are_not_given(saved):
     network, folder = saved
-    values = json.loads((folder / "config.json").read_text())
-    del values["intervals"]["Sa2VA"]["conformal"]
-    (folder / "config.json").write_text(json.dumps(values))
+    old = json.loads((folder / "config.json").read_text())["intervals"]["Sa2VA"]
+    del old["conformal"]
+    edit_config(folder, intervals={"Sa2VA": old})
     read = RewardNetwork.from_pretrained(folder)
     assert "before version 0.12; train the reward network again" in read.config.intervals["Sa2VA"].refusal
     assert network.config.intervals["Sa2VA"].refusal is None
@@ -368,24 +330,19 @@ CURVES = [(0.05, 0.5), (4.0, 0.35), (15.0, 0.25), (15.0, 1.5), (15.0, -0.5), (1.
 
 
 @pytest.mark.parametrize(("steepness", "midpoint"), CURVES)
-def test_a_level_curve_maps_0_to_1_onto_itself_and_rises_everywhere(steepness, midpoint):
-    x = torch.linspace(0, 1, 1001, dtype=torch.float64, requires_grad=True)
-    y = LevelCurve(steepness, midpoint)(x)
+def test_a_level_curve_maps_0_to_1_onto_itself_rises_everywhere_and_keeps_its_digits(steepness, midpoint):
+    """As a difference of float32 numbers near 1 it would give a Dice of -0.0001 in place of 0."""
+    curve, x = LevelCurve(steepness, midpoint), torch.linspace(0, 1, 1001, dtype=torch.float64, requires_grad=True)
+    y = curve(x)
     assert (y[0].item(), y[-1].item()) == pytest.approx((0, 1), abs=1e-12)
     (slope,) = torch.autograd.grad(y.sum(), x)
     assert torch.isfinite(slope).all()
     assert (slope > 0).all(), "a mask can be improved from any score, also from an empty mask"
     assert (y.diff() > 0).all()
-
-
-@pytest.mark.parametrize(("steepness", "midpoint"), CURVES)
-def test_a_level_curve_keeps_its_digits_in_float32(steepness, midpoint):
-    """As a difference of float32 numbers near 1 it would give a Dice of -0.0001 in place of 0."""
-    y = LevelCurve(steepness, midpoint)(x := torch.tensor([0.0, 1e-4, 1e-3, 1.0]))
-    expected = LevelCurve(steepness, midpoint)(x.double())
-    assert y.dtype == torch.float32
-    np.testing.assert_allclose(y, expected, rtol=1e-6, atol=1e-9)
-    assert y.max() <= 1
+    single = curve(few := torch.tensor([0.0, 1e-4, 1e-3, 1.0]))
+    assert single.dtype == torch.float32
+    np.testing.assert_allclose(single, curve(few.double()), rtol=1e-6, atol=1e-9)
+    assert single.max() <= 1
 
 
 def test_a_level_curve_in_numbers():
@@ -394,12 +351,6 @@ def test_a_level_curve_in_numbers():
     )
     nearly_identity = LevelCurve(0.05, 0.5)(torch.tensor([0.1, 0.4, 0.8]))
     np.testing.assert_allclose(nearly_identity, [0.1, 0.4, 0.8], atol=1e-4)
-
-
-@pytest.mark.parametrize("values", [(0.0, 0.5), (15.1, 0.5), (1.0, 1.6), (np.nan, 0.5), (1.0, np.nan)])
-def test_a_level_curve_out_of_range_is_refused(values):
-    with pytest.raises(ValueError, match="level has steepness"):
-        LevelCurve(*values)
 
 
 def test_intervals_never_leave_0_to_1_and_widen_with_the_disagreement_of_members():
@@ -416,11 +367,3 @@ def test_intervals_never_leave_0_to_1_and_widen_with_the_disagreement_of_members
 def test_an_interval_that_says_nothing_is_refused(half_width, patients, why):
     refusal = DiceInterval(-1.0, 1.0, half_width, patients).refusal
     assert refusal is None if why is None else why in refusal
-
-
-@pytest.mark.parametrize(
-    "values", [(1.0, 0.0, 0.1, 30), (-1.0, 1.0, 0.6, 30), (-1.0, 1.0, 0.1, 0), (np.nan, 1.0, 0.1, 30)]
-)
-def test_a_damaged_interval_is_refused(values):
-    with pytest.raises(ValueError, match="DiceInterval"):
-        DiceInterval(*values)

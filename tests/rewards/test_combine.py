@@ -1,6 +1,5 @@
 """Advantages by hand: scales, weights, missing values, groups without spread."""
 
-from typing import Any
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -13,7 +12,7 @@ A = np.array([[0.0, 1.0, 0.0, 1.0], [0.5, 0.5, 0.5, 0.5]])
 B = np.array([[0.0, 0.0, 0.02, 0.02], [0.2, 0.4, 0.2, 0.4]])
 
 
-def test_group_scale_by_hand() -> None:
+def test_group_scale_by_hand():
     result = group_advantages({"a": A}, {"a": 2.0})
     deviation = np.std([0, 2, 0, 2], ddof=1) + TINY
     np.testing.assert_allclose(result.values[0], np.array([-1, 1, -1, 1]) / deviation)
@@ -60,7 +59,7 @@ def trl_advantages(terms: dict[str, np.ndarray], weights: dict[str, float], how:
     + [("normalize_then_sum", scale) for scale in ("group", "batch")],
 )
 @pytest.mark.parametrize("names", ["a", "ab", "abc"])
-def test_advantages_are_those_of_trl(how: Any, scale: Any, names: str) -> None:
+def test_advantages_are_those_of_trl(how, scale, names):
     """With groups whose rewards are all equal, and terms that a group lacks."""
     pytest.importorskip("trl", reason="trl is in the `test` extra")
     rng = np.random.default_rng(len(names))
@@ -77,7 +76,7 @@ def test_advantages_are_those_of_trl(how: Any, scale: Any, names: str) -> None:
     assert np.abs(result).max() > 0.1
 
 
-def test_a_sum_of_scaled_terms_is_scaled_by_all_groups() -> None:
+def test_a_sum_of_scaled_terms_is_scaled_by_all_groups():
     """GDPO's last step; a floor that makes a group small is not undone by it."""
     whole = np.vstack([A, A])
     result = group_advantages({"a": whole}, {"a": 1.0}, "normalize_then_sum")
@@ -87,7 +86,7 @@ def test_a_sum_of_scaled_terms_is_scaled_by_all_groups() -> None:
     np.testing.assert_allclose(noise.values, ratio * result.values, rtol=0.2)
 
 
-def test_advantages_of_some_groups_are_part_of_all() -> None:
+def test_advantages_of_some_groups_are_part_of_all():
     whole = group_advantages({"a": np.vstack([A, B])}, {"a": 1.0}, scale="batch")
     part = whole.of(slice(1, 3))
     np.testing.assert_array_equal(part.values, whole.values[1:3])
@@ -95,7 +94,7 @@ def test_advantages_of_some_groups_are_part_of_all() -> None:
     np.testing.assert_array_equal(part.spread, whole.spread[1:3])
 
 
-def test_a_spread_of_noise_is_not_blown_up() -> None:
+def test_a_spread_of_noise_is_not_blown_up():
     result = group_advantages({"b": B}, {"b": 1.0}, floor=0.05)
     np.testing.assert_allclose(result.values[0], np.array([-0.01, -0.01, 0.01, 0.01]) / 0.05)
     batch = group_advantages({"b": B}, {"b": 1.0}, scale="batch")
@@ -105,13 +104,13 @@ def test_a_spread_of_noise_is_not_blown_up() -> None:
 
 
 @pytest.mark.parametrize("how", ["sum_then_normalize", "normalize_then_sum"])
-def test_a_rounding_error_is_no_spread(how: Any) -> None:
+def test_a_rounding_error_is_no_spread(how):
     result = group_advantages({"a": 0.7 + 1e-9 * A}, {"a": 1.0}, how)
     assert not result.spread.any()
     assert not result.values.any()
 
 
-def test_each_term_is_heard_when_it_is_scaled_first() -> None:
+def test_each_term_is_heard_when_it_is_scaled_first():
     small = {"a": A, "b": B}
     added = group_advantages(small, {"a": 1.0, "b": 1.0}, "sum_then_normalize", floor=1e-6)
     apart = group_advantages(small, {"a": 1.0, "b": 1.0}, "normalize_then_sum", floor=1e-6)
@@ -119,7 +118,7 @@ def test_each_term_is_heard_when_it_is_scaled_first() -> None:
     assert apart.values[0, 2] - apart.values[0, 0] > 1
 
 
-def test_a_missing_reward_is_the_mean_of_its_group_and_never_0() -> None:
+def test_a_missing_reward_is_the_mean_of_its_group_and_never_0():
     values = np.array([[0.8, np.nan, 0.6, 0.7], [np.nan] * 4])
     result = group_advantages({"judge": values}, {"judge": 1.0}, scale="none")
     np.testing.assert_allclose(result.values[0], [0.1, 0.0, -0.1, 0.0], atol=1e-12)
@@ -131,7 +130,7 @@ def test_a_missing_reward_is_the_mean_of_its_group_and_never_0() -> None:
 
 
 @pytest.mark.parametrize("how", ["sum_then_normalize", "normalize_then_sum"])
-def test_a_group_without_the_reward_says_nothing_about_the_spread_of_all(how: str) -> None:
+def test_a_group_without_the_reward_says_nothing_about_the_spread_of_all(how):
     gone = np.vstack([A, [[np.nan] * 4]])
     result = group_advantages({"a": gone}, {"a": 2.0}, how, "batch")
     np.testing.assert_allclose(result.values[:2], group_advantages({"a": A}, {"a": 2.0}, how, "batch").values)
@@ -140,7 +139,7 @@ def test_a_group_without_the_reward_says_nothing_about_the_spread_of_all(how: st
     assert not none.values.any()
 
 
-def test_the_caption_reward_is_a_quarter_meteor_and_meteor_alone_where_no_judge_is() -> None:
+def test_the_caption_reward_is_a_quarter_meteor_and_meteor_alone_where_no_judge_is():
     meteor = np.array([[0.4, 1.0, 0.0], [0.2, 0.6, 0.4]])
     judge = np.array([[0.8, np.nan, -0.2], [np.nan] * 3])
     result = caption_reward(meteor, judge)
@@ -159,12 +158,12 @@ def test_the_caption_reward_is_a_quarter_meteor_and_meteor_alone_where_no_judge_
         ({"a": A + np.inf}, {"a": 1.0}, 0.05, "is infinite"),
     ],
 )
-def test_what_makes_no_sense_is_refused(terms: dict, weights: dict, floor: float, message: str) -> None:
+def test_what_makes_no_sense_is_refused(terms, weights, floor, message):
     with pytest.raises(ValueError, match=message):
         group_advantages(terms, weights, floor=floor)
 
 
-def test_noise_is_how_members_disagree_about_differences_within_a_group() -> None:
+def test_noise_is_how_members_disagree_about_differences_within_a_group():
     rng = np.random.default_rng(0)
     agreed, by_member, by_group = rng.random((500, 8, 1)), rng.random((500, 1, 3)), rng.random((500, 1, 1))
     assert ensemble_noise(agreed + by_member + by_group) == pytest.approx(np.zeros(500), abs=1e-12)
@@ -173,7 +172,7 @@ def test_noise_is_how_members_disagree_about_differences_within_a_group() -> Non
 
 
 @pytest.mark.parametrize("how", ["sum_then_normalize", "normalize_then_sum"])
-def test_a_spread_below_the_noise_is_not_scaled_to_full_size(how: Any) -> None:
+def test_a_spread_below_the_noise_is_not_scaled_to_full_size(how):
     clear, faint = np.tile([0.0, 1.0], 4), np.tile([0.4, 0.5], 4)
     terms, weights = {"learned": np.stack([clear, faint, faint])}, {"learned": 2.0}
     noise = {"learned": np.array([0.2, 0.2, 0.01])}
@@ -188,7 +187,7 @@ def test_a_spread_below_the_noise_is_not_scaled_to_full_size(how: Any) -> None:
     assert result.of(slice(1, 3)).below_noise.tolist() == [True, False]
 
 
-def test_a_term_with_noise_leaves_the_others_at_their_size() -> None:
+def test_a_term_with_noise_leaves_the_others_at_their_size():
     terms = {"learned": np.tile([[0.4, 0.5]], 4), "iou": np.array([[0.0, 0, 1, 1, 0, 0, 1, 1]])}
     weights, noise = {"learned": 1.0, "iou": 1.0}, {"learned": np.array([100.0])}
     result = group_advantages(terms, weights, "normalize_then_sum", noise=noise).values[0]

@@ -21,7 +21,7 @@ HALF = np.array([[True, True], [False, False]])
 CORNER = np.array([[True, False], [False, False]])
 
 
-def test_overlap_rewards() -> None:
+def test_overlap_rewards():
     columns = {"predicted_masks": [CORNER, None, CORNER], "masks": [HALF, HALF, None], "unknown": [1, 2, 3]}
     assert iou_reward(**columns) == [0.5, 0.0, None]
     assert mask_reward("dice")(**columns) == [pytest.approx(2 / 3), 0.0, None]
@@ -44,13 +44,13 @@ class Judge:
         return None
 
 
-def test_caption_rewards_and_a_judge_that_is_away() -> None:
+def test_caption_rewards_and_a_judge_that_is_away():
     columns = {"completions": ["a red circle", "a circle"], "captions": ["a red circle", "a circle"], "unknown": [1, 2]}
     assert meteor_reward(**columns) == [1.0, 1.0]
     assert judge_reward(Judge())(**columns) == [0.8, None], "missing, and no 0"
 
 
-def test_what_a_judge_leaves_open_is_filled_and_counted() -> None:
+def test_what_a_judge_leaves_open_is_filled_and_counted():
     judge = Judge()
     reward = judged_caption_reward(judge)
     scored = np.array([[0.8, 0.4], [0.1, 0.2]])
@@ -62,7 +62,7 @@ def test_what_a_judge_leaves_open_is_filled_and_counted() -> None:
     assert judge.counts == {"imputed": 4, "groups_paid_by_meteor": 1}
 
 
-def test_the_learned_reward_looks_at_each_image_once() -> None:
+def test_the_learned_reward_looks_at_each_image_once():
     looked = []
 
     class Network:
@@ -84,7 +84,7 @@ def test_the_learned_reward_looks_at_each_image_once() -> None:
     assert len(looked) == 2
 
 
-def test_confidence_is_that_inside_the_mask() -> None:
+def test_confidence_is_that_inside_the_mask():
     probability = np.array([[0.9, 0.7], [0.1, 0.4]], dtype=np.float32)
     values = confidence_reward(mask_probabilities=[probability, None, probability * 0.1])
     assert values == [pytest.approx(0.6), 0.0, 0.0]

@@ -53,7 +53,7 @@ def judge_of(url: str, cache: Path | None = None) -> Judge:
     return Judge(JudgeConfig(url, "judge-model", max_retries=0, cache_path=cache))
 
 
-def test_scores_by_hand() -> None:
+def test_scores_by_hand():
     captions = {
         "a dark thin vessel": 1.0,  # (1 + 1) / 2
         "a dark vessel": 0.5,  # (1 + 0) / 2
@@ -70,7 +70,7 @@ def test_scores_by_hand() -> None:
     assert judge.counts["failures"] == 0
 
 
-def test_what_the_judge_could_not_say_is_none_and_never_zero() -> None:
+def test_what_the_judge_could_not_say_is_none_and_never_zero():
     captions = ["a dark vessel", "a garbled dark vessel", "a vessel, going down", "", " \n"]
     with judge_server(play) as server:
         judge = judge_of(server.url)
@@ -79,7 +79,7 @@ def test_what_the_judge_could_not_say_is_none_and_never_zero() -> None:
         assert judge.scores(["a vessel", "a vessel", ""], ["A nerve.", REFERENCE, "A nerve."]) == [None, 0.0, 0.0]
 
 
-def test_equal_pairs_are_judged_once_and_the_cache_saves_the_rest(tmp_path: Path) -> None:
+def test_equal_pairs_are_judged_once_and_the_cache_saves_the_rest(tmp_path):
     with judge_server(play) as server:
         judge = judge_of(server.url, tmp_path / "cache")
         assert judge.scores(["a dark vessel"] * 4, [REFERENCE] * 4) == [0.5] * 4
@@ -91,7 +91,7 @@ def test_equal_pairs_are_judged_once_and_the_cache_saves_the_rest(tmp_path: Path
         assert again.counts["calls"] == again.counts["prompt_tokens"] == 0
 
 
-def test_an_empty_prediction_costs_nothing() -> None:
+def test_an_empty_prediction_costs_nothing():
     with judge_server(lambda prompt: pytest.fail("asked")) as server:
         judge = judge_of(server.url)
         assert judge.scores(["", "\t"], [REFERENCE, "A nerve."]) == [0.0, 0.0]
@@ -107,12 +107,12 @@ def test_an_empty_prediction_costs_nothing() -> None:
         ("a", ["a"], "must be lists of captions, got one string"),
     ],
 )
-def test_bad_input(predictions: list[str], references: list[str], message: str) -> None:
+def test_bad_input(predictions, references, message):
     with pytest.raises(ValueError, match=message):
         judge_of("http://127.0.0.1:1/v1").scores(predictions, references)
 
 
-def test_requests_name_what_is_asked() -> None:
+def test_requests_name_what_is_asked():
     request = answer_request("a {thin} vessel", recognition_question("blood vessel"))
     assert "\na {thin} vessel\n" in request.prompt
     assert (request.parse("b. no"), request.parse("perhaps")) == (1, None)
@@ -125,7 +125,7 @@ def test_requests_name_what_is_asked() -> None:
     assert [score for _, score in form.questions[0].choices] == [0, 0.5, -1, 1]
 
 
-def test_an_exam_is_found_among_other_words() -> None:
+def test_an_exam_is_found_among_other_words():
     question = Question("Is the vessel dark?", tuple((words, float(score)) for words, score in CHOICES))
     assert EXAM is not None
     assert (EXAM.name, EXAM.questions[0]) == ("blood vessel", question)
@@ -158,19 +158,19 @@ def exam_with(**changes: Any) -> Exam | None:
         {"choices": None},
     ],
 )
-def test_a_question_out_of_form_is_left_out(changes: dict[str, Any]) -> None:
+def test_a_question_out_of_form_is_left_out(changes):
     exam = exam_with(**changes)
     assert exam is not None
     assert [question.text for question in exam.questions] == ["Is the vessel thin?"]
 
 
-def test_scores_may_be_written_as_strings() -> None:
+def test_scores_may_be_written_as_strings():
     exam = exam_with(choices=[["right", "+1"], ["wrong", "-1"]])
     assert exam is not None
     assert exam.questions[0].choices == (("right", 1.0), ("wrong", -1.0))
 
 
-def test_an_exam_has_an_end() -> None:
+def test_an_exam_has_an_end():
     many = parse_exam(json.dumps({"object": " wild\n bird ", "questions": [WRITTEN["questions"][0]] * 20}))  # type: ignore[index]
     assert many is not None
     assert len(many.questions) == MAX_QUESTIONS
@@ -194,7 +194,7 @@ def test_an_exam_has_an_end() -> None:
         '{"object": ' + "[" * 100_000 + "}",
     ],
 )
-def test_what_is_no_exam(reply: str) -> None:
+def test_what_is_no_exam(reply):
     assert parse_exam(reply) is None
 
 
@@ -244,11 +244,11 @@ YES_NO = ("Yes", "No")
         (".", WING, None),
     ],
 )
-def test_answers_are_read_in_this_order(answer: str, choices: tuple[str, ...], index: int | None) -> None:
+def test_answers_are_read_in_this_order(answer, choices, index):
     assert parse_choice(answer, choices) == index
 
 
-def test_the_prompt_has_rules_caption_and_lettered_choices_in_this_order() -> None:
+def test_the_prompt_has_rules_caption_and_lettered_choices_in_this_order():
     question = Question("Which holds for {it}?", (("Red {x}.", 1.0), ("Not red.", -1.0), ("Not said.", 0.0)))
     prompt = answer_prompt("A {red} bird.\nIt sings.", question)
     rules, _, rest = prompt.partition("A {red} bird.\nIt sings.")
@@ -269,20 +269,20 @@ def test_the_prompt_has_rules_caption_and_lettered_choices_in_this_order() -> No
         ("leather shoes", "Are the objects that the text describes likely to be leather shoes, or objects of"),
     ],
 )
-def test_the_recognition_question_names_the_object(name: str, words: str) -> None:
+def test_the_recognition_question_names_the_object(name, words):
     question = recognition_question(name)
     assert words in question.text
     assert question.choices == (("Yes", 1.0), ("No", 0.0))
 
 
-def test_plurals() -> None:
+def test_plurals():
     plural = ["shoes", "High Heels", "scissors", "glasses", "green beans", "people", "skis", "baked goods"]
     singular = ["bus", "wine glass", "cactus", "tennis racket", "lens", "piano", "chess", "tennis", "shoe box", ""]
     assert [name for name in plural if not is_plural(name)] == []
     assert [name for name in singular if is_plural(name)] == []
 
 
-def test_what_is_not_recognised_earns_nothing_and_still_loses() -> None:
+def test_what_is_not_recognised_earns_nothing_and_still_loses():
     scores = [1.0, 0.5, 0.0, -1.0]
     assert gated(scores, recognised=True) == scores
     assert gated(scores, recognised=False) == [0.0, 0.0, 0.0, -1.0]

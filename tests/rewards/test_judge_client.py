@@ -67,13 +67,13 @@ SECRET = "put the key in the environment"
         ({"max_retries": -1}, "max_retries is -1"),
     ],
 )
-def test_bad_settings_are_refused_without_showing_a_secret(wrong: dict[str, Any], message: str) -> None:
+def test_bad_settings_are_refused_without_showing_a_secret(wrong, message):
     with pytest.raises(ValueError, match=message) as refused:
         JudgeConfig(**({"base_url": "http://host/v1", "model": "m"} | wrong))
     assert "secret" not in str(refused.value)
 
 
-def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_comes_from_the_environment(monkeypatch):
     for value, key in ((" sk-secret\n", "sk-secret"), ("", NO_KEY)):
         monkeypatch.setenv("MY_KEY", value)
         assert api_key("MY_KEY") == key
@@ -84,7 +84,7 @@ def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
         assert "cret" not in str(refused.value)
 
 
-def test_a_good_server_is_asked_with_the_key_past_any_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_good_server_is_asked_with_the_key_past_any_proxy(monkeypatch):
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     for name in ("NO_PROXY", "no_proxy"):
@@ -114,7 +114,7 @@ def test_a_good_server_is_asked_with_the_key_past_any_proxy(monkeypatch: pytest.
     }
 
 
-def test_no_more_requests_at_once_than_allowed() -> None:
+def test_no_more_requests_at_once_than_allowed():
     with judge_server(lambda prompt: time.sleep(0.02) or prompt) as server:
         client = client_of(server.url, max_concurrency=3)
         both = [threading.Thread(target=ask, args=(client, *(f"{k}{n}" for n in range(12)))) for k in "ab"]
@@ -125,7 +125,7 @@ def test_no_more_requests_at_once_than_allowed() -> None:
     assert (len(server.bodies), server.most_at_once) == (24, 3)
 
 
-def test_reasoning_is_cut_off_and_half_characters_become_question_marks() -> None:
+def test_reasoning_is_cut_off_and_half_characters_become_question_marks():
     body = Reply("x").content().decode().replace('"x"', r'"<think>A or B?</think>half \ud83d"')
     with judge_server(lambda prompt: Reply(body=body)) as server:
         assert ask(client_of(server.url), "\ud83d and 😀") == [Answer("<think>A or B?</think>half ?", "half ?")]
@@ -135,7 +135,7 @@ def test_reasoning_is_cut_off_and_half_characters_become_question_marks() -> Non
 # ---- cache ----------------------------------------------------------------------------------------------------------
 
 
-def test_cached_replies_are_not_asked_again(tmp_path: Path) -> None:
+def test_cached_replies_are_not_asked_again(tmp_path):
     cache = tmp_path / "new" / "folder"
     with judge_server(lambda prompt: prompt.upper()) as server:
         ask(client_of(server.url, cache_path=cache), "one", "two")
@@ -156,7 +156,7 @@ def test_cached_replies_are_not_asked_again(tmp_path: Path) -> None:
     assert all(stored[key].keys() == {"reply", "model", "time"} for key in stored)
 
 
-def test_threads_and_processes_share_a_cache(tmp_path: Path) -> None:
+def test_threads_and_processes_share_a_cache(tmp_path):
     code = "import sys; from tests.rewards.test_judge_client import *; client = client_of(sys.argv[1], cache_path=Path("
     code += "sys.argv[2])); ask(client, *map(str, range(30)))"
     with judge_server(lambda prompt: prompt + "!") as server:
@@ -168,7 +168,7 @@ def test_threads_and_processes_share_a_cache(tmp_path: Path) -> None:
         assert client.counts["cache_hits"] == 30
 
 
-def test_neither_errors_nor_unreadable_replies_are_cached(tmp_path: Path) -> None:
+def test_neither_errors_nor_unreadable_replies_are_cached(tmp_path):
     replies = iter([Reply(status=500, body="{}"), Reply("?"), Reply("good")])
     with judge_server(lambda prompt: next(replies)) as server:
         client = client_of(server.url, cache_path=tmp_path)
@@ -177,7 +177,7 @@ def test_neither_errors_nor_unreadable_replies_are_cached(tmp_path: Path) -> Non
     assert (client.counts["failures"], client.counts["cache_hits"]) == (2, 1)
 
 
-def test_a_pickled_value_in_the_cache_is_never_loaded(tmp_path: Path) -> None:
+def test_a_pickled_value_in_the_cache_is_never_loaded(tmp_path):
     with judge_server(lambda prompt: "A") as server:
         ask(client_of(server.url, cache_path=tmp_path), "one")
         with sqlite3.connect(tmp_path / "cache.db") as base:
@@ -186,7 +186,7 @@ def test_a_pickled_value_in_the_cache_is_never_loaded(tmp_path: Path) -> None:
     assert len(server.bodies) == 2
 
 
-def test_places_that_cannot_be_a_cache(tmp_path: Path) -> None:
+def test_places_that_cannot_be_a_cache(tmp_path):
     old = tmp_path / "llm_judge.sqlite"
     old.write_text("the replies of an earlier version")
     damaged = tmp_path / "damaged"
@@ -204,7 +204,7 @@ def test_places_that_cannot_be_a_cache(tmp_path: Path) -> None:
 # ---- failures -------------------------------------------------------------------------------------------------------
 
 
-def test_a_busy_server_is_asked_again() -> None:
+def test_a_busy_server_is_asked_again():
     replies = iter([Reply(status=503, body="busy", headers=SOON)] * 2 + [Reply("A")])
     with judge_server(lambda prompt: next(replies)) as server:
         client = client_of(server.url, max_retries=2)
@@ -228,7 +228,7 @@ def test_a_busy_server_is_asked_again() -> None:
         (Reply(body='{"choices": [{"message": {"content": ["A"]}}]}'), "a reply without text"),
     ],
 )
-def test_a_broken_reply_is_no_answer(reply: Reply, reason: str) -> None:
+def test_a_broken_reply_is_no_answer(reply, reason):
     with judge_server(lambda prompt: reply if prompt == "bad" else "A") as server:
         client = client_of(server.url, max_retries=1)
         assert ask(client, "good", "bad") == [Answer("A", "A"), NONE]
@@ -239,7 +239,7 @@ def test_a_broken_reply_is_no_answer(reply: Reply, reason: str) -> None:
     assert str(refused.value).endswith(GENERAL)
 
 
-def test_usage_may_be_missing() -> None:
+def test_usage_may_be_missing():
     body = '{"choices": [{"message": {"content": "A"}}], "usage": null}'
     with judge_server(lambda prompt: Reply(body=body)) as server:
         client = client_of(server.url)
@@ -247,7 +247,7 @@ def test_usage_may_be_missing() -> None:
         assert client.counts["prompt_tokens"] == 0
 
 
-def test_a_slow_server_is_not_waited_for_and_one_that_is_down_is_named() -> None:
+def test_a_slow_server_is_not_waited_for_and_one_that_is_down_is_named():
     end = threading.Event()
     with judge_server(lambda prompt: "A" if prompt == "good" or end.wait(10) else "B") as server:
         client = client_of(server.url, timeout_s=0.2)
@@ -262,9 +262,7 @@ def test_a_slow_server_is_not_waited_for_and_one_that_is_down_is_named() -> None
         client.check()
 
 
-def test_a_silent_server_is_named_long_before_its_time_is_up(
-    silent: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_silent_server_is_named_long_before_its_time_is_up(silent, monkeypatch, capsys):
     monkeypatch.setattr(judge_client, "SILENT_S", 0.15)
     client = client_of(silent, timeout_s=0.6)
     assert ask(client, "one", "two") == [NONE] * 2
@@ -289,7 +287,7 @@ def test_a_silent_server_is_named_long_before_its_time_is_up(
         (404, "the model must be the name that the server gives it, and the base url usually ends in /v1"),
     ],
 )
-def test_a_permanent_refusal_ends_the_asking(status: int, remedy: str) -> None:
+def test_a_permanent_refusal_ends_the_asking(status, remedy):
     with judge_server(lambda prompt: Reply(status=status, body="refused") if prompt != "good" else "A") as server:
         client = client_of(server.url, max_retries=2, max_concurrency=1)
         message = f"LLM judge {server.url}, model 'judge-model': HTTP {status}: refused; {remedy}"
@@ -301,7 +299,7 @@ def test_a_permanent_refusal_ends_the_asking(status: int, remedy: str) -> None:
         assert len(server.bodies) == 3  # the rest is not asked
 
 
-def test_half_of_50_calls_may_fail_and_not_one_more(tmp_path: Path) -> None:
+def test_half_of_50_calls_may_fail_and_not_one_more(tmp_path):
     """Failures and replies by turns; then a reply leaves the window, and a failure takes its place."""
     replies = iter([True, False] * 25 + [False] + [True] * 100)
     down = Reply(status=500, body="out of memory")
@@ -330,7 +328,7 @@ def test_half_of_50_calls_may_fail_and_not_one_more(tmp_path: Path) -> None:
         (Reply(""), f"a reply without text; {GENERAL}"),
     ],
 )
-def test_the_remedy_is_for_the_last_failure(reply: Reply, said: str) -> None:
+def test_the_remedy_is_for_the_last_failure(reply, said):
     with judge_server(lambda prompt: reply) as server:
         client = client_of(server.url, max_concurrency=1)
         ask(client, *map(str, range(40)))
@@ -338,7 +336,7 @@ def test_the_remedy_is_for_the_last_failure(reply: Reply, said: str) -> None:
     assert f"26 of the last 26 calls failed, the latest by {said}" in str(client.failing())
 
 
-def test_the_key_is_nowhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_key_is_nowhere(tmp_path, caplog):
     caplog.set_level(logging.DEBUG)
     replies = iter([Reply("A"), *[Reply(status=code, body="x" * 190 + KEY, headers=SOON) for code in (500, 401)]])
     with judge_server(lambda prompt: next(replies)) as server:
@@ -361,7 +359,7 @@ def test_the_key_is_nowhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     ("model", "models", "used"),
     [(None, listing("the-only-one"), "the-only-one"), ("mine", Reply(status=500, body="no list"), "mine")],
 )
-def test_a_judge_without_a_name_is_the_only_one_of_the_server(model: str | None, models: Reply, used: str) -> None:
+def test_a_judge_without_a_name_is_the_only_one_of_the_server(model, models, used):
     with judge_server(lambda prompt: "A", models) as server:
         client = JudgeClient(JudgeConfig(server.url, model))
         assert client.config.model == used
@@ -381,7 +379,7 @@ def test_a_judge_without_a_name_is_the_only_one_of_the_server(model: str | None,
         (Reply(status=405, body="no"), "usually ends in /v1; a server that lists no models needs --llm_judge_model"),
     ],
 )
-def test_a_server_that_does_not_say_which_model(models: Reply, said: str) -> None:
+def test_a_server_that_does_not_say_which_model(models, said):
     with judge_server(lambda prompt: "A", models) as server, pytest.raises(ValueError) as refused:
         JudgeClient(JudgeConfig(server.url, None))
     assert str(refused.value).startswith(f"LLM judge {server.url}: ")
@@ -389,17 +387,14 @@ def test_a_server_that_does_not_say_which_model(models: Reply, said: str) -> Non
     assert "--llm_judge_model" in str(refused.value)
 
 
-def test_a_name_is_no_remedy_for_a_missing_key() -> None:
+def test_a_name_is_no_remedy_for_a_missing_key():
     closed = Reply(status=401, body="no")
-    with (
-        judge_server(lambda prompt: "A", closed) as server,
-        pytest.raises(ValueError, match=r"OPENAI_API_KEY$"),
-    ):
+    with judge_server(lambda prompt: "A", closed) as server, pytest.raises(ValueError, match=r"OPENAI_API_KEY$"):
         JudgeClient(JudgeConfig(server.url, None))
 
 
 @pytest.mark.parametrize("package", ["openai", "diskcache"])
-def test_a_package_is_missing(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_is_missing(package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ValueError, match=rf"package {package}: pip install -e '\.\[judge\]'"):
         client_of(DOWN)

@@ -9,11 +9,7 @@ import torch
 
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.rewards.learned import ForegroundMaps
-from rl_reward_network.rewards.out_of_distribution import (
-    in_distribution,
-    own_segmentation,
-    within,
-)
+from rl_reward_network.rewards.out_of_distribution import in_distribution, own_segmentation, within
 
 SIZE = 32
 
@@ -52,7 +48,7 @@ def by_hand(value: int) -> tuple[float, float]:
     return (1 + other) / 2, (1 - other) / 2
 
 
-def test_images_beyond_a_limit_are_left_out_and_counted() -> None:
+def test_images_beyond_a_limit_are_left_out_and_counted():
     maps, values, known = ForegroundMaps(Unsure()), [10, 20, 30, 60, 100], [10, 20, 40]
     found = [own_segmentation(maps, image(value)) for value in values]
     np.testing.assert_allclose(found, [by_hand(value) for value in values], atol=3e-4)
@@ -67,12 +63,12 @@ def test_images_beyond_a_limit_are_left_out_and_counted() -> None:
     assert facts.sentence.startswith("3 of 5 unlabelled images were left out of training. An image joins if")
 
 
-def test_both_limits_count() -> None:
+def test_both_limits_count():
     scores, spreads = np.array([0.9, 0.8, 0.9, 0.85]), np.array([0.01, 0.01, 0.03, 0.02])
     assert within(scores, spreads, 0.85, 0.02).tolist() == [True, False, False, True]
 
 
-def test_none_or_all_left_out_is_said() -> None:
+def test_none_or_all_left_out_is_said():
     maps = ForegroundMaps(Unsure())
     _, none = in_distribution(maps, loads(50), loads(50, 50))
     assert none.sentence.startswith("None of 2 unlabelled images was left out of training. ")

@@ -13,13 +13,7 @@ from rl_reward_network.env.sa2va_finetune_env import Sa2VAFinetuneEnv, prompt_re
 from rl_reward_network.grpo.rewards import mask_reward_terms
 from rl_reward_network.ppo.contexts import PromptTable, load_tables, save_tables
 from rl_reward_network.report.metrics import measure_sample
-from rl_reward_network.rewards.table import (
-    IMAGE_REWARDS,
-    MASK_REWARDS,
-    PROMPT_REWARDS,
-    needs_truth,
-    prompt_reward,
-)
+from rl_reward_network.rewards.table import IMAGE_REWARDS, MASK_REWARDS, PROMPT_REWARDS, needs_truth, prompt_reward
 from tests.env.test_sa2va_finetune_env import make_contexts
 
 LINE = np.zeros((20, 20), dtype=bool)
@@ -35,14 +29,10 @@ def test_prompt_rewards_in_closed_form():
     for name, expected in {"net": [0.25, 0.5], "dice": [0.5, 1], "mix": [0.375, 0.75], "cldice": [0, 0]}.items():
         values = prompt_reward(name, scores, metrics)
         assert (values.dtype, values.tolist()) == (np.float32, expected)
-
-
-def test_mix_is_the_mean_of_score_and_dice_to_the_last_bit():
     rng = np.random.default_rng(0)
     scores, dice = rng.random(1000, dtype=np.float32), rng.random(1000)
-    np.testing.assert_array_equal(
-        prompt_reward("mix", scores, {"dice": dice}), ((scores + dice) / 2).astype(np.float32)
-    )
+    mixed = prompt_reward("mix", scores, {"dice": dice})
+    np.testing.assert_array_equal(mixed, ((scores + dice) / 2).astype(np.float32), "to the last bit")
 
 
 def test_unknown_rewards_and_missing_labels_raise():
@@ -51,21 +41,20 @@ def test_unknown_rewards_and_missing_labels_raise():
     for name in PROMPT_REWARDS.keys() - {"net"}:
         with pytest.raises(ValueError, match="needs labelled images"):
             prompt_reward(name, np.zeros(2), {})
+    for name in ("iou", "speed"):
+        with pytest.raises(ValueError, match=rf"'{name}'.*cldice.*--iou_weight"):
+            mask_reward_terms({name: 1.0})
 
 
-def test_cldice_rewards_ppo():
-    """From masks to the reward of a step."""
+def test_cldice_rewards_ppo_and_grpo():
+    """From masks to the reward of a step, and to that of a generation."""
     table = measure_sample("a", "g", np.zeros(2), np.stack([LINE, HALF_LINE]), LINE)
-    context = PromptTable(make_contexts(count=1)[0].features, table).context
-    env = Sa2VAFinetuneEnv([context], reward="cldice")
+    env = Sa2VAFinetuneEnv([PromptTable(make_contexts(count=1)[0].features, table).context], reward="cldice")
     rewards = []
     for prompt in (0, 1):
         env.reset(seed=0)
         rewards.append(env.step(prompt)[1])
     assert rewards == pytest.approx([1, CLDICE])
-
-
-def test_cldice_rewards_grpo():
     terms = mask_reward_terms({"cldice": 0.5, "dice": 2.0})
     columns = {"predicted_masks": [LINE, HALF_LINE, None, LINE], "masks": [LINE, LINE, LINE, None], "prompts": [""] * 4}
     assert terms["cldice"].function(**columns) == [1.0, pytest.approx(CLDICE), 0.0, None]
@@ -94,12 +83,6 @@ def test_a_reward_of_the_image_alone_rewards_ppo_and_grpo_without_labels(monkeyp
     terms = mask_reward_terms({"bright": 1.0})
     columns = {"predicted_masks": [LINE, HALF_LINE, None], "masks": [None] * 3, "images": [image] * 3}
     assert terms["bright"].function(**columns) == [1.0, 0.5, 0.0]
-
-
-@pytest.mark.parametrize("name", ["iou", "speed"])
-def test_mask_rewards_without_a_weight_by_name_raise(name):
-    with pytest.raises(ValueError, match=rf"'{name}'.*cldice.*--iou_weight"):
-        mask_reward_terms({name: 1.0})
 
 
 def test_the_commands_take_every_reward_of_the_table(capsys):

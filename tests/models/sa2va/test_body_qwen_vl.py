@@ -62,7 +62,7 @@ TEXTS: dict[str, list[int | tuple[int, int]]] = {
 
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("padding", [0, 5])
-def test_positions_are_counted_by_hand(body: QwenVLBody, name: str, padding: int) -> None:
+def test_positions_are_counted_by_hand(body, name, padding):
     ids, expected = text_with_images(body, TEXTS[name])
     grids = [part for part in TEXTS[name] if isinstance(part, tuple)]
     mask = torch.tensor([[0] * padding + [1] * len(ids)])
@@ -73,7 +73,7 @@ def test_positions_are_counted_by_hand(body: QwenVLBody, name: str, padding: int
     assert table[:, 0, len(ids) :].T.tolist() == [[following + k] * 3 for k in range(padding)], "goes on by one"
 
 
-def test_rows_of_a_batch_have_their_own_images(body: QwenVLBody) -> None:
+def test_rows_of_a_batch_have_their_own_images(body):
     names = ["two images", "text only", "tall image"]
     made = [text_with_images(body, TEXTS[name]) for name in names]
     length = max(len(ids) for ids, _ in made)
@@ -85,13 +85,13 @@ def test_rows_of_a_batch_have_their_own_images(body: QwenVLBody) -> None:
         assert table[:, row, : len(ids)].T.tolist() == expected, names[row]
 
 
-def test_beyond_the_table_positions_go_on_by_one() -> None:
+def test_beyond_the_table_positions_go_on_by_one():
     table = torch.tensor([[[0, 1, 1, 4]], [[0, 1, 2, 4]], [[0, 1, 3, 4]]])
     found = three_positions(table, torch.tensor([[1, 2, 3, 4, 6]]))
     assert found[:, 0].tolist() == [[1, 1, 4, 5, 7], [1, 2, 4, 5, 7], [1, 3, 4, 5, 7]]
 
 
-def test_placeholders_and_rows_must_agree(loaded: tuple[Any, Any], body: QwenVLBody) -> None:
+def test_placeholders_and_rows_must_agree(loaded, body):
     features = body.get_vision_features(**loaded[1].vision_inputs([SMALL])[0])
     ids = torch.tensor([[5, *[body.config.image_token_id] * (len(features) - 1), 5]])
     with pytest.raises(ValueError, match=rf"{len(features) - 1} image placeholders, the image has {len(features)}"):
@@ -100,9 +100,12 @@ def test_placeholders_and_rows_must_agree(loaded: tuple[Any, Any], body: QwenVLB
         body.splice(ids)
     with pytest.raises(ValueError, match="cannot be shown a region"):
         body.image_rows(features, [torch.ones(1, 4, 4, dtype=torch.bool)])
+    inputs = loaded[1](ASK, SMALL)
+    with pytest.raises(ValueError, match="image_grid_thw is missing"):
+        loaded[0](input_ids=inputs["input_ids"], pixel_values=inputs["pixel_values"])
 
 
-def test_features_of_several_images_are_those_of_each(loaded: tuple[Any, Any], body: QwenVLBody) -> None:
+def test_features_of_several_images_are_those_of_each(loaded, body):
     processor = loaded[1]
     with torch.no_grad():
         together = body.get_vision_features(**processor.vision_inputs([SMALL, WIDE])[0])
@@ -118,19 +121,15 @@ def test_features_of_several_images_are_those_of_each(loaded: tuple[Any, Any], b
     assert len(moved) == sum(len(image) for image in alone)
 
 
-def test_the_head_reads_the_norm_and_seg_the_state_before_it() -> None:
-    norm, states = nn.LayerNorm(6), torch.randn(2, 3, 6, generator=torch.Generator().manual_seed(0))
+def test_the_head_reads_the_norm_and_seg_the_state_before_it(loaded, body):
+    norm, given = nn.LayerNorm(6), torch.randn(2, 3, 6, generator=torch.Generator().manual_seed(0))
     nn.init.normal_(norm.weight)
     head = NormedHead(6, 4, norm)
-    torch.testing.assert_close(head(states), norm(states) @ head.weight.T)
+    torch.testing.assert_close(head(given), norm(given) @ head.weight.T)
     assert {name for name, _ in head.named_parameters()} == {"weight", "norm.weight", "norm.bias"}
     assert (head.in_features, head.out_features) == (6, 4)
-
-
-def test_only_qwen3_keeps_the_norm_in_its_head(loaded: tuple[Any, Any], body: QwenVLBody) -> None:
     before = body.config.text_config.model_type == QWEN3
-    assert isinstance(loaded[0].lm_head, NormedHead) == before
-    assert isinstance(body.language_model.norm, nn.Identity) == before
+    assert isinstance(loaded[0].lm_head, NormedHead) == isinstance(body.language_model.norm, nn.Identity) == before
 
 
 def answers(model: Any, processor: Any, images: Sequence[Any], texts: Sequence[str]) -> list[Any]:
@@ -141,7 +140,7 @@ def states(answer: Any) -> Tensor:
     return torch.stack(answer.states)
 
 
-def test_padding_and_neighbours_change_no_answer(loaded: tuple[Any, Any]) -> None:
+def test_padding_and_neighbours_change_no_answer(loaded):
     texts = [ASK, "<image>A?", "<image>Where are the bright vessels, please, and where do they end?"]
     images = [SMALL, WIDE, SMALL]
     for answer, image, text in zip(answers(*loaded, images, texts), images, texts, strict=True):
@@ -151,7 +150,7 @@ def test_padding_and_neighbours_change_no_answer(loaded: tuple[Any, Any]) -> Non
         assert (states(answer)[:count] - states(alone)[:count]).abs().max() < 1e-4
 
 
-def test_text_goes_on_behind_a_cached_image(loaded: tuple[Any, Any], body: QwenVLBody) -> None:
+def test_text_goes_on_behind_a_cached_image(loaded, body):
     """Without an attention mask, indices are counted from what the cache holds."""
     inputs = loaded[1](ASK, WIDE)
     features = body.get_vision_features(inputs["pixel_values"], inputs["image_grid_thw"])
@@ -165,7 +164,7 @@ def test_text_goes_on_behind_a_cached_image(loaded: tuple[Any, Any], body: QwenV
     torch.testing.assert_close(rest, whole[:, -more.shape[1] :], atol=1e-4, rtol=0)
 
 
-def test_calls_leave_nothing_behind(loaded: tuple[Any, Any]) -> None:
+def test_calls_leave_nothing_behind(loaded):
     """Transformers keeps the distance of positions of the last image in `rope_deltas`; nothing here reads it."""
     model, processor = loaded
     first = {name: states(*answers(model, processor, [image], [ASK])) for name, image in (("s", SMALL), ("w", WIDE))}
@@ -179,7 +178,7 @@ def test_calls_leave_nothing_behind(loaded: tuple[Any, Any]) -> None:
     assert answer_batch(model, processor, text, Decoding(5))[0].token_ids == plain
 
 
-def test_generate_gives_the_ids_and_states_of_the_decoding_loop(loaded: tuple[Any, Any]) -> None:
+def test_generate_gives_the_ids_and_states_of_the_decoding_loop(loaded):
     model, processor = loaded
     inputs = processor([ASK, "<image>A?"], [SMALL, WIDE])
     output = model.generate(**inputs, max_new_tokens=12, output_hidden_states=True, return_dict_in_generate=True)
@@ -191,7 +190,7 @@ def test_generate_gives_the_ids_and_states_of_the_decoding_loop(loaded: tuple[An
         torch.testing.assert_close(states(answer)[: len(expected)], expected, atol=1e-4, rtol=0)
 
 
-def test_generate_takes_features_that_were_computed_before(loaded: tuple[Any, Any]) -> None:
+def test_generate_takes_features_that_were_computed_before(loaded):
     """The steps behind the prompt need its positions, whichever way the image is given."""
     model, processor = loaded
     inputs = processor(ASK, WIDE)
@@ -202,13 +201,7 @@ def test_generate_takes_features_that_were_computed_before(loaded: tuple[Any, An
     torch.testing.assert_close(by_features, model.generate(**inputs, **asked).logits, atol=1e-4, rtol=0)
 
 
-def test_pixels_without_their_grid_are_refused(loaded: tuple[Any, Any]) -> None:
-    inputs = loaded[1](ASK, SMALL)
-    with pytest.raises(ValueError, match="image_grid_thw is missing"):
-        loaded[0](input_ids=inputs["input_ids"], pixel_values=inputs["pixel_values"])
-
-
-def test_segment_equals_one_prediction_for_each_pair(loaded: tuple[Any, Any]) -> None:
+def test_segment_equals_one_prediction_for_each_pair(loaded):
     """Prompts of different length on images of different size share the image's part of the cache."""
     model, processor = loaded
     prompts = [ASK, "<image>A?", "<image>Where are the bright vessels, please, and where do they end?"]
@@ -221,14 +214,14 @@ def test_segment_equals_one_prediction_for_each_pair(loaded: tuple[Any, Any]) ->
             torch.testing.assert_close(torch.tensor(segmentation.probabilities()), expected, atol=1e-3, rtol=0)
 
 
-def test_a_seg_typed_by_the_user_makes_no_mask(loaded: tuple[Any, Any]) -> None:
+def test_a_seg_typed_by_the_user_makes_no_mask(loaded):
     """A documented difference: the official prediction decodes a mask for it, too."""
     model, processor = loaded
     result = model.predict_forward(image=SMALL, text=ASK + " Answer [SEG].", processor=processor, max_new_tokens=12)
     assert result["prediction"].count("[SEG]") == len(result["prediction_masks"]) == 1
 
 
-def test_positions_matter(loaded: tuple[Any, Any]) -> None:
+def test_positions_matter(loaded):
     """So that the tests above can fail: positions counted one by one give other states."""
     model, processor = loaded
     inputs = processor(ASK, WIDE)
@@ -241,7 +234,7 @@ def test_positions_matter(loaded: tuple[Any, Any]) -> None:
         assert (model.model(**wrong).last_hidden_state - right)[0, -1].abs().max() > 1e-2
 
 
-def test_new_words_leave_the_logits_of_the_others_as_they_are(loaded: tuple[Any, Any]) -> None:
+def test_new_words_leave_the_logits_of_the_others_as_they_are(loaded):
     model, processor = copy.deepcopy(loaded[0]), loaded[1]
     inputs, words = processor(ASK, SMALL), len(processor.tokenizer)
     with torch.no_grad():

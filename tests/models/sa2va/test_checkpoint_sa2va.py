@@ -88,17 +88,17 @@ def check_round_trip(original: Path, tmp_path: Path) -> None:
     assert other.tokenizer.get_vocab() == processor.tokenizer.get_vocab()
 
 
-def test_converted_folders_come_back_bit_for_bit(folder: Path, tmp_path: Path) -> None:
+def test_converted_folders_come_back_bit_for_bit(folder, tmp_path):
     check_round_trip(folder, tmp_path)
     assert {path.name for path in (tmp_path / "back").iterdir()} == {path.name for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize("official", OFFICIAL)
-def test_folders_of_the_official_code_come_back_bit_for_bit(official: Path, tmp_path: Path) -> None:
+def test_folders_of_the_official_code_come_back_bit_for_bit(official, tmp_path):
     check_round_trip(official / "checkpoint", tmp_path)
 
 
-def test_our_layout_has_the_tokenizer_and_no_code(tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_our_layout_has_the_tokenizer_and_no_code(tiny_checkpoint, tmp_path):
     source = Path(shutil.copytree(tiny_checkpoint, tmp_path / "source"))
     (source / "modeling_sa2va_chat.py").write_text("raise SystemExit('remote code')")
     assert convert_checkpoint(str(source), tmp_path / "ours")[0] == "ours"
@@ -106,7 +106,7 @@ def test_our_layout_has_the_tokenizer_and_no_code(tiny_checkpoint: Path, tmp_pat
     assert names == {n.name for n in source.iterdir() if "token" in n.name} | {"config.json", "model.safetensors"}
 
 
-def test_what_save_pretrained_writes_loads_again(folder: Path, tmp_path: Path) -> None:
+def test_what_save_pretrained_writes_loads_again(folder, tmp_path):
     model, processor = load_sa2va_model(folder)
     model.save_pretrained(tmp_path / "saved")
     processor.save_pretrained(tmp_path / "saved")
@@ -123,7 +123,7 @@ def test_what_save_pretrained_writes_loads_again(folder: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("broken", [QWEN3, QWEN25], indirect=True)
-def test_auto_classes_load_our_processor(broken: Path, tmp_path: Path) -> None:
+def test_auto_classes_load_our_processor(broken, tmp_path):
     """The base model's files name its own processor, which would be found first."""
     for name in ("preprocessor_config.json", "tokenizer_config.json"):
         edit(broken / name, processor_class="Qwen3VLProcessor")
@@ -137,7 +137,7 @@ def test_auto_classes_load_our_processor(broken: Path, tmp_path: Path) -> None:
 # ---- names of tensors -----------------------------------------------------------------------------------------------
 
 
-def test_names_map_in_both_directions_in_any_dtype(folder: Path) -> None:
+def test_names_map_in_both_directions_in_any_dtype(folder):
     checkpoint = open_checkpoint(folder)
     config, tensors = checkpoint.model_config(), checkpoint.tensors()
     assert any("memory_attention" in key for key in tensors), "the video part must be there to be kept"
@@ -155,7 +155,7 @@ def test_names_map_in_both_directions_in_any_dtype(folder: Path) -> None:
         assert torch.equal(ours["lm_head.weight"], tensors["model.lm_head.weight"])
 
 
-def test_long_lists_are_cut() -> None:
+def test_long_lists_are_cut():
     assert first_few(["a", "b"]) == "a, b"
     assert first_few(list("abcdefg")) == "a, b, c, d, e and 2 more"
 
@@ -249,9 +249,7 @@ DAMAGES: list[tuple[str, Callable[[Path], Any], str]] = [
 
 
 @pytest.mark.parametrize(("broken", "damage", "message"), DAMAGES, indirect=["broken"])
-def test_a_damaged_folder_or_a_relative_is_refused_in_one_line(
-    broken: Path, damage: Callable[[Path], Any], message: str, tmp_path: Path
-) -> None:
+def test_a_damaged_folder_or_a_relative_is_refused_in_one_line(broken, damage, message, tmp_path):
     damage(broken)
     for load in (load_sa2va_model, lambda path: main(Args(str(path), tmp_path / "out"))):
         with pytest.raises(ValueError, match=message) as error:
@@ -264,21 +262,19 @@ def test_a_damaged_folder_or_a_relative_is_refused_in_one_line(
             Sa2VAProcessor.from_pretrained(broken)
 
 
-def test_sharded_folders_are_read_by_their_index(broken: Path) -> None:
+def test_sharded_folders_are_read_by_their_index(broken):
     tensors = load_file(broken / "model.safetensors")
     shard(broken)
     assert same(open_checkpoint(broken).tensors(), tensors)
 
 
 @pytest.mark.parametrize("path", ["no/such/folder", "./nowhere", "owner/name-that-is-not-cached"])
-def test_a_path_that_is_neither_folder_nor_hub_id(path: str) -> None:
+def test_a_path_that_is_neither_folder_nor_hub_id(path):
     with pytest.raises(ValueError, match=re.escape(path)):
         open_checkpoint(path)
 
 
-def test_targets_that_exist_and_models_without_an_official_layout_are_refused(
-    tiny_checkpoint: Path, tmp_path: Path
-) -> None:
+def test_targets_that_exist_and_models_without_an_official_layout_are_refused(tiny_checkpoint, tmp_path):
     (tmp_path / "letter.txt").write_text("keep")
     with pytest.raises(ValueError, match=f"target {tmp_path} exists"):
         convert_checkpoint(str(tiny_checkpoint), tmp_path)
@@ -290,7 +286,7 @@ def test_targets_that_exist_and_models_without_an_official_layout_are_refused(
     assert not (tmp_path / "back").exists()
 
 
-def test_loading_on_a_terminal_asks_nothing(tiny_checkpoint: Path) -> None:
+def test_loading_on_a_terminal_asks_nothing(tiny_checkpoint):
     """An original config.json names remote code; transformers' Auto classes would ask whether to run it."""
     code = (
         "import sys; from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model; "
@@ -313,7 +309,7 @@ def test_loading_on_a_terminal_asks_nothing(tiny_checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("trained", [".", "final_model", "checkpoint-12"])
-def test_what_grpo_trained_is_no_model(tmp_path: Path, trained: str) -> None:
+def test_what_grpo_trained_is_no_model(tmp_path, trained):
     (tmp_path / trained / "trainable").mkdir(parents=True)
     (tmp_path / "checkpoint-2" / "trainable").mkdir(parents=True)
     with pytest.raises(ValueError, match=f"sa2va-rl merge --model_path {re.escape(str(tmp_path / trained))} --output"):

@@ -4,7 +4,6 @@ import copy
 import math
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,7 +75,7 @@ def released(name: str) -> Sa2VAConfig:
 
 
 @pytest.mark.parametrize("name", RELEASED)
-def test_real_sizes_have_the_released_keys_and_numbers(name: str) -> None:
+def test_real_sizes_have_the_released_keys_and_numbers(name):
     family, (width, layers, heads, kv, inner), _, keys, numbers = RELEASED[name]
     shapes = expected_shapes(released(name), original=True)
     assert len(shapes) == keys
@@ -122,7 +121,7 @@ def test_real_sizes_have_the_released_keys_and_numbers(name: str) -> None:
         pytest.param("Qwen2.5-VL-3B", FOLDERS["case_q25"], marks=needs_golden_qwen),
     ],
 )
-def test_key_names_at_real_size_are_those_of_an_official_checkpoint(name: str, folder: Path) -> None:
+def test_key_names_at_real_size_are_those_of_an_official_checkpoint(name, folder):
     """Layer numbers apart: every kind of key that the official code wrote, and no other."""
 
     def kinds(keys: Iterable[str]) -> set[str]:
@@ -131,7 +130,7 @@ def test_key_names_at_real_size_are_those_of_an_official_checkpoint(name: str, f
     assert kinds(expected_shapes(released(name), original=True)) == kinds(tensor_shapes(folder / "checkpoint"))
 
 
-def test_sizes_of_sam2_are_read_back_and_its_memory_may_be_left_out() -> None:
+def test_sizes_of_sam2_are_read_back_and_its_memory_may_be_left_out():
     assert sam2_sizes(sam2_config(HIERA_L)) == HIERA_L
     assert sam2_sizes(sam2_config(TINY_SAM)) == TINY_SAM
     config = config_from_original(tiny_config(300), TINY_SAM, "c")
@@ -141,7 +140,7 @@ def test_sizes_of_sam2_are_read_back_and_its_memory_may_be_left_out() -> None:
     assert [name for name in names if "mask_decoder" in name]
 
 
-def test_rope_is_read_from_both_pairs_of_fields() -> None:
+def test_rope_is_read_from_both_pairs_of_fields():
     original = tiny_config(300)
     original["llm_config"]["rope_theta"] = 123.0
     assert config_from_original(original, TINY_SAM, "c").text_config.rope_parameters["rope_theta"] == 123.0
@@ -151,7 +150,7 @@ def test_rope_is_read_from_both_pairs_of_fields() -> None:
 
 
 @pytest.mark.parametrize("kind", [QWEN3, QWEN25])
-def test_an_original_qwen_is_kept_and_stale_copies_at_its_top_do_not_count(kind: str) -> None:
+def test_an_original_qwen_is_kept_and_stale_copies_at_its_top_do_not_count(kind):
     """Transformers writes into the dictionaries it is given; the exporter leaves fields of the tied base model."""
     original = qwen_config(kind)
     before = copy.deepcopy(original)
@@ -164,7 +163,7 @@ def test_an_original_qwen_is_kept_and_stale_copies_at_its_top_do_not_count(kind:
     assert not config.tie_word_embeddings
 
 
-def test_dashes_in_template_names_are_underscores() -> None:
+def test_dashes_in_template_names_are_underscores():
     assert config_from_original(tiny_config(300) | {"template": "phi3-chat"}, TINY_SAM, "c").template == "phi3_chat"
 
 
@@ -184,7 +183,7 @@ UNKNOWN = {"architectures": ["Phi3ForCausalLM"]}
         (tiny_internlm2_config(300, VIT_6B | {"layer_norm_eps": 1e-5}), r"layer_norm_eps is 1e-05, expected 1e-06"),
     ],
 )
-def test_what_cannot_be_built_is_refused_with_the_field(original: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_built_is_refused_with_the_field(original, message):
     with pytest.raises(ValueError, match=message) as refused:
         config_from_original(original, TINY_SAM, "folder/config.json")
     assert str(refused.value).startswith("folder/config.json: ")

@@ -39,7 +39,7 @@ def write_original(folder: Path, family: Family) -> Path:
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.architecture)
-def test_a_model_of_each_family_loads_answers_converts_and_takes_lora(family: Family, tmp_path: Path) -> None:
+def test_a_model_of_each_family_loads_answers_converts_and_takes_lora(family, tmp_path):
     folder = write_original(tmp_path / "original", family)
     model, processor = load_sa2va_model(folder)
     assert model.model.language_model.config.model_type == family.config_class.model_type
@@ -61,13 +61,13 @@ def test_a_model_of_each_family_loads_answers_converts_and_takes_lora(family: Fa
 
 
 @pytest.mark.parametrize("bias", [True, None])
-def test_an_option_that_cannot_be_built_is_named(bias: bool | None) -> None:
+def test_an_option_that_cannot_be_built_is_named(bias):
     """The official configuration class of InternLM2 reads a missing `bias` as True."""
     with pytest.raises(ValueError, match=rf"llm_config.bias is {bias}, expected False for InternVL with InternLM2"):
         original_family({"llm_config": {"architectures": ["InternLM2ForCausalLM"], "bias": bias}})
 
 
-def test_an_unknown_family_is_named_with_those_that_are_supported() -> None:
+def test_an_unknown_family_is_named_with_those_that_are_supported():
     with pytest.raises(ValueError, match=r"architectures is 'GemmaForCausalLM'; .*Qwen2For.*InternLM2For"):
         original_family({"llm_config": {"architectures": ["GemmaForCausalLM"]}})
     with pytest.raises(ValueError, match=r"text_config.model_type is 'gemma', .*qwen2"):

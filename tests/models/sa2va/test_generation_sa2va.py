@@ -17,7 +17,7 @@ def ask(model: Any, processor: Sa2VAProcessor, how: Decoding, texts: list[str] =
     return answer_batch(model, processor, processor(texts, [smooth_image(120, 90)] * len(texts)), how)
 
 
-def test_greedy_answers_equal_transformers_generate(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+def test_greedy_answers_equal_transformers_generate(tiny_model, tiny_processor):
     inputs = tiny_processor(TEXTS, [smooth_image(120, 90)] * 2)
     generated = tiny_model.generate(**inputs, max_new_tokens=20, do_sample=False)[:, inputs["input_ids"].shape[1] :]
     for row, answer in zip(generated.tolist(), ask(tiny_model, tiny_processor, Decoding(20)), strict=True):
@@ -26,7 +26,7 @@ def test_greedy_answers_equal_transformers_generate(tiny_model: Any, tiny_proces
 
 
 @pytest.mark.parametrize("guess", ["Sure [SEG].<|im_end|>", "Sure it is", "nonsense", "S", "Sure [SEG].<|im_end|>more"])
-def test_a_guess_never_changes_the_answer(tiny_model: Any, tiny_processor: Sa2VAProcessor, guess: str) -> None:
+def test_a_guess_never_changes_the_answer(tiny_model, tiny_processor, guess):
     plain = ask(tiny_model, tiny_processor, Decoding(20))
     guessed = ask(tiny_model, tiny_processor, Decoding(20, guess_ids=tiny_processor.token_ids(guess)))
     for a, b in zip(plain, guessed, strict=True):
@@ -35,7 +35,7 @@ def test_a_guess_never_changes_the_answer(tiny_model: Any, tiny_processor: Sa2VA
         assert torch.allclose(states, same, atol=1e-4)
 
 
-def test_a_right_guess_saves_forward_passes(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+def test_a_right_guess_saves_forward_passes(tiny_model, tiny_processor):
     calls = []
     hook = tiny_model.model.language_model.register_forward_hook(lambda *_: calls.append(1))
     try:
@@ -49,9 +49,7 @@ def test_a_right_guess_saves_forward_passes(tiny_model: Any, tiny_processor: Sa2
     assert len(calls) == 1
 
 
-def test_sampling_repeats_with_its_seed_and_never_says_a_placeholder(
-    tiny_model: Any, tiny_processor: Sa2VAProcessor
-) -> None:
+def test_sampling_repeats_with_its_seed_and_never_says_a_placeholder(tiny_model, tiny_processor):
     def sample(seed: int) -> list[list[int]]:
         how = Decoding(40, temperature=50.0, generator=torch.Generator().manual_seed(seed))
         return [answer.token_ids for answer in ask(tiny_model, tiny_processor, how, TEXTS * 4)]
@@ -62,7 +60,7 @@ def test_sampling_repeats_with_its_seed_and_never_says_a_placeholder(
     assert not set(tiny_processor.never_sampled_ids) & {index for row in first for index in row}
 
 
-def test_state_at_seg_is_the_teacher_forced_one(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+def test_state_at_seg_is_the_teacher_forced_one(tiny_model, tiny_processor):
     answer = ask(tiny_model, tiny_processor, Decoding(20), TEXTS[:1])[0]
     inputs = tiny_processor(TEXTS[0], smooth_image(120, 90))
     inputs["input_ids"] = torch.cat([inputs["input_ids"], torch.tensor([answer.token_ids])], dim=1)
@@ -73,7 +71,7 @@ def test_state_at_seg_is_the_teacher_forced_one(tiny_model: Any, tiny_processor:
     assert torch.allclose(torch.stack(answer.states_at(tiny_processor.seg_token_id)), expected, atol=1e-4)
 
 
-def test_a_seg_cut_off_by_the_limit_keeps_its_mask(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+def test_a_seg_cut_off_by_the_limit_keeps_its_mask(tiny_model, tiny_processor):
     full = ask(tiny_model, tiny_processor, Decoding(20), TEXTS[:1])[0]
     until_seg = full.token_ids.index(tiny_processor.seg_token_id) + 1
     cut = ask(tiny_model, tiny_processor, Decoding(until_seg), TEXTS[:1])[0]
@@ -82,7 +80,7 @@ def test_a_seg_cut_off_by_the_limit_keeps_its_mask(tiny_model: Any, tiny_process
     assert torch.allclose(state, full.states_at(tiny_processor.seg_token_id)[0], atol=1e-4)
 
 
-def test_a_stop_word_that_is_no_token_stops(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+def test_a_stop_word_that_is_no_token_stops(tiny_model, tiny_processor):
     """As phi3_chat's `<|end|>` on a Qwen tokenizer: ordinary text of several tokens. The model spells it here."""
     model, processor = copy.deepcopy(tiny_model), copy.copy(tiny_processor)
     processor.template = dataclasses.replace(processor.template, stop_words=("<stop>",))
@@ -99,7 +97,7 @@ def test_a_stop_word_that_is_no_token_stops(tiny_model: Any, tiny_processor: Sa2
     assert answer_text(processor, answer) == "[SEG]<stop>"
 
 
-def test_rows_that_differ_accept_different_parts_of_a_guess(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+def test_rows_that_differ_accept_different_parts_of_a_guess(tiny_model, tiny_processor):
     """Random heads: each row says something else, the guess is right for one row only."""
     model = copy.deepcopy(tiny_model)
     torch.manual_seed(1)
@@ -114,7 +112,7 @@ def test_rows_that_differ_accept_different_parts_of_a_guess(tiny_model: Any, tin
             assert a.token_ids == b.token_ids
 
 
-def test_a_model_in_training_mode_answers_as_in_evaluation(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+def test_a_model_in_training_mode_answers_as_in_evaluation(tiny_model, tiny_processor):
     model = copy.deepcopy(tiny_model)
     expected = model.predict_forward(image=smooth_image(50, 50), text=TEXTS[0], processor=tiny_processor)
     model.activation_checkpointing_enable()
@@ -127,13 +125,13 @@ def test_a_model_in_training_mode_answers_as_in_evaluation(tiny_model: Any, tiny
         decode(model, tiny_processor, torch.zeros(1, 2, 64), torch.ones(1, 2, dtype=torch.long), Decoding(5))
 
 
-def test_several_answers_per_image_are_refused_by_generate(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+def test_several_answers_per_image_are_refused_by_generate(tiny_model, tiny_processor):
     inputs = tiny_processor(TEXTS[0], smooth_image(50, 50))
     with pytest.raises(ValueError, match="num_return_sequences"):
         tiny_model.generate(**inputs, num_return_sequences=2, do_sample=True, max_new_tokens=3)
 
 
-def test_nonsense_limits_are_refused(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+def test_nonsense_limits_are_refused(tiny_model, tiny_processor):
     embeds, mask = torch.zeros(1, 2, 64), torch.ones(1, 2, dtype=torch.long)
     with pytest.raises(ValueError, match=r"max_new_tokens.*0"):
         decode(tiny_model, tiny_processor, embeds, mask, Decoding(0))

@@ -1,7 +1,6 @@
 """SAM 2 driven by `[SEG]` embeddings, and the losses of its masks: closed forms, monai, transformers' decoder."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from rl_reward_network.models.sa2va.grounding_sa2va import (
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 
 
-def test_no_click_means_two_not_a_point_vectors_before_the_seg(tiny_model: Any) -> None:
+def test_no_click_means_two_not_a_point_vectors_before_the_seg(tiny_model):
     embeddings = torch.randn(3, 32)
     prompts = sparse_prompts(tiny_model.grounding_encoder, embeddings)
     nothing = tiny_model.grounding_encoder.prompt_encoder.not_a_point_embed.weight[0]
@@ -27,7 +26,7 @@ def test_no_click_means_two_not_a_point_vectors_before_the_seg(tiny_model: Any) 
     assert torch.equal(prompts[2, 1], nothing)
 
 
-def test_broadcast_decoding_equals_transformers_own_decoder(tiny_model: Any) -> None:
+def test_broadcast_decoding_equals_transformers_own_decoder(tiny_model):
     sam = tiny_model.grounding_encoder
     features = tiny_model.get_sam_features(torch.randn(1, 3, 256, 256))
     embeddings = torch.randn(3, 32)
@@ -47,7 +46,7 @@ def test_broadcast_decoding_equals_transformers_own_decoder(tiny_model: Any) -> 
     assert torch.allclose(decoded.object_score_logits, objects[0, :, 0], atol=1e-5)
 
 
-def test_features_of_one_image_are_those_of_the_batch(tiny_model: Any) -> None:
+def test_features_of_one_image_are_those_of_the_batch(tiny_model):
     pixels = torch.randn(2, 3, 256, 256)
     with torch.no_grad():
         both, second = tiny_model.get_sam_features(pixels), tiny_model.get_sam_features(pixels[1:])
@@ -56,7 +55,7 @@ def test_features_of_one_image_are_those_of_the_batch(tiny_model: Any) -> None:
         assert torch.allclose(found, expected, atol=1e-5)
 
 
-def test_gradients_reach_the_decoder_from_a_mask(tiny_model: Any) -> None:
+def test_gradients_reach_the_decoder_from_a_mask(tiny_model):
     """transformers' own helpers run under no_grad; ours must not."""
     features = tiny_model.get_sam_features(torch.randn(1, 3, 256, 256))
     prompt = torch.randn(1, 32, requires_grad=True)
@@ -66,7 +65,7 @@ def test_gradients_reach_the_decoder_from_a_mask(tiny_model: Any) -> None:
     tiny_model.zero_grad()
 
 
-def test_losses_have_their_closed_forms() -> None:
+def test_losses_have_their_closed_forms():
     logits = torch.tensor([[[20.0, -20.0], [-20.0, -20.0]]])
     truth = torch.tensor([[[1, 0], [0, 0]]], dtype=torch.uint8)
     losses = mask_losses(logits, truth)
@@ -77,13 +76,13 @@ def test_losses_have_their_closed_forms() -> None:
     assert undecided["dice"].item() == pytest.approx(0.5 * (1 - (2 * 0.5 + 1) / (2 + 1 + 1)))
 
 
-def test_dice_equals_monai() -> None:
+def test_dice_equals_monai():
     logits, truth = torch.randn(3, 8, 8), torch.rand(3, 8, 8) > 0.5
     monai = DiceLoss(sigmoid=True, smooth_nr=1.0, smooth_dr=1.0)(logits[:, None], truth[:, None].float())
     assert mask_losses(logits, truth)["dice"].item() == pytest.approx(0.5 * monai.item(), abs=1e-6)
 
 
-def test_truth_is_the_share_of_each_cell() -> None:
+def test_truth_is_the_share_of_each_cell():
     """A vessel 2 pixels wide on cells 4 pixels wide: half a cell, wherever it begins; `nearest` sees all or none."""
     for start, shares, sampled in ((2, [0.5, 0.0], [0, 0]), (3, [0.25, 0.25], [0, 1]), (4, [0.0, 0.5], [0, 1])):
         truth = torch.zeros(1, 8, 8, dtype=torch.bool)
@@ -95,7 +94,7 @@ def test_truth_is_the_share_of_each_cell() -> None:
         assert loss == pytest.approx(sum(cells) / 2)
 
 
-def test_targets_keep_their_centre() -> None:
+def test_targets_keep_their_centre():
     """The centre of a disc is where it was; sampled by `nearest` it is half a cell off."""
     rows, columns = torch.meshgrid(torch.arange(64), torch.arange(64), indexing="ij")
     disc = ((rows - 31.5) ** 2 + (columns - 31.5) ** 2 < 20**2)[None]
@@ -106,7 +105,7 @@ def test_targets_keep_their_centre() -> None:
         assert centre == pytest.approx([shift, shift], abs=0.5)
 
 
-def test_the_best_mask_of_a_thin_tree_is_the_tree() -> None:
+def test_the_best_mask_of_a_thin_tree_is_the_tree():
     """The mask that minimises the loss, drawn as in prediction, has a higher Dice than that of official targets."""
     rows, columns = torch.meshgrid(torch.arange(256), torch.arange(256), indexing="ij")
     tree = (((rows - columns).abs() < 4) | ((rows + 2 * columns - 300).abs() < 8))[None]
@@ -117,14 +116,14 @@ def test_the_best_mask_of_a_thin_tree_is_the_tree() -> None:
     assert dice[1] < 0.9
 
 
-def test_counts_must_agree() -> None:
+def test_counts_must_agree():
     with pytest.raises(ValueError, match=r"2 .*1 "):
         mask_losses(torch.zeros(2, 4, 4), torch.zeros(1, 4, 4))
     with pytest.raises(ValueError, match=r"3 .*1 "):
         iou_head_loss(torch.zeros(3), torch.zeros(3, 4, 4), torch.zeros(1, 4, 4))
 
 
-def test_the_iou_head_is_compared_with_the_true_iou() -> None:
+def test_the_iou_head_is_compared_with_the_true_iou():
     logits = torch.full((3, 2, 2), -5.0)
     logits[0, 0] = 5.0  # two predicted pixels, one of them true: IoU 1 / 2
     truth = torch.zeros(3, 2, 2, dtype=torch.bool)
@@ -134,7 +133,7 @@ def test_the_iou_head_is_compared_with_the_true_iou() -> None:
     assert iou_head_loss(torch.tensor([0.5, 0.3, 1.0]), logits, truth).item() == pytest.approx(0.3**2 / 3)
 
 
-def test_the_true_iou_is_that_of_the_cells_at_the_size_of_the_truth() -> None:
+def test_the_true_iou_is_that_of_the_cells_at_the_size_of_the_truth():
     truth = torch.rand(3, 12, 20, generator=torch.Generator().manual_seed(0)) > 0.6
     logits = torch.randn(3, 3, 5, generator=torch.Generator().manual_seed(1))
     cells = (logits > 0).repeat_interleave(4, dim=1).repeat_interleave(4, dim=2)
@@ -142,7 +141,7 @@ def test_the_true_iou_is_that_of_the_cells_at_the_size_of_the_truth() -> None:
     assert iou_head_loss(iou, logits, truth).item() == pytest.approx(0, abs=1e-12)
 
 
-def test_the_iou_loss_moves_the_head_and_not_the_masks() -> None:
+def test_the_iou_loss_moves_the_head_and_not_the_masks():
     scores, logits = torch.rand(2, requires_grad=True), torch.randn(2, 4, 4, requires_grad=True)
     iou_head_loss(scores, logits, torch.ones(2, 8, 8, dtype=torch.bool)).backward()
     assert scores.grad is not None

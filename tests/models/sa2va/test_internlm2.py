@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
+from transformers.convert_slow_tokenizer import import_protobuf
 
 from rl_reward_network.artefacts import read_json, write_json
 from rl_reward_network.grpo.image_context import make_question
@@ -74,21 +75,15 @@ def reference() -> tuple[Any, dict[str, Tensor]]:
 
 @needs_golden_llm
 @torch.no_grad()
-def test_the_language_model_equals_the_official_one(reference: Any) -> None:
+def test_the_language_model_equals_the_official_one(reference):
     """`long` exceeds the context, so that the rotary embedding scales; `short` follows, and is exact again."""
     model, expected = reference
     for case in ("long", "short"):
-        want = {
-            name: expected[f"{case}_{name}"]
-            for name in ("inputs_embeds", "labels", "hidden_states", "last_hidden_state", "logits", "loss")
-        }
+        names = ("inputs_embeds", "labels", "hidden_states", "last_hidden_state", "logits", "loss")
+        want = {name: expected[f"{case}_{name}"] for name in names}
         out = model(inputs_embeds=want["inputs_embeds"][None], labels=want["labels"][None], output_hidden_states=True)
-        got = {
-            "hidden_states": torch.cat(out.hidden_states),
-            "last_hidden_state": out.last_hidden_state[0],
-            "logits": out.logits[0],
-            "loss": out.loss[None],
-        }
+        got = {"last_hidden_state": out.last_hidden_state[0], "logits": out.logits[0], "loss": out.loss[None]}
+        got["hidden_states"] = torch.cat(out.hidden_states)
         for name, tensor in got.items():
             worst = float((tensor - want[name]).abs().max())
             print(f"{case} {name}: {worst:.1e} of {float(want[name].abs().max()):.1f}")
@@ -111,7 +106,7 @@ def steps(model: Any, embeds: Tensor, first: int) -> Tensor:
 
 
 @needs_golden_llm
-def test_cached_decoding_is_exact_within_the_context_and_not_beyond(reference: Any) -> None:
+def test_cached_decoding_is_exact_within_the_context_and_not_beyond(reference):
     """Beyond, earlier keys stay in the cache as they were rotated: so it is in the official code, too."""
     model, expected = reference
     embeds = expected["long_inputs_embeds"]
@@ -123,7 +118,7 @@ def test_cached_decoding_is_exact_within_the_context_and_not_beyond(reference: A
     assert error[-1] > 1e-3
 
 
-def test_rows_of_wqkv_by_hand() -> None:
+def test_rows_of_wqkv_by_hand():
     """Two groups of three query heads, width 2: q q q k v, q q q k v."""
     config = config_from_original(tiny_internlm2_config(300), TINY_SAM, "config.json").text_config
     config.num_key_value_heads, config.head_dim = 2, 2
@@ -138,7 +133,7 @@ def test_rows_of_wqkv_by_hand() -> None:
     assert torch.equal(joined[key.format("qkv")], fused)
 
 
-def test_gate_up_and_down_keep_their_roles(official: Path, model: Any) -> None:
+def test_gate_up_and_down_keep_their_roles(official, model):
     """w2 (silu(w1 x) * w3 x): w1 is the gate."""
     tensors, ours = load_file(official / "model.safetensors"), model.state_dict()
     theirs = "language_model.model.layers.1."
@@ -155,9 +150,7 @@ def test_gate_up_and_down_keep_their_roles(official: Path, model: Any) -> None:
     assert torch.equal(tensors["language_model.output.weight"], ours["lm_head.weight"])
 
 
-def test_a_hub_id_brings_the_tokenizer_and_no_code(
-    official: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_id_brings_the_tokenizer_and_no_code(official, tmp_path, monkeypatch):
     def download(name: str, revision: str | None, allow_patterns: list[str]) -> str:
         for path in official.iterdir():
             if any(path.match(pattern) for pattern in allow_patterns):
@@ -170,7 +163,7 @@ def test_a_hub_id_brings_the_tokenizer_and_no_code(
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in official.iterdir()}
 
 
-def test_prediction_and_batches(model: Any, processor: Sa2VAProcessor) -> None:
+def test_prediction_and_batches(model, processor):
     image, prompts = smooth_image(90, 70), ["the vessel", "Seg the left one, please.", "x"]
     batch = model.segment([image], prompts, processor)[0]
     masks = []
@@ -181,12 +174,9 @@ def test_prediction_and_batches(model: Any, processor: Sa2VAProcessor) -> None:
         masks.append(together.mask_logits)
     assert (masks[0] - masks[1]).abs().max() > 1e-3, "the words must change the mask"
     assert model.predict_forward(text="Hi", processor=processor, max_new_tokens=3)["prediction_masks"] == []
-
-
-def test_generate_ends_with_the_stop_word_and_agrees(model: Any, processor: Sa2VAProcessor) -> None:
     inputs = processor("<image>Where?", smooth_image(40, 40))
     ids = model.generate(**inputs, max_new_tokens=16)[0, inputs["input_ids"].shape[1] :].tolist()
-    assert processor.text(ids) == "Sure [SEG].<|im_end|>"
+    assert processor.text(ids) == "Sure [SEG].<|im_end|>", "generate ends with the stop word"
 
 
 def normalised(values: Tensor, weight: Tensor) -> Tensor:
@@ -195,16 +185,13 @@ def normalised(values: Tensor, weight: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def test_queries_and_keys_of_the_26b_tower_are_normalised_over_the_full_width(tmp_path: Path) -> None:
+def test_queries_and_keys_of_the_26b_tower_are_normalised_over_the_full_width(tmp_path):
     """A layer by hand from the original tensors: q and k are normalised before the heads are split; no bias of qkv."""
     folder = write_tiny_internlm2(tmp_path / "official", VIT_6B)
     tower: Any = Sa2VAForConditionalGeneration.from_pretrained(folder).model.vision_tower
     prefix = "vision_model.encoder.layers.0."
-    w = {
-        key.removeprefix(prefix): tensor
-        for key, tensor in load_file(folder / "model.safetensors").items()
-        if key.startswith(prefix)
-    }
+    tensors = load_file(folder / "model.safetensors")
+    w = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
     x = torch.randn(1, 5, 32, generator=torch.Generator().manual_seed(0))
     q, k, v = (normalised(x, w["norm1.weight"]) @ w["attn.qkv.weight"].T).chunk(3, dim=-1)
     q, k = normalised(q, w["attn.q_norm.weight"]), normalised(k, w["attn.k_norm.weight"])
@@ -230,16 +217,7 @@ TEXTS = [
 ]
 PARTS = [
     *"ab .,!?<>[]()\t\n\r\x00éß漢血管🙂🧠",
-    "    ",
-    "\n\n",
-    "====",
-    "aaaa",
-    "the ",
-    "<s>",
-    "<0x0A>",
-    "👩‍🔬",
-    "a\u0301",
-    "\ufeff",
+    *("    ", "\n\n", "====", "aaaa", "the ", "<s>", "<0x0A>", "👩‍🔬", "a\u0301", "\ufeff"),
 ]
 
 
@@ -255,25 +233,22 @@ def pieces_of(tokenizer: InternLM2Tokenizer, text: str) -> list[str]:
 def strings(count: int) -> list[str]:
     """Sentences, pieces of them, runs of one character, and characters at random."""
     rng = random.Random(0)
-    made = []
-    for _ in range(count):
-        text = rng.choice(TEXTS)
-        made.append(
-            rng.choice(
-                [
-                    " " * rng.randrange(4) + text + rng.choice(["", " ", "\n", "  \n"]),
-                    text[rng.randrange(len(text)) :],
-                    rng.choice(PARTS) * rng.randrange(30),
-                    "".join(rng.choices(PARTS, k=rng.randrange(30))),
-                ]
-            )
-        )
-    return made
+
+    def made(text: str) -> str:
+        kinds = [
+            " " * rng.randrange(4) + text + rng.choice(["", " ", "\n", "  \n"]),
+            text[rng.randrange(len(text)) :],
+            rng.choice(PARTS) * rng.randrange(30),
+            "".join(rng.choices(PARTS, k=rng.randrange(30))),
+        ]
+        return rng.choice(kinds)
+
+    return [made(rng.choice(TEXTS)) for _ in range(count)]
 
 
 @needs_sentencepiece
 @pytest.mark.parametrize("prefix", [False, True], ids=["without dummy prefix", "with dummy prefix"])
-def test_ids_and_texts_of_a_thousand_strings_are_those_of_sentencepiece(tmp_path: Path, prefix: bool) -> None:
+def test_ids_and_texts_of_a_thousand_strings_are_those_of_sentencepiece(tmp_path, prefix):
     import sentencepiece
 
     corpus, model = tmp_path / "corpus.txt", tmp_path / "tokenizer"
@@ -304,14 +279,14 @@ def test_ids_and_texts_of_a_thousand_strings_are_those_of_sentencepiece(tmp_path
     assert len(bytes_seen) > 20, "strings with characters that the vocabulary does not have"
 
 
-def test_pieces_are_merged_by_score_and_unknown_characters_are_bytes(tokenizer: InternLM2Tokenizer) -> None:
+def test_pieces_are_merged_by_score_and_unknown_characters_are_bytes(tokenizer):
     assert pieces_of(tokenizer, "seg the") == ["seg", "▁the"]
     assert pieces_of(tokenizer, "the") == ["th", "e"]  # a dummy prefix would make it "▁the"
     assert pieces_of(tokenizer, "     血管\n") == ["▁▁▁▁", "▁", "血管", "\n"]
     assert pieces_of(tokenizer, "é🙂") == ["<0xC3>", "<0xA9>", "<0xF0>", "<0x9F>", "<0x99>", "<0x82>"]
 
 
-def test_added_tokens_take_the_place_of_pieces_in_reserve(tokenizer: InternLM2Tokenizer) -> None:
+def test_added_tokens_take_the_place_of_pieces_in_reserve(tokenizer):
     count = len(tiny_pieces())
     assert tokenizer.convert_tokens_to_ids(["<s>", "<|im_end|>", "<|im_start|>", "<img>"]) == [
         1,
@@ -324,30 +299,22 @@ def test_added_tokens_take_the_place_of_pieces_in_reserve(tokenizer: InternLM2To
     assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (2, 2)
     text = "<s><|im_start|>user\n<img><IMG_CONTEXT></img>Seg  the 血管é.<|im_end|>\n[SEG] <p>"
     assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
+    assert tokenizer.decode(tokenizer("  two", add_special_tokens=False)["input_ids"]) == " two", "one blank is dropped"
 
 
-def test_decoding_drops_one_leading_blank(tokenizer: InternLM2Tokenizer) -> None:
-    assert tokenizer.decode(tokenizer("  two", add_special_tokens=False)["input_ids"]) == " two"
-
-
-def test_a_piece_in_reserve_that_no_token_replaces_is_matched_as_a_whole(tmp_path: Path) -> None:
+def test_pieces_in_reserve_are_matched_as_a_whole_and_extra_spaces_removed_where_the_file_says_so(tmp_path):
     (tmp_path / "tokenizer.model").write_bytes(sentencepiece_bytes())
     tokenizer = read_sentencepiece(tmp_path / "tokenizer.model", {})
     assert tokenizer.encode(f"a{RESERVED[0]}b").tokens == ["a", RESERVED[0], "b"]
-
-
-def test_extra_spaces_are_removed_where_the_file_says_so(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.model").write_bytes(
-        sentencepiece_bytes(remove_extra_whitespaces=True, add_dummy_prefix=True)
-    )
+    spaces = {"remove_extra_whitespaces": True, "add_dummy_prefix": True}
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_bytes(**spaces))
     tokenizer = read_sentencepiece(tmp_path / "tokenizer.model", {})
     assert tokenizer.encode("  a   b ").tokens == ["▁", "a", "▁", "b"]
 
 
-def test_what_is_saved_reads_the_same_and_suits_the_official_layout(
-    tokenizer: InternLM2Tokenizer, tmp_path: Path
-) -> None:
+def test_what_is_saved_reads_the_same_and_suits_the_official_layout(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
+    InternLM2Tokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path)  # onto itself
     fast = InternLM2Tokenizer.from_pretrained(tmp_path)
     assert (tmp_path / "tokenizer.model").read_bytes() == sentencepiece_bytes()
     (tmp_path / "tokenizer.json").unlink()
@@ -359,7 +326,7 @@ def test_what_is_saved_reads_the_same_and_suits_the_official_layout(
         assert other.eos_token_id == 2
 
 
-def test_damaged_files_are_named(tmp_path: Path) -> None:
+def test_damaged_files_are_named(tmp_path):
     whole = sentencepiece_bytes()
     file = write_tokenizer(tmp_path) / "tokenizer.model"
     for content in (whole[:-5], whole[: len(whole) // 2], b"", b"no protobuf"):
@@ -374,26 +341,14 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         InternLM2Tokenizer.from_pretrained(tmp_path)
 
 
-def test_a_folder_without_its_added_tokens_is_refused(tmp_path: Path) -> None:
-    """`<|im_end|>` would be cut into letters: other prompts, and answers without an end."""
+def test_folders_that_would_read_wrongly_are_refused(tmp_path):
+    """Without its added tokens, `<|im_end|>` would be cut into letters: other prompts, and answers without an end."""
     settings = write_tokenizer(tmp_path) / "tokenizer_config.json"
     without = {name: value for name, value in read_json(settings).items() if name != "added_tokens_decoder"}
     for change in (lambda: write_json(settings, without), settings.unlink):
         change()
         with pytest.raises(ValueError, match=r"tokenizer_config\.json: missing, or '<\|im_end\|>' is not in"):
             InternLM2Tokenizer.from_pretrained(tmp_path)
-
-
-def test_a_tokenizer_is_saved_where_it_was_read(tmp_path: Path) -> None:
-    read = InternLM2Tokenizer.from_pretrained(write_tokenizer(tmp_path))
-    read.save_pretrained(tmp_path)
-    assert (tmp_path / "tokenizer.model").read_bytes() == sentencepiece_bytes()
-    assert InternLM2Tokenizer.from_pretrained(tmp_path)("Seg [SEG]").input_ids == read("Seg [SEG]").input_ids
-
-
-def test_another_kind_of_vocabulary_is_refused(tmp_path: Path) -> None:
-    from transformers.convert_slow_tokenizer import import_protobuf
-
     proto = import_protobuf().ModelProto.FromString(sentencepiece_bytes())
     proto.trainer_spec.model_type = 1
     (tmp_path / "tokenizer.model").write_bytes(proto.SerializeToString())
@@ -406,7 +361,7 @@ def plain(tokenizer: InternLM2Tokenizer) -> Sa2VAProcessor:
     return Sa2VAProcessor(tokenizer, "internlm2_chat", prompt_prefix="<s>")
 
 
-def test_the_begin_of_a_prompt_is_marked_once(plain: Sa2VAProcessor) -> None:
+def test_the_begin_of_a_prompt_is_marked_once(plain):
     first = plain.prompt_text("Hi")
     assert first.startswith("<s><|im_start|>user\n")
     assert plain(["<image>Hi"], [SMALL])["input_ids"][0].tolist().count(1) == 1
@@ -416,7 +371,7 @@ def test_the_begin_of_a_prompt_is_marked_once(plain: Sa2VAProcessor) -> None:
     assert longer.count("<s>") == 1
 
 
-def test_training_and_rollouts_start_like_a_prompt(plain: Sa2VAProcessor) -> None:
+def test_training_and_rollouts_start_like_a_prompt(plain):
     turns = [("<image>\nSeg.", "Sure [SEG]."), ("And?", "No.")]
     tile = plain.tokens_per_tile
     taught = plain.tokenize_conversation(turns, tile)

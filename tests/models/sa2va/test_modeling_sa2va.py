@@ -37,7 +37,7 @@ def model_copy(tiny_model: Sa2VAForConditionalGeneration) -> Sa2VAForConditional
     return copy.deepcopy(tiny_model)
 
 
-def test_left_padding_and_batching_do_not_change_logits(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+def test_left_padding_and_batching_do_not_change_logits(tiny_model, tiny_processor):
     images = [smooth_image(100, 120), smooth_image(90, 80, seed=1)]
     texts = [TEXT, "<image>A much longer question about this image."]
     with torch.no_grad():
@@ -46,7 +46,7 @@ def test_left_padding_and_batching_do_not_change_logits(tiny_model: Any, tiny_pr
     assert torch.allclose(batch, torch.stack(single), atol=1e-4)
 
 
-def test_precomputed_vision_features_give_the_same_logits(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+def test_precomputed_vision_features_give_the_same_logits(tiny_model, tiny_processor):
     inputs = tiny_processor(TEXT, smooth_image(100, 120))
     with torch.no_grad():
         features = tiny_model.model.get_vision_features(inputs.pop("pixel_values"))
@@ -55,7 +55,7 @@ def test_precomputed_vision_features_give_the_same_logits(tiny_model: Any, tiny_
         assert torch.equal(tiny_model(**inputs).logits, cached)
 
 
-def test_region_rows_follow_the_thumbnail_in_row_major_order(tiny_model: Any) -> None:
+def test_region_rows_follow_the_thumbnail_in_row_major_order(tiny_model):
     features = torch.randn(3, 1024, 32)  # tiles of image 1 (two), image 2 (one)
     cells = torch.zeros(2, 16, 16, dtype=torch.bool)
     cells[0, 3, 4] = cells[0, 3, 9] = cells[1, 0, 0] = True
@@ -66,7 +66,7 @@ def test_region_rows_follow_the_thumbnail_in_row_major_order(tiny_model: Any) ->
     assert torch.equal(rows, expected)
 
 
-def test_a_region_changes_the_logits(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+def test_a_region_changes_the_logits(tiny_model, tiny_processor):
     image = smooth_image(100, 120)
     top, bottom = np.zeros((2, 1, 100, 120), dtype=bool)
     top[0, :40, :60] = bottom[0, 60:, 60:] = True
@@ -75,13 +75,13 @@ def test_a_region_changes_the_logits(tiny_model: Any, tiny_processor: Sa2VAProce
     assert not torch.allclose(a, b, atol=1e-3)
 
 
-def test_placeholders_without_features_are_an_error(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+def test_placeholders_without_features_are_an_error(tiny_model, tiny_processor):
     inputs = tiny_processor(TEXT, smooth_image(100, 120))
     with pytest.raises(ValueError, match=r"256 .*placeholders.* 0 "):
         tiny_model(input_ids=inputs["input_ids"])
 
 
-def test_another_vision_layer_is_another_hidden_state(model_copy: Any) -> None:
+def test_another_vision_layer_is_another_hidden_state(model_copy):
     pixels = torch.randn(1, 3, 448, 448)
     states = model_copy.model.vision_tower(pixels, output_hidden_states=True).hidden_states
     model_copy.config.vision_feature_layer = 0
@@ -91,7 +91,7 @@ def test_another_vision_layer_is_another_hidden_state(model_copy: Any) -> None:
     assert not torch.equal(states[-2], states[-1])
 
 
-def test_several_prompts_decode_as_one_by_one(tiny_model: Any) -> None:
+def test_several_prompts_decode_as_one_by_one(tiny_model):
     features = tiny_model.get_sam_features(torch.randn(1, 3, 256, 256))
     prompts = torch.randn(3, 32)
     with torch.no_grad():
@@ -100,7 +100,7 @@ def test_several_prompts_decode_as_one_by_one(tiny_model: Any) -> None:
     assert torch.allclose(together, single, atol=1e-4)
 
 
-def test_the_mask_is_the_candidate_with_the_highest_predicted_iou(tiny_model: Any) -> None:
+def test_the_mask_is_the_candidate_with_the_highest_predicted_iou(tiny_model):
     with torch.no_grad():
         decoded = tiny_model.decode_masks(tiny_model.get_sam_features(torch.randn(1, 3, 256, 256)), torch.randn(4, 32))
     best = decoded.candidate_scores[:, 1:].argmax(dim=1) + 1
@@ -109,7 +109,7 @@ def test_the_mask_is_the_candidate_with_the_highest_predicted_iou(tiny_model: An
     assert torch.equal(decoded.mask_logits, decoded.candidates[torch.arange(4), best])
 
 
-def test_a_mask_loss_reaches_the_parts_that_train(model_copy: Any, tiny_processor: Sa2VAProcessor) -> None:
+def test_a_mask_loss_reaches_the_parts_that_train(model_copy, tiny_processor):
     """Not reached: heads without a loss, candidates that were not selected, and unused kinds of prompts."""
     setup_lora(model_copy, r=2, lora_alpha=4, lora_dropout=0.0)
     freeze_parameters(model_copy)
@@ -145,7 +145,7 @@ def test_a_mask_loss_reaches_the_parts_that_train(model_copy: Any, tiny_processo
     }
 
 
-def test_gradient_checkpointing_gives_the_same_gradients(model_copy: Any, tiny_processor: Sa2VAProcessor) -> None:
+def test_gradient_checkpointing_gives_the_same_gradients(model_copy, tiny_processor):
     inputs = teacher_forced(tiny_processor, smooth_image(100, 120))
     grads = []
     for checkpointing in (False, True):
@@ -159,7 +159,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(model_copy: Any, tiny_p
     assert torch.allclose(*grads, atol=1e-6)
 
 
-def test_training_steps_move_the_trainable_and_nothing_else(model_copy: Any, tiny_processor: Sa2VAProcessor) -> None:
+def test_training_steps_move_the_trainable_and_nothing_else(model_copy, tiny_processor):
     setup_lora(model_copy, r=2, lora_alpha=4, lora_dropout=0.0)
     freeze_parameters(model_copy)
     before = {name: p.detach().clone() for name, p in model_copy.named_parameters()}

@@ -1,7 +1,6 @@
 """From an image to tiles, patches, SAM 2's square and drawn regions, and back to the size of the image."""
 
 import io
-from typing import Any
 
 import cv2
 import numpy as np
@@ -39,11 +38,11 @@ from tests.conftest import smooth_image
         (999, 960, (3, 3)),
     ],
 )
-def test_tile_grid_follows_the_reference(width: int, height: int, grid: tuple[int, int]) -> None:
+def test_tile_grid_follows_the_reference(width, height, grid):
     assert tile_grid(width, height) == grid
 
 
-def test_upsampling_goes_over_sam2s_square() -> None:
+def test_upsampling_goes_over_sam2s_square():
     logits = torch.randn(2, 32, 32)
     square = F.interpolate(logits[:, None], size=(128, 128), mode="bilinear")
     expected = F.interpolate(square, size=(70, 90), mode="bilinear")[:, 0]
@@ -59,21 +58,21 @@ def test_upsampling_goes_over_sam2s_square() -> None:
         np.zeros((9, 9, 3), np.float32),
     ],
 )
-def test_more_than_8_bit_is_refused_with_the_remedy(image: Any) -> None:
+def test_more_than_8_bit_is_refused_with_the_remedy(image):
     """Pillow would cut the values at 255."""
     for read in (to_rgb, lambda one: cut_tiles(one, 1, 8), lambda one: sam_pixels(one, 8)):
         with pytest.raises(ValueError, match=r"(uint8|8 bit).*; scale it to 0\.\.255, .*load_image"):
             read(image)
 
 
-def test_an_opened_file_of_16_bit_colour_is_refused() -> None:
+def test_an_opened_file_of_16_bit_colour_is_refused():
     file = io.BytesIO(cv2.imencode(".png", np.full((9, 9, 3), 3000, np.uint16))[1].tobytes())
     with pytest.raises(ValueError, match=r"8 bit per channel.*; scale it"):
         to_rgb(Image.open(file))
 
 
 @pytest.mark.parametrize("image", [np.zeros((0, 0, 3), np.uint8), Image.new("RGB", (0, 5))])
-def test_an_image_without_pixels_is_refused(image: Any) -> None:
+def test_an_image_without_pixels_is_refused(image):
     with pytest.raises(ValueError, match=r"an image must have pixels, got 0 x [05] \(width x height\)"):
         to_rgb(image)
 
@@ -112,16 +111,14 @@ SIZES: list[tuple[tuple[int, int], int, ImageResize, tuple[int, int], int]] = [
 
 
 @pytest.mark.parametrize(("image", "patch", "how", "size", "tokens"), SIZES)
-def test_sizes_are_those_of_the_reference(
-    image: tuple[int, int], patch: int, how: ImageResize, size: tuple[int, int], tokens: int
-) -> None:
+def test_sizes_are_those_of_the_reference(image, patch, how, size, tokens):
     resized = resized_image(np.zeros((*image, 3), np.uint8), 2 * patch, how)
     assert resized.dtype == torch.uint8
     assert tuple(resized.shape) == (3, *size)
     assert size[0] * size[1] == tokens * (2 * patch) ** 2
 
 
-def test_training_resizes_the_image_itself_and_prediction_a_resized_one() -> None:
+def test_training_resizes_the_image_itself_and_prediction_a_resized_one():
     image = smooth_image(199, 301)
     first = Image.fromarray(image).resize((308, 196), Image.Resampling.BICUBIC)
     for how, source, size in (("training", image, (544, 800)), ("prediction", np.array(first), (512, 800))):
@@ -130,7 +127,7 @@ def test_training_resizes_the_image_itself_and_prediction_a_resized_one() -> Non
         assert torch.equal(resized_image(image, 32, how), expected)  # type: ignore[arg-type]
 
 
-def test_an_image_of_the_right_size_is_left_alone() -> None:
+def test_an_image_of_the_right_size_is_left_alone():
     image = smooth_image(672, 896)  # multiples of 28 and of 32
     for cell in (28, 32):
         for how in ("prediction", "training"):
@@ -138,7 +135,7 @@ def test_an_image_of_the_right_size_is_left_alone() -> None:
             assert torch.equal(resized.permute(1, 2, 0), torch.from_numpy(image))
 
 
-def test_a_patch_holds_its_pixels_twice_and_normalised() -> None:
+def test_a_patch_holds_its_pixels_twice_and_normalised():
     image = smooth_image(640, 640)
     inputs = patch_inputs([image], patches(16), "training")
     assert inputs["image_grid_thw"].tolist() == [[1, 40, 40]]
@@ -152,7 +149,7 @@ def test_a_patch_holds_its_pixels_twice_and_normalised() -> None:
     torch.testing.assert_close(below, expected, atol=1e-5, rtol=0)
 
 
-def test_images_of_different_size_are_packed_one_after_the_other() -> None:
+def test_images_of_different_size_are_packed_one_after_the_other():
     images = [smooth_image(640, 640), smooth_image(200, 500, seed=1)]
     together = patch_inputs(images, patches(14), "prediction")
     alone = [patch_inputs([image], patches(14), "prediction") for image in images]
@@ -161,7 +158,7 @@ def test_images_of_different_size_are_packed_one_after_the_other() -> None:
     assert together["image_grid_thw"].dtype == torch.int64
 
 
-def test_grey_and_transparent_pictures_are_taken_as_rgb() -> None:
+def test_grey_and_transparent_pictures_are_taken_as_rgb():
     grey = Image.fromarray(smooth_image(100, 100)).convert("L")
     expected = resized_image(grey.convert("RGB"), 28, "prediction")
     assert torch.equal(resized_image(grey, 28, "prediction"), expected)
@@ -169,12 +166,12 @@ def test_grey_and_transparent_pictures_are_taken_as_rgb() -> None:
 
 
 @pytest.mark.parametrize("how", ["prediction", "training"])
-def test_a_strip_is_refused_with_its_size(how: ImageResize) -> None:
+def test_a_strip_is_refused_with_its_size(how):
     with pytest.raises(ValueError, match=r"the image has 2 x 500 pixels \(.*200.*\); crop it"):
         resized_image(np.zeros((500, 2, 3), np.uint8), 28, how)
 
 
-def test_an_array_that_is_no_image_is_refused() -> None:
+def test_an_array_that_is_no_image_is_refused():
     with pytest.raises(ValueError, match=r"uint8.*float64"):
         patch_inputs([np.zeros((20, 20, 3))], patches(14), "prediction")
 
@@ -189,7 +186,7 @@ def line(thickness: int = 1) -> np.ndarray:
 
 
 @pytest.mark.parametrize("thickness", [1, 30])
-def test_an_outline_is_red_around_the_region_and_leaves_it_as_it_is(thickness: int) -> None:
+def test_an_outline_is_red_around_the_region_and_leaves_it_as_it_is(thickness):
     region, before = line(thickness), IMAGE.copy()
     drawn = draw_region(IMAGE, region, "outline")
     changed = (drawn != IMAGE).any(axis=2)
@@ -200,7 +197,7 @@ def test_an_outline_is_red_around_the_region_and_leaves_it_as_it_is(thickness: i
     np.testing.assert_array_equal(IMAGE, before)
 
 
-def test_a_crop_is_the_bounding_box_with_a_margin_within_the_image() -> None:
+def test_a_crop_is_the_bounding_box_with_a_margin_within_the_image():
     region = line(20)
     margin = round(250 * 0.25)
     cut = IMAGE[100 - margin : 120 + margin, 0 : 300 + margin]  # 50 - margin would be outside
@@ -210,14 +207,14 @@ def test_a_crop_is_the_bounding_box_with_a_margin_within_the_image() -> None:
     assert draw_region(IMAGE, tiny, "crop").shape == (9, 9, 3)
 
 
-def test_empty_regions_and_other_sizes_are_refused() -> None:
+def test_empty_regions_and_other_sizes_are_refused():
     with pytest.raises(ValueError, match="the region has 0 pixels"):
         draw_region(IMAGE, np.zeros((400, 600), dtype=bool), "outline")
     with pytest.raises(ValueError, match=r"shape \(3, 3\), expected 1 or more, .* shape \(400, 600\)"):
         draw_region(IMAGE, np.ones((3, 3), dtype=bool), "crop")
 
 
-def test_a_region_that_is_the_whole_image_is_framed() -> None:
+def test_a_region_that_is_the_whole_image_is_framed():
     image = np.zeros((40, 60, 3), dtype=np.uint8)
     shown = draw_region(image, np.ones((40, 60), dtype=bool), "outline")
     red = (shown == RED).all(axis=2)

@@ -1,7 +1,6 @@
 import copy
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,16 +12,13 @@ from rl_reward_network.inputs.segmenter import NO_MASK_LOGIT, Sa2VASegmenter, lo
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 from rl_reward_network.models.sa2va.prediction_sa2va import image_features
-from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from tests.conftest import smooth_image, write_tiny_checkpoint
 
 PROMPTS = ["Please segment the vessel.", "Bright vessels, please.", "X", "The main vessel only."]
 
 
 @pytest.mark.parametrize("batch_size", [16, 3])
-def test_batched_segmentation_equals_single_predictions(
-    tiny_model: Any, tiling_processor: Sa2VAProcessor, batch_size: int
-) -> None:
+def test_batched_segmentation_equals_single_predictions(tiny_model, tiling_processor, batch_size):
     images = [smooth_image(150, 150), smooth_image(640, 700, seed=2)]  # one tile, five tiles
     batched = tiny_model.segment(images, PROMPTS, tiling_processor, batch_size=batch_size)
     masks = []
@@ -35,7 +31,7 @@ def test_batched_segmentation_equals_single_predictions(
     assert len(set(masks)) > 4, "prompts and images must matter, or this test could not fail"
 
 
-def test_encoders_run_once_per_image(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+def test_encoders_run_once_per_image(tiny_model, tiny_processor):
     calls: list[str] = []
     hooks = [
         tiny_model.model.vision_tower.register_forward_hook(lambda *_: calls.append("vision")),
@@ -49,9 +45,7 @@ def test_encoders_run_once_per_image(tiny_model: Any, tiny_processor: Sa2VAProce
     assert sorted(calls) == ["sam", "sam", "vision", "vision"]
 
 
-def test_predict_forward_gives_masks_and_probabilities_at_image_size(
-    tiny_model: Any, tiny_processor: Sa2VAProcessor
-) -> None:
+def test_predict_forward_gives_masks_and_probabilities_at_image_size(tiny_model, tiny_processor):
     picture = Image.fromarray(smooth_image(70, 110)).convert("L")  # grey is converted
     result = tiny_model.predict_forward(image=picture, text="<image>Segment.", tokenizer=tiny_processor.tokenizer)
     (mask,), (probability,) = result["prediction_masks"], result["mask_probabilities"]
@@ -61,7 +55,7 @@ def test_predict_forward_gives_masks_and_probabilities_at_image_size(
     assert 0 <= probability.min() < probability.max() <= 1
 
 
-def test_two_segs_give_two_masks(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+def test_two_segs_give_two_masks(tiny_model, tiny_processor):
     """The tiny model is made to loop from "." back to "[SEG]" until the limit."""
     model = copy.deepcopy(tiny_model)
     seg, dot = tiny_processor.seg_token_id, tiny_processor.token_ids(".")[0]
@@ -75,7 +69,7 @@ def test_two_segs_give_two_masks(tiny_model: Any, tiny_processor: Sa2VAProcessor
     assert len(result["prediction_masks"]) == len(result["mask_probabilities"]) == count
 
 
-def test_regions_tiles_two_segs_and_a_spelled_stop_word_together(tmp_path: Any) -> None:
+def test_regions_tiles_two_segs_and_a_spelled_stop_word_together(tmp_path):
     """The whole path at once; each mask is checked against the state of its [SEG] in a teacher-forced pass."""
     model, processor = load_sa2va_model(write_tiny_checkpoint(tmp_path, template="phi3_chat"))
     say = processor.token_ids("[SEG]<[SEG]end|>")  # as many different tokens as possible; "|" would come twice
@@ -116,7 +110,7 @@ class Scripted(torch.nn.Module):
         return logits
 
 
-def test_text_only_questions_have_no_mask(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+def test_text_only_questions_have_no_mask(tiny_model, tiny_processor):
     past = tiny_processor.prompt_text("Hi") + "Hello<|im_end|>\n"
     result = tiny_model.predict_forward(text="And?", past_text=past, processor=tiny_processor, max_new_tokens=12)
     assert result["prediction"]
@@ -132,32 +126,28 @@ def test_text_only_questions_have_no_mask(tiny_model: Any, tiny_processor: Sa2VA
         ({"past_text": "earlier"}, r"past_text"),
     ],
 )
-def test_predict_forward_refuses_bad_arguments(
-    tiny_model: Any, tiny_processor: Any, arguments: dict, message: str
-) -> None:
+def test_predict_forward_refuses_bad_arguments(tiny_model, tiny_processor, arguments, message):
     usual = {"image": smooth_image(20, 20), "text": "<image>x", "processor": tiny_processor}
     with pytest.raises(ValueError, match=message):
         tiny_model.predict_forward(**(usual | arguments))
 
 
 @pytest.mark.parametrize("path", ["scan.png", Path("scan.png")])
-def test_a_path_in_place_of_an_image_is_refused_with_the_remedy(
-    tiny_model: Any, tiny_processor: Sa2VAProcessor, path: Any
-) -> None:
+def test_a_path_in_place_of_an_image_is_refused_with_the_remedy(tiny_model, tiny_processor, path):
     with pytest.raises(ValueError, match=r"image is .*scan\.png.*PIL\.Image\.open\('scan\.png'\)"):
         tiny_model.predict_forward(image=path, text="<image>The vessel.", processor=tiny_processor)
     with pytest.raises(ValueError, match=r"image is 7, .*\(H, W, 3\)$"):
         tiny_model.segment([7], ["The vessel."], tiny_processor)
 
 
-def test_segment_refuses_no_prompts_and_no_batch(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+def test_segment_refuses_no_prompts_and_no_batch(tiny_model, tiny_processor):
     with pytest.raises(ValueError, match=r"0 prompts.* 16"):
         tiny_model.segment([smooth_image(20, 20)], [], tiny_processor)
     with pytest.raises(ValueError, match=r"prompts.*<image>"):
         tiny_model.segment([smooth_image(20, 20)], ["a<image>", "b<image>"], tiny_processor)
 
 
-def test_the_segmenter_joins_segs_and_keeps_no_seg_empty(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+def test_the_segmenter_joins_segs_and_keeps_no_seg_empty(tiny_model, tiny_processor):
     silent = copy.deepcopy(tiny_model)
     silent.lm_head.weight.data[tiny_processor.seg_token_id] = 0
     image = smooth_image(64, 80)
@@ -171,7 +161,7 @@ def test_the_segmenter_joins_segs_and_keeps_no_seg_empty(tiny_model: Any, tiny_p
         assert (probabilities > 0.5).any() != empty
 
 
-def test_fingerprints_change_with_weights_and_limits(tiny_checkpoint: Any, tiny_model: Any) -> None:
+def test_fingerprints_change_with_weights_and_limits(tiny_checkpoint, tiny_model):
     changed = copy.deepcopy(tiny_model)
     changed.lm_head.weight.data[3, 5] += 1e-3
     assert (
@@ -182,9 +172,7 @@ def test_fingerprints_change_with_weights_and_limits(tiny_checkpoint: Any, tiny_
     assert load_segmenter(tiny_checkpoint).fingerprint != load_segmenter(tiny_checkpoint, max_tiles=2).fingerprint
 
 
-def test_numbers_are_those_of_the_version_that_agreed_with_the_reference(
-    tiny_model: Any, tiling_processor: Sa2VAProcessor
-) -> None:
+def test_numbers_are_those_of_the_version_that_agreed_with_the_reference(tiny_model, tiling_processor):
     """Numbers of this model at the time when every tensor of the golden reference agreed, both encoders included."""
     image = smooth_image(640, 700)
     inputs = tiling_processor("<image>Please segment the vessel.", image, [regions()])
@@ -228,8 +216,8 @@ EXPECTED = {
 
 
 def test_features_that_are_known_already_give_the_same_masks_and_no_second_encoding(
-    tiny_model: Any, tiny_processor: Sa2VAProcessor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tiny_model, tiny_processor, monkeypatch
+):
     image = smooth_image(64, 80)
     ((expected,),) = tiny_model.segment([image], PROMPTS[:1], tiny_processor)
     features = image_features(tiny_model, tiny_processor, image)
@@ -239,9 +227,7 @@ def test_features_that_are_known_already_give_the_same_masks_and_no_second_encod
     torch.testing.assert_close(found.vision_features, features.pooled()[0], rtol=0, atol=0)
 
 
-def test_a_single_prompt_or_image_in_place_of_a_list_is_refused(
-    tiny_model: Any, tiny_processor: Sa2VAProcessor
-) -> None:
+def test_a_single_prompt_or_image_in_place_of_a_list_is_refused(tiny_model, tiny_processor):
     image = smooth_image(50, 60)
     for images, prompts in (([image], "the vessel"), (image, PROMPTS), (Image.fromarray(image), PROMPTS)):
         with pytest.raises(ValueError, match="images and prompts must be lists; put a single one into a list"):
@@ -257,9 +243,7 @@ def test_a_single_prompt_or_image_in_place_of_a_list_is_refused(
         *(np.full((1, 64, 64), 0.4), np.full((1, 64, 64), 255, np.uint8), np.full((1, 64, 64), 1.0)),
     ],
 )
-def test_a_region_of_another_size_or_type_is_refused(
-    tiny_model: Any, tiny_processor: Sa2VAProcessor, region: np.ndarray
-) -> None:
+def test_a_region_of_another_size_or_type_is_refused(tiny_model, tiny_processor, region):
     with pytest.raises(ValueError, match=r"mask_prompts: regions must be bool \(N, H, W\).* \(64, 64\), got "):
         tiny_model.predict_forward(
             image=smooth_image(64, 64), text="<image>Describe region1.", mask_prompts=[region], processor=tiny_processor

@@ -1,3 +1,5 @@
+"""Sequences: parity with the official masks, frames with and without memory, and what the memory holds."""
+
 import copy
 import json
 from pathlib import Path
@@ -14,8 +16,14 @@ from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 from rl_reward_network.models.sa2va.prediction_sa2va import image_features
-from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
-from rl_reward_network.models.sa2va.video_sa2va import _encode, answer_sequence, masks_with_memory, masks_without_memory
+from rl_reward_network.models.sa2va.video_sa2va import (
+    SequenceMemory,
+    _encode,
+    answer_sequence,
+    check_memory,
+    masks_with_memory,
+    masks_without_memory,
+)
 from tests.conftest import GOLDEN, needs_golden, smooth_image
 from tests.qwen_vl import QWEN3, QWEN25, write_tiny_qwen
 
@@ -65,7 +73,7 @@ def golden() -> dict[str, Any]:
 
 
 @needs_golden
-def test_masks_equal_the_official_models(golden: dict[str, Any]) -> None:
+def test_masks_equal_the_official_models(golden):
     difference = (golden["masks"] - golden["expected_masks"]).abs().amax(dim=(1, 2, 3))
     print(f"largest differences of frames 0 to 6: {difference.tolist()}")  # shown by -rP
     assert (difference[:5] <= 5e-3).all()
@@ -73,7 +81,7 @@ def test_masks_equal_the_official_models(golden: dict[str, Any]) -> None:
 
 
 @needs_golden
-def test_memories_equal_the_official_models(golden: dict[str, Any]) -> None:
+def test_memories_equal_the_official_models(golden):
     """Of frame 6 from the official mask: bfloat16 rounds otherwise after 1e-6, and five frames later 2e-2 is left."""
     first, last = golden["expected_memories"]
     assert (golden["memories"][0] - first).abs().max() <= 1e-2
@@ -82,7 +90,7 @@ def test_memories_equal_the_official_models(golden: dict[str, Any]) -> None:
 
 
 @needs_golden
-def test_the_prompt_shows_five_frames_one_per_line(golden: dict[str, Any]) -> None:
+def test_the_prompt_shows_five_frames_one_per_line(golden):
     processor = golden["processor"]
     inputs = processor.sequence_inputs(TEXT, golden["frames"][:5])
     block = "<img>" + "<IMG_CONTEXT>" * 256 + "</img>"
@@ -97,9 +105,7 @@ def test_the_prompt_shows_five_frames_one_per_line(golden: dict[str, Any]) -> No
     assert torch.equal(one["input_ids"], processor(meta["text"], image)["input_ids"])
 
 
-def test_predict_forward_of_a_sequence(
-    tiny_video_model: Any, tiny_processor: Sa2VAProcessor, frames: list[np.ndarray]
-) -> None:
+def test_predict_forward_of_a_sequence(tiny_video_model, tiny_processor, frames):
     result = tiny_video_model.predict_forward(video=frames, text=TEXT, processor=tiny_processor, max_new_tokens=20)
     (mask,), (probability,) = result["prediction_masks"], result["mask_probabilities"]
     assert result["prediction"] == "Sure [SEG].<|im_end|>"
@@ -115,9 +121,7 @@ def test_predict_forward_of_a_sequence(
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_short_sequences_are_all_prompt(
-    tiny_video_model: Any, tiny_processor: Sa2VAProcessor, frames: list[np.ndarray], count: int
-) -> None:
+def test_short_sequences_are_all_prompt(tiny_video_model, tiny_processor, frames, count):
     """Fewer than five frames: each by itself, and the one frame equals an image."""
     video, text = frames[:count], TEXT
     result = tiny_video_model.predict_forward(video=video, text=text, processor=tiny_processor)
@@ -132,9 +136,7 @@ def test_short_sequences_are_all_prompt(
         np.testing.assert_allclose(image["mask_probabilities"][0], result["mask_probabilities"][0], atol=1e-4)
 
 
-def test_memory_matters_from_the_first_frame_that_is_not_prompted(
-    tiny_video_model: Any, tiny_processor: Sa2VAProcessor, frames: list[np.ndarray], seg: torch.Tensor
-) -> None:
+def test_memory_matters_from_the_first_frame_that_is_not_prompted(tiny_video_model, tiny_processor, frames, seg):
     def run(order: list[int], prompted: int) -> torch.Tensor:
         chosen = [frames[number] for number in order]
         return listed(masks_with_memory(tiny_video_model, chosen, seg, tiny_processor, prompted))
@@ -146,13 +148,7 @@ def test_memory_matters_from_the_first_frame_that_is_not_prompted(
     assert (tracked[2:] - other_past[2:]).abs().amax() > 0.1
 
 
-def test_two_segs_equal_two_runs(
-    tiny_video_model: Any,
-    tiny_processor: Sa2VAProcessor,
-    frames: list[np.ndarray],
-    seg: torch.Tensor,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_two_segs_equal_two_runs(tiny_video_model, tiny_processor, frames, seg, monkeypatch):
     both = listed(masks_with_memory(tiny_video_model, frames, seg, tiny_processor, prompted=2))
     for index in range(2):
         one = listed(masks_with_memory(tiny_video_model, frames, seg[index : index + 1], tiny_processor, prompted=2))
@@ -163,9 +159,7 @@ def test_two_segs_equal_two_runs(
     torch.testing.assert_close(both, grouped, atol=2e-2, rtol=0)
 
 
-def test_an_answer_with_two_segs_has_two_sequences_of_masks(
-    tiny_video_model: Any, tiny_processor: Sa2VAProcessor, frames: list[np.ndarray]
-) -> None:
+def test_an_answer_with_two_segs_has_two_sequences_of_masks(tiny_video_model, tiny_processor, frames):
     """The tiny model is made to loop from "." back to "[SEG]" until the limit."""
     model = copy.deepcopy(tiny_video_model)
     seg_id, dot = tiny_processor.seg_token_id, tiny_processor.token_ids(".")[0]
@@ -178,13 +172,7 @@ def test_an_answer_with_two_segs_has_two_sequences_of_masks(
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 20])
-def test_frames_without_memory_equal_images(
-    tiny_video_model: Any,
-    tiny_processor: Sa2VAProcessor,
-    frames: list[np.ndarray],
-    seg: torch.Tensor,
-    batch_size: int,
-) -> None:
+def test_frames_without_memory_equal_images(tiny_video_model, tiny_processor, frames, seg, batch_size):
     found = listed(masks_without_memory(tiny_video_model, frames, seg, tiny_processor, batch_size))
     with torch.no_grad():
         features = [image_features(tiny_video_model, tiny_processor, frame) for frame in frames]
@@ -193,9 +181,7 @@ def test_frames_without_memory_equal_images(
     torch.testing.assert_close(found, expected, atol=1e-3, rtol=0)
 
 
-def test_frames_are_read_one_at_a_time(
-    tiny_video_model: Any, tiny_processor: Sa2VAProcessor, frames: list[np.ndarray], seg: torch.Tensor
-) -> None:
+def test_frames_are_read_one_at_a_time(tiny_video_model, tiny_processor, frames, seg):
     read: list[int] = []
     stream = (read.append(number) or frame for number, frame in enumerate(frames))  # type: ignore[func-returns-value]
     masks = masks_with_memory(tiny_video_model, stream, seg, tiny_processor)
@@ -208,9 +194,7 @@ def test_frames_are_read_one_at_a_time(
     assert read == [0, 1]
 
 
-def test_a_training_model_stays_in_training_and_sees_no_dropout(
-    tiny_video_model: Any, tiny_processor: Sa2VAProcessor, frames: list[np.ndarray], seg: torch.Tensor
-) -> None:
+def test_a_training_model_stays_in_training_and_sees_no_dropout(tiny_video_model, tiny_processor, frames, seg):
     expected = listed(masks_with_memory(tiny_video_model, frames[:3], seg, tiny_processor, prompted=1))
     tiny_video_model.train()
     try:
@@ -223,9 +207,7 @@ def test_a_training_model_stays_in_training_and_sees_no_dropout(
     torch.testing.assert_close(found, expected, atol=1e-3, rtol=0)
 
 
-def test_an_answer_without_seg_has_no_masks_and_runs_no_sam(
-    tiny_video_model: Any, tiny_processor: Sa2VAProcessor, frames: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_without_seg_has_no_masks_and_runs_no_sam(tiny_video_model, tiny_processor, frames, monkeypatch):
     silent = copy.deepcopy(tiny_video_model)
     silent.lm_head.weight.data[tiny_processor.seg_token_id] = 0
     monkeypatch.setattr(type(silent), "get_sam_features", lambda *_: pytest.fail("SAM 2 was run"))
@@ -250,9 +232,7 @@ BROKEN: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("video", "message"), BROKEN)
-def test_broken_sequences_are_refused(
-    tiny_video_model: Any, tiny_processor: Sa2VAProcessor, seg: torch.Tensor, video: Any, message: str
-) -> None:
+def test_broken_sequences_are_refused(tiny_video_model, tiny_processor, seg, video, message):
     with pytest.raises(ValueError, match=message):
         tiny_video_model.predict_forward(video=video, text=TEXT, processor=tiny_processor)
     with pytest.raises(ValueError, match=message):
@@ -263,9 +243,7 @@ def test_broken_sequences_are_refused(
                 list(masks(tiny_video_model, video, embeddings, tiny_processor))
 
 
-def test_bad_settings_are_refused_before_the_first_frame(
-    tiny_video_model: Any, tiny_processor: Sa2VAProcessor, frames: list[np.ndarray], seg: torch.Tensor
-) -> None:
+def test_bad_settings_are_refused_before_the_first_frame(tiny_video_model, tiny_processor, frames, seg):
     with pytest.raises(ValueError, match=r"6 frames .* at most 5; .*key_frames"):
         answer_sequence(tiny_video_model, frames[:6], TEXT, tiny_processor)
     with pytest.raises(ValueError, match=r"prompted is 0"):
@@ -276,7 +254,7 @@ def test_bad_settings_are_refused_before_the_first_frame(
         tiny_video_model.predict_forward(video=frames, text="The vessel.", processor=tiny_processor)
 
 
-def test_the_embedded_model_carries_its_answer_on_the_first_frame_to_the_others() -> None:
+def test_the_embedded_model_carries_its_answer_on_the_first_frame_to_the_others():
     model, processor = load_sa2va_model(DEFAULT_MODEL)
     series = list(render_series(np.random.default_rng(1), "plain", 4))
     frames = [np.repeat(frame.image[..., None], 3, axis=2) for frame in series]
@@ -294,7 +272,7 @@ def test_the_embedded_model_carries_its_answer_on_the_first_frame_to_the_others(
 
 
 @pytest.mark.parametrize("kind", [QWEN3, QWEN25])
-def test_a_qwen_vl_sees_five_images_side_by_side(kind: str, tmp_path: Path) -> None:
+def test_a_qwen_vl_sees_five_images_side_by_side(kind, tmp_path):
     model, processor = load_sa2va_model(write_tiny_qwen(tmp_path / kind, kind))
     frames = [smooth_image(64, 96, seed) for seed in range(5)]
     inputs = processor.sequence_inputs("<image>Where?", frames)
@@ -311,3 +289,100 @@ def test_a_qwen_vl_sees_five_images_side_by_side(kind: str, tmp_path: Path) -> N
     (logits,) = masks_without_memory(model, frames[:1], one.seg_embeddings, processor)
     torch.testing.assert_close(logits, image.mask_logits, atol=1e-4, rtol=1e-4)
     assert not torch.allclose(one.seg_embeddings, found.seg_embeddings, atol=1e-3), "the other frames count"
+
+
+# ---- SAM 2's memory -------------------------------------------------------------------------------------------------
+
+MEMORY, WIDTH, CELLS = 64, 64, 256  # of the tiny model: 16 x 16 cells
+
+
+@pytest.fixture(scope="module")
+def remembered(tiny_video_model: Any) -> list[Any]:
+    torch.manual_seed(0)
+    pixels = torch.randn(8, 3, 256, 256)
+    with torch.no_grad():
+        maps = tiny_video_model.get_sam_features(pixels)
+    return [maps[index] for index in range(8)]
+
+
+def held(memory: SequenceMemory) -> int:
+    """Bytes of all tensors that a memory holds on to, storage included."""
+    frames = [tensor for frame in memory.prompted for tensor in (frame.features, frame.pointer)]
+    return sum(tensor.untyped_storage().nbytes() for tensor in [*frames, *memory.recent, *memory.pointers])
+
+
+@torch.no_grad()
+def test_the_memory_is_bounded_by_a_window(tiny_video_model, remembered):
+    memory = SequenceMemory(tiny_video_model.grounding_encoder, torch.randn(2, WIDTH), prompted=5)
+    sizes = []
+    for number in range(40):
+        memory.next_masks(remembered[number % 8])
+        sizes.append((len(memory.prompted), len(memory.recent), len(memory.pointers), held(memory)))
+    assert sizes[4][:3] == (5, 0, 0)
+    assert sizes[10][:3] == (5, 6, 6)
+    assert sizes[19][:3] == sizes[39][:3] == (5, 6, 15)
+    # 11 frames of bfloat16 features, 20 pointers of float32, two [SEG].
+    assert sizes[39][3] == 2 * (11 * CELLS * MEMORY * 2 + 20 * WIDTH * 4)
+    assert {size for *_, size in sizes[19:]} == {sizes[39][3]}
+
+
+@torch.no_grad()
+def test_the_attended_tokens_equal_transformers_selection(tiny_video_model, remembered):
+    """The frames, time steps and pointers that transformers' own loop picks from a full history, in its order."""
+    sam = tiny_video_model.grounding_encoder
+    memory, history = SequenceMemory(sam, torch.randn(1, WIDTH), prompted=3), Session()
+    for number in range(23):
+        memory.next_masks(remembered[number % 8])
+        prompted = number < 3
+        frame = memory.prompted[-1] if prompted else None
+        history.store(
+            number,
+            prompted,
+            frame.features if frame else memory.recent[-1],
+            frame.pointer if frame else memory.pointers[-1],
+            sam.memory_encoder.position_encoding((1, 64, 16, 16), "cpu", torch.float32).flatten(2).permute(2, 0, 1),
+        )
+    tokens, positions, pointer_tokens = memory._tokens()
+    frames = sam._gather_memory_frame_outputs(history, 0, 23)
+    expected, expected_positions = sam._build_memory_attention_inputs(frames, torch.device("cpu"))
+    offsets, pointers, most = sam._get_object_pointers(history, 0, 23, 24, torch.device("cpu"))
+    split, zeros = sam._process_object_pointers(offsets, pointers, most, 1, WIDTH, torch.device("cpu"))
+    assert len(frames) == 3 + 6
+    assert len(pointers) == pointer_tokens == 3 + 15
+    assert torch.equal(tokens, torch.cat([*expected, split]).float())
+    torch.testing.assert_close(positions, torch.cat([*expected_positions, zeros]), atol=1e-6, rtol=0)
+
+
+class Session:
+    """The part of transformers' inference session that its selection reads."""
+
+    def __init__(self) -> None:
+        self.output_dict_per_obj: dict[int, Any] = {0: {"cond_frame_outputs": {}, "non_cond_frame_outputs": {}}}
+
+    def store(self, number: int, prompted: bool, features: Any, pointer: Any, positions: Any) -> None:
+        outputs = {"maskmem_features": features, "object_pointer": pointer, "maskmem_pos_enc": positions}
+        kind = "cond_frame_outputs" if prompted else "non_cond_frame_outputs"
+        self.output_dict_per_obj[0][kind][number] = outputs
+
+
+@torch.no_grad()
+def test_a_low_object_score_changes_the_pointer_and_not_the_mask(tiny_video_model, remembered):
+    sam, seg = tiny_video_model.grounding_encoder, torch.randn(1, WIDTH)
+    expected = tiny_video_model.decode_masks(remembered[0], seg)
+    bias = sam.mask_decoder.pred_obj_score_head.proj_out.bias
+    before = bias.clone()
+    pointers = []
+    for shift in (-100.0, 100.0):
+        memory = SequenceMemory(sam, seg, prompted=1)
+        bias.copy_(before + shift)
+        masks = memory.next_masks(remembered[0])
+        bias.copy_(before)
+        torch.testing.assert_close(masks, expected.mask_logits, atol=1e-4, rtol=0)
+        pointers.append(memory.prompted[0].pointer)
+    assert torch.equal(pointers[0], sam.no_object_pointer)
+    assert not torch.equal(pointers[1], sam.no_object_pointer)
+
+
+def test_models_without_a_working_memory_are_refused(tiny_model):
+    with pytest.raises(ValueError, match=r"d_model\) is 32, .* multiple .* 64; .*masks_without_memory"):
+        check_memory(tiny_model.grounding_encoder)
