@@ -11,14 +11,6 @@ from rl_reward_network.models.default import is_small
 from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED
 
 
-def test_a_copy_is_as_small_as_the_embedded_model(tmp_path):
-    copy = tmp_path / "merged"
-    copy.mkdir()
-    shutil.copy(EMBEDDED["sa2va-nano"] / "config.json", copy)
-    assert is_small("sa2va-nano")
-    assert is_small(str(copy))
-
-
 @pytest.mark.parametrize(
     ("config", "small"),
     [
@@ -35,7 +27,10 @@ def test_the_language_models_width_decides(config, small, tmp_path):
     assert is_small(str(tmp_path)) == small
 
 
-def test_a_folder_of_the_embedded_models_name_is_looked_into(tmp_path, monkeypatch):
+def test_a_copy_is_as_small_as_the_embedded_model_whose_name_another_folder_may_have(tmp_path, monkeypatch):
+    shutil.copy(EMBEDDED["sa2va-nano"] / "config.json", tmp_path)
+    assert is_small("sa2va-nano")
+    assert is_small(str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sa2va-nano").mkdir()
     (tmp_path / "sa2va-nano" / "config.json").write_text('{"text_config": {"hidden_size": 1536}}')

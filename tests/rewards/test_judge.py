@@ -77,6 +77,11 @@ def test_what_the_judge_could_not_say_is_none_and_never_zero():
         assert judge.scores(captions, [REFERENCE] * 5) == [0.5, None, None, 0.0, 0.0]
         assert judge.counts["failures"] == 2
         assert judge.scores(["a vessel", "a vessel", ""], ["A nerve.", REFERENCE, "A nerve."]) == [None, 0.0, 0.0]
+    with judge_server(lambda prompt: pytest.fail("asked")) as server:
+        judge = judge_of(server.url)
+        assert judge.scores(["", "\t"], [REFERENCE, "A nerve."]) == [0.0, 0.0], "an empty prediction costs nothing"
+        assert judge.scores([], []) == []
+        assert judge.counts["calls"] == 0
 
 
 def test_equal_pairs_are_judged_once_and_the_cache_saves_the_rest(tmp_path):
@@ -89,14 +94,6 @@ def test_equal_pairs_are_judged_once_and_the_cache_saves_the_rest(tmp_path):
         assert len(server.bodies) == 4
         assert again.counts["cache_hits"] == 4
         assert again.counts["calls"] == again.counts["prompt_tokens"] == 0
-
-
-def test_an_empty_prediction_costs_nothing():
-    with judge_server(lambda prompt: pytest.fail("asked")) as server:
-        judge = judge_of(server.url)
-        assert judge.scores(["", "\t"], [REFERENCE, "A nerve."]) == [0.0, 0.0]
-        assert judge.scores([], []) == []
-        assert judge.counts["calls"] == 0
 
 
 @pytest.mark.parametrize(
@@ -130,6 +127,10 @@ def test_an_exam_is_found_among_other_words():
     assert EXAM is not None
     assert (EXAM.name, EXAM.questions[0]) == ("blood vessel", question)
     assert parse_exam(f"Sure!\n```json\n{json.dumps(WRITTEN, indent=1)}\n``` Good luck!") == EXAM
+    many = parse_exam(json.dumps({"object": " wild\n bird ", "questions": [WRITTEN["questions"][0]] * 20}))
+    assert (len(many.questions), many.name) == (MAX_QUESTIONS, "wild bird")
+    as_words = exam_with(choices=[["right", "+1"], ["wrong", "-1"]])
+    assert as_words.questions[0].choices == (("right", 1.0), ("wrong", -1.0)), "scores may be written as strings"
 
 
 def exam_with(**changes: Any) -> Exam | None:
@@ -159,41 +160,16 @@ def exam_with(**changes: Any) -> Exam | None:
     ],
 )
 def test_a_question_out_of_form_is_left_out(changes):
-    exam = exam_with(**changes)
-    assert exam is not None
-    assert [question.text for question in exam.questions] == ["Is the vessel thin?"]
+    assert [question.text for question in exam_with(**changes).questions] == ["Is the vessel thin?"]
 
 
-def test_scores_may_be_written_as_strings():
-    exam = exam_with(choices=[["right", "+1"], ["wrong", "-1"]])
-    assert exam is not None
-    assert exam.questions[0].choices == (("right", 1.0), ("wrong", -1.0))
+NO_EXAMS = ["", "no", "{", "{}", '{"object": "x"}', '{"object": "x", "questions": []}']
+NO_EXAMS += ['{"object": "x", "questions": 3}', '{"object": "x", "questions": [3, null, "a"]}']
+NO_EXAMS += [json.dumps(WRITTEN | {"object": " "})]
+NO_EXAMS += [json.dumps(WRITTEN | {"object": None}), json.dumps(WRITTEN)[:-3], '{"object": ' + "[" * 100_000 + "}"]
 
 
-def test_an_exam_has_an_end():
-    many = parse_exam(json.dumps({"object": " wild\n bird ", "questions": [WRITTEN["questions"][0]] * 20}))  # type: ignore[index]
-    assert many is not None
-    assert len(many.questions) == MAX_QUESTIONS
-    assert many.name == "wild bird"
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        "",
-        "no",
-        "{",
-        "{}",
-        '{"object": "x"}',
-        '{"object": "x", "questions": []}',
-        '{"object": "x", "questions": 3}',
-        '{"object": "x", "questions": [3, null, "a"]}',
-        json.dumps(WRITTEN | {"object": " "}),
-        json.dumps(WRITTEN | {"object": None}),
-        json.dumps(WRITTEN)[:-3],
-        '{"object": ' + "[" * 100_000 + "}",
-    ],
-)
+@pytest.mark.parametrize("reply", NO_EXAMS)
 def test_what_is_no_exam(reply):
     assert parse_exam(reply) is None
 

@@ -125,14 +125,11 @@ def test_a_model_in_training_mode_answers_as_in_evaluation(tiny_model, tiny_proc
         decode(model, tiny_processor, torch.zeros(1, 2, 64), torch.ones(1, 2, dtype=torch.long), Decoding(5))
 
 
-def test_several_answers_per_image_are_refused_by_generate(tiny_model, tiny_processor):
-    inputs = tiny_processor(TEXTS[0], smooth_image(50, 50))
-    with pytest.raises(ValueError, match="num_return_sequences"):
-        tiny_model.generate(**inputs, num_return_sequences=2, do_sample=True, max_new_tokens=3)
-
-
-def test_nonsense_limits_are_refused(tiny_model, tiny_processor):
+def test_nonsense_limits_and_several_answers_per_image_are_refused(tiny_model, tiny_processor):
     embeds, mask = torch.zeros(1, 2, 64), torch.ones(1, 2, dtype=torch.long)
+    several = tiny_processor(TEXTS[0], smooth_image(50, 50)) | {"num_return_sequences": 2, "do_sample": True}
+    with pytest.raises(ValueError, match="num_return_sequences"):
+        tiny_model.generate(**several, max_new_tokens=3)
     with pytest.raises(ValueError, match=r"max_new_tokens.*0"):
         decode(tiny_model, tiny_processor, embeds, mask, Decoding(0))
     with pytest.raises(ValueError, match=r"guess.*temperature 0"):

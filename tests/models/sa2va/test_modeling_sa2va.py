@@ -53,6 +53,8 @@ def test_precomputed_vision_features_give_the_same_logits(tiny_model, tiny_proce
         cached = tiny_model(**inputs, vision_features=features).logits
         inputs = tiny_processor(TEXT, smooth_image(100, 120))
         assert torch.equal(tiny_model(**inputs).logits, cached)
+        with pytest.raises(ValueError, match=r"256 .*placeholders.* 0 "):
+            tiny_model(input_ids=inputs["input_ids"])
 
 
 def test_region_rows_follow_the_thumbnail_in_row_major_order(tiny_model):
@@ -75,12 +77,6 @@ def test_a_region_changes_the_logits(tiny_model, tiny_processor):
     assert not torch.allclose(a, b, atol=1e-3)
 
 
-def test_placeholders_without_features_are_an_error(tiny_model, tiny_processor):
-    inputs = tiny_processor(TEXT, smooth_image(100, 120))
-    with pytest.raises(ValueError, match=r"256 .*placeholders.* 0 "):
-        tiny_model(input_ids=inputs["input_ids"])
-
-
 def test_another_vision_layer_is_another_hidden_state(model_copy):
     pixels = torch.randn(1, 3, 448, 448)
     states = model_copy.model.vision_tower(pixels, output_hidden_states=True).hidden_states
@@ -91,18 +87,12 @@ def test_another_vision_layer_is_another_hidden_state(model_copy):
     assert not torch.equal(states[-2], states[-1])
 
 
-def test_several_prompts_decode_as_one_by_one(tiny_model):
-    features = tiny_model.get_sam_features(torch.randn(1, 3, 256, 256))
-    prompts = torch.randn(3, 32)
+def test_prompts_decode_as_one_by_one_to_the_candidate_with_the_highest_predicted_iou(tiny_model):
+    features, prompts = tiny_model.get_sam_features(torch.randn(1, 3, 256, 256)), torch.randn(4, 32)
     with torch.no_grad():
-        together = tiny_model.decode_masks(features, prompts).mask_logits
+        decoded = tiny_model.decode_masks(features, prompts)
         single = torch.cat([tiny_model.decode_masks(features, prompt[None]).mask_logits for prompt in prompts])
-    assert torch.allclose(together, single, atol=1e-4)
-
-
-def test_the_mask_is_the_candidate_with_the_highest_predicted_iou(tiny_model):
-    with torch.no_grad():
-        decoded = tiny_model.decode_masks(tiny_model.get_sam_features(torch.randn(1, 3, 256, 256)), torch.randn(4, 32))
+    assert torch.allclose(decoded.mask_logits, single, atol=1e-4)
     best = decoded.candidate_scores[:, 1:].argmax(dim=1) + 1
     assert torch.equal(decoded.selected, best)
     assert torch.equal(decoded.iou_scores, decoded.candidate_scores[torch.arange(4), best])
@@ -130,18 +120,12 @@ def test_a_mask_loss_reaches_the_parts_that_train(model_copy, tiny_processor):
     ):
         assert part in reached, part
     assert sum("lora_B" in name for name in reached) == 14  # seven layers in each of two blocks
-    decoder = "grounding_encoder.mask_decoder."
     hypernetworks = {name.split(".")[3] for name in missed if "output_hypernetworks_mlps" in name}
     assert len(hypernetworks) == 3  # all but the chosen candidate's
-    assert {name.removeprefix(decoder).split(".")[0] for name in missed if name.startswith(decoder)} == {
-        "output_hypernetworks_mlps",
-        "iou_prediction_head",
-        "pred_obj_score_head",
-    }
-    prompt = "grounding_encoder.prompt_encoder."
-    assert {name.removeprefix(prompt).split(".")[0] for name in missed if name.startswith(prompt)} == {
-        "mask_embed",
-        "point_embed",
+    parts = {".".join(name.split(".")[1:3]) for name in missed if "mask_decoder." in name or "prompt_encoder." in name}
+    assert parts == {
+        *("mask_decoder.output_hypernetworks_mlps", "mask_decoder.iou_prediction_head"),
+        *("mask_decoder.pred_obj_score_head", "prompt_encoder.mask_embed", "prompt_encoder.point_embed"),
     }
 
 
