@@ -157,7 +157,7 @@ def read_json(path: Path) -> Any:
 
 
 def secret_key(path: Path) -> bytes:
-    """The 32 random bytes that `path` holds in hex; drawn where it is missing, and only its owner may read it.
+    """The 32 random bytes that `path` holds in hex; generated where it is missing, and only its owner may read it.
 
     Raises:
         ValueError: the file cannot be read or holds something else, or as `whole_file`.
@@ -170,7 +170,7 @@ def secret_key(path: Path) -> bytes:
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror}); ask its owner, or use another folder") from None
     if not re.fullmatch("[0-9a-f]{64}", text):
-        raise ValueError(f"{path}: expected a key of 64 hex digits; restore it, or delete it to draw a new key")
+        raise ValueError(f"{path}: expected a key of 64 hex digits; restore it, or delete it to generate a new key")
     return bytes.fromhex(text)
 
 

@@ -49,8 +49,8 @@ def loop1_caption_reward(prompts: Any, completions: Sequence[str], **kwargs: Any
 
 def loop2_caption_reward(prompts: Any, completions: Sequence[str], **kwargs: Any) -> list[float]:
     """As `loop1_caption_reward`, but the judge is asked only with `use_llm_judge_loop2`."""
-    asked = bool(kwargs.get("use_llm_judge_loop2"))
-    return combined_caption_reward(kwargs["gt_captions"], completions, kwargs.get("llm_judge"), asked)
+    judged = bool(kwargs.get("use_llm_judge_loop2"))
+    return combined_caption_reward(kwargs["gt_captions"], completions, kwargs.get("llm_judge"), judged)
 
 
 def collate_fn_sa2va_rl(batch: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:

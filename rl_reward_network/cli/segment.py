@@ -52,7 +52,7 @@ class Args:
     policy: Path | None = None
     """A run of step 2, or its final_model folder, whose policy then chooses the prompt of each image."""
     run: Path | None = None
-    """The folder best or cheapest of a comparison, whose road then makes the masks."""
+    """The folder best or cheapest of a comparison, whose method then makes the masks."""
     output: Annotated[Path | None, tyro.conf.arg(aliases=["--output-dir"])] = None
     """Folder to write into, or, for one image, name of its mask (.png); by default beside each image."""
     reward_net: Path | None = None
@@ -72,7 +72,7 @@ class Args:
     """Bits of a grey image above 8 bit, 8 to 16. With a policy, the levels of its data are used; without either,
     percentiles of the image."""
     video: bool = False
-    """Each path is a sequence of frames, asked about once. Its masks, an animation and numbers are written."""
+    """Each path is a sequence of frames, with one answer. Its masks, an animation and numbers are written."""
     memory: bool = False
     """With --video: masks by SAM 2's memory of the frames before, as in the official prediction. By default each frame
     is segmented by itself, from the same answer: Sa2VA is trained so, a frame without contrast agent leaves no trace

@@ -188,12 +188,12 @@ class RewardOutput:
 
     @property
     def foreground_prob(self) -> Tensor:
-        """Predicted probability that a pixel belongs to the object, mean over members; computed when asked for."""
+        """Predicted probability that a pixel belongs to the object, mean over members; computed on access."""
         return self.foreground_probs.mean(dim=0).expand_as(self.mask)
 
     @property
     def error_map(self) -> Tensor:
-        """Predicted probability that the mask is wrong at a pixel; computed when asked for."""
+        """Predicted probability that the mask is wrong at a pixel; computed on access."""
         return error_map(self.mask, self.foreground_prob)
 
 

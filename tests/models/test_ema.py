@@ -72,7 +72,7 @@ def test_swapped_weights_are_back_afterwards_even_after_an_error():
 
 
 def test_autocast_sees_what_is_swapped():
-    """It keeps bfloat16 casts of parameters, and took them for the partner's: the partner was then the policy."""
+    """It keeps bfloat16 casts of parameters, and used them for the EMA teacher: it was then the policy."""
     net, row = model(), torch.ones(1, 3)
     other = {"0.weight": torch.zeros(2, 3), "0.bias": torch.zeros(2)}
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):

@@ -141,8 +141,8 @@ class QwenVLBody(Qwen3VLModel):
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask.to(input_ids.device)
         grid_thw = torch.tensor([(1, *grid) for grid in grids], device=input_ids.device)
         kinds = (input_ids == self.config.image_token_id).int()
-        asked: Any = {"input_ids": input_ids, "mm_token_type_ids": kinds, "image_grid_thw": grid_thw}
-        positions, _ = self.get_rope_index(**asked, attention_mask=mask)
+        inputs: Any = {"input_ids": input_ids, "mm_token_type_ids": kinds, "image_grid_thw": grid_thw}
+        positions, _ = self.get_rope_index(**inputs, attention_mask=mask)
         table = torch.arange(input_ids.shape[1], device=input_ids.device).repeat(3, len(input_ids), 1)
         for row, kept in enumerate(mask.bool()):
             known = positions[:, row, kept]

@@ -8,12 +8,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    StrictDataclassError,
-)
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedTokenizerBase, Qwen2VLImageProcessorPil
 
@@ -121,8 +116,6 @@ def open_checkpoint(path: str | Path, revision: str | None = None, weights: bool
     Code in the folder is never run.
 
     Args:
-        path: of the model.
-        revision: of a hub id.
         weights: download the weights of a hub id, too.
 
     Raises:

@@ -199,8 +199,9 @@ def _internvl_config(original: dict[str, Any], family: Family, sam2: Any, where:
 
 def _qwen_vl_config(original: dict[str, Any], family: Family, sam2: Any, where: str) -> Sa2VAConfig:
     """Fields outside the two parts are token ids, or stale copies that Qwen2.5-VL's exporter leaves."""
-    _demand(where, "vision_config.model_type", (original.get("vision_config") or {}).get("model_type"), *_qwen(family))
     assert family.whole_class is not None
+    kind, vision = family.whole_class.model_type, original.get("vision_config") or {}
+    _demand(where, "vision_config.model_type", vision.get("model_type"), kind, f"{kind}_vision")  # released, ours
     # Copied, as transformers changes them and `original_config` has to stay the file's.
     parts: dict[str, Any] = copy.deepcopy({name: original[name] for name in ("vision_config", "text_config")})
     whole: Any = family.whole_class(**parts, tie_word_embeddings=False)  # type: ignore[call-arg]
@@ -208,12 +209,6 @@ def _qwen_vl_config(original: dict[str, Any], family: Family, sam2: Any, where: 
     return Sa2VAConfig(
         vision_config=whole.vision_config, text_config=whole.text_config, sam2_config=sam2, original_config=original
     )
-
-
-def _qwen(family: Family) -> tuple[str, str]:
-    """The names of a Qwen-VL's vision configuration: the released ones, and transformers'."""
-    assert family.whole_class is not None
-    return family.whole_class.model_type, f"{family.whole_class.model_type}_vision"
 
 
 def _demand(where: str, field: str, value: Any, *expected: Any) -> None:

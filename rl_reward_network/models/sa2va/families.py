@@ -168,7 +168,9 @@ def original_family(config: dict[str, Any]) -> Family:
     body, field, found = _language_model(config)
     for family in FAMILIES:
         if (family.body, family.architecture) == (body, found):
-            _check_demanded(family, config)
+            for name, value in family.demanded:
+                if (given := config["llm_config"].get(name)) != value:
+                    raise ValueError(f"llm_config.{name} is {given!r}, expected {value!r} for {family.name}")
             return family
     raise ValueError(f"{field} is {found!r}; {supported()}")
 
@@ -184,13 +186,6 @@ def _language_model(config: dict[str, Any]) -> tuple[str, str, Any]:
     if isinstance(found, list) and len(found) == 1:
         (found,) = found
     return "internvl", "llm_config.architectures", found
-
-
-def _check_demanded(family: Family, config: dict[str, Any]) -> None:
-    for name, value in family.demanded:
-        if config["llm_config"].get(name) != value:
-            found = config["llm_config"].get(name)
-            raise ValueError(f"llm_config.{name} is {found!r}, expected {value!r} for {family.name}")
 
 
 def supported() -> str:

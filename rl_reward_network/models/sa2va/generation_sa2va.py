@@ -48,7 +48,6 @@ class Decoding:
     """How to choose tokens.
 
     Args:
-        max_new_tokens: limit of an answer.
         temperature: of sampling; 0 is greedy decoding.
         guess_ids: ids of an expected answer, verified together with the prompt; greedy only.
         generator: source of randomness for sampling.

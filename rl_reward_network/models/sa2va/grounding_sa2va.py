@@ -81,7 +81,6 @@ def decode_masks(sam: Any, features: Sam2Features, seg_embeddings: Tensor) -> De
     """The masks of K `[SEG]` embeddings on one image; differentiable in both and in the decoder's weights.
 
     Args:
-        sam: SAM 2.
         features: of one image (B = 1).
         seg_embeddings: (K, C).
     """

@@ -137,7 +137,6 @@ def to_ours(original: Mapping[str, torch.Tensor], config: Sa2VAConfig) -> dict[s
     """Tensors under our names from tensors under the original names; values are untouched.
 
     Args:
-        original: tensors by name.
         config: of the same checkpoint; its text configuration selects the family.
 
     Raises:

@@ -24,13 +24,7 @@ from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGen
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 
 Dtype = Literal["auto", "float32", "bfloat16"]
-REWRITTEN = {
-    "config.json",
-    "sam2_sizes.json",
-    "model.safetensors.index.json",
-    "generation_config.json",
-    PROCESSOR_FILE,
-}
+REWRITTEN = {"config.json", "sam2_sizes.json", "model.safetensors.index.json", "generation_config.json", PROCESSOR_FILE}
 TOKENIZER_FILE = "tokenizer.json"
 
 # Python lines of the model cards. `<this folder>` and `image.png` stand for the reader's own; tests run the lines.
@@ -138,10 +132,6 @@ def check_first_gpu(gpu: int | None) -> None:
 
 def convert_checkpoint(path: str, target: Path) -> tuple[str, int]:
     """Write a checkpoint in the other layout; returns the name of that layout and the number of tensors.
-
-    Args:
-        path: model folder or hub id.
-        target: folder to write.
 
     Raises:
         ValueError: `target` exists, or the model has no official layout.

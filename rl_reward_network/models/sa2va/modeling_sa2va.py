@@ -294,7 +294,6 @@ def expected_shapes(config: Sa2VAConfig, original: bool) -> dict[str, tuple[int,
     """Names and shapes of all tensors of a checkpoint, from a model on the meta device.
 
     Args:
-        config: any size.
         original: names of the official layout instead of ours.
     """
     with torch.device("meta"):

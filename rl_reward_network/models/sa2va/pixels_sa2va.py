@@ -164,7 +164,6 @@ def resized_image(image: ImageLike, cell: int, how: ImageResize) -> Tensor:
 
     Args:
         image: PIL image or uint8 (H, W, 3).
-        cell: pixels.
         how: "prediction" resizes twice, "training" once.
 
     Raises:

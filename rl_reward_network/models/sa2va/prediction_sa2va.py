@@ -82,7 +82,6 @@ def predict_forward(
         mask_prompts: one bool (N, H, W) array of regions (in a list, or alone).
         tokenizer: used when no processor is given.
         processor: the checkpoint's Sa2VAProcessor.
-        max_new_tokens: limit of the answer.
 
     Returns:
         `prediction`: str, special tokens kept. `prediction_masks`: one bool (1, H, W) per `[SEG]`, or
@@ -149,9 +148,7 @@ def segment(
     Args:
         images: PIL images or uint8 (H, W, 3).
         prompts: the user's turns; `<image>` is put in front where it is missing.
-        processor: the checkpoint's.
         batch_size: prompts decoded at once (SEGMENT_BATCH of the shell files).
-        max_new_tokens: limit of an answer.
         sam_features: SAM 2's maps of each image from `get_sam_features`; None computes them.
 
     Raises:

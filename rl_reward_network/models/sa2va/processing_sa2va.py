@@ -51,7 +51,7 @@ class Sa2VAProcessor:
         max_tiles: largest number of tiles of one image, without the thumbnail; 1 makes RL several times cheaper.
             Without effect in a Qwen-VL, which has no tiles.
         patches: transformers' image processor of a Qwen-VL; None: an InternVL.
-        prompt_prefix: text in front of the first turn, such as a token for the begin of a text.
+        prompt_prefix: text in front of the first turn, such as a beginning-of-text token.
 
     Attributes:
         image_resize: of a Qwen-VL; see `pixels_sa2va.resized_image`.
@@ -213,19 +213,13 @@ class Sa2VAProcessor:
     # ---- text ---------------------------------------------------------------------------------------------------
 
     def prompt_text(
-        self,
-        text: str,
-        image_tokens: int = 0,
-        cells: torch.Tensor | None = None,
-        past_text: str = "",
-        frames: int = 1,
+        self, text: str, image_tokens: int = 0, cells: torch.Tensor | None = None, past_text: str = "", frames: int = 1
     ) -> str:
         """The full prompt: prefix, template, and in place of `<image>` its tokens and the sentence about the regions.
 
-        A Qwen-VL has the image at the begin of the turn, wherever `<image>` stands, as in the reference.
+        A Qwen-VL has the image at the beginning of the turn, wherever `<image>` stands, as in the reference.
 
         Args:
-            text: the user's turn.
             image_tokens: number of the image's tokens; 0 without an image.
             cells: bool (N, g, g), regions of the image.
             past_text: earlier turns in the chat format, with or without prefix or system turn; only without an image.
@@ -291,7 +285,6 @@ class Sa2VAProcessor:
 
         Args:
             turns: questions and answers; `<image>` is allowed in the first question.
-            image_tokens: number of the image's tokens.
             cells: bool (N, g, g), regions of the image.
             max_length: limit of the sequence, which is cut on the right.
 

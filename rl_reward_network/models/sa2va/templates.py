@@ -72,7 +72,7 @@ class Template:
     stop_words: tuple[str, ...]
 
     def user_turn(self, text: str) -> str:
-        """The user's text in this chat format, up to the begin of the answer."""
+        """The user's text in this chat format, up to the beginning of the answer."""
         return self.instruction.replace("{input}", text)
 
 

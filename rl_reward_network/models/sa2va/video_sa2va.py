@@ -57,8 +57,6 @@ def predict_video(
     Args:
         video: PIL images or uint8 (H, W, 3), all of one size; kept in memory.
         text: the user's turn, with `<image>` at the frames' place.
-        processor: the checkpoint's.
-        max_new_tokens: limit of the answer.
 
     Returns:
         `prediction`: str, special tokens kept. `prediction_masks`: one bool (n, H, W) per `[SEG]`.
@@ -89,11 +87,8 @@ def answer_sequence(
     """The answer to one question about a sequence.
 
     Args:
-        model: Sa2VAForConditionalGeneration.
         frames: the 1 to 5 frames that the language model sees, all of one size; `sequences.key_frames` chooses them.
         text: the user's turn; `<image>` is put in front where it is missing.
-        processor: the checkpoint's.
-        max_new_tokens: limit of the answer.
 
     Raises:
         ValueError: no frame, more than 5, or a frame that is no image or of another size.
@@ -124,7 +119,6 @@ def masks_with_memory(
         model: Sa2VAForConditionalGeneration whose SAM 2 has a memory.
         frames: in order of time; PIL images or uint8 (H, W, 3), all of one size.
         seg_embeddings: (K, C), from `answer_sequence`.
-        processor: the checkpoint's.
         prompted: number of first frames on which the embeddings are the prompt; they are remembered to the end.
 
     Raises:
@@ -147,10 +141,8 @@ def masks_without_memory(
     contrast agent this is enough, and no error is carried on.
 
     Args:
-        model: Sa2VAForConditionalGeneration.
         frames: PIL images or uint8 (H, W, 3), all of one size.
         seg_embeddings: (K, C), from `answer_sequence`.
-        processor: the checkpoint's.
         batch_size: frames that SAM 2 encodes at once.
 
     Raises:
