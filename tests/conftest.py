@@ -122,6 +122,11 @@ def write_tiny_checkpoint(folder: Path, template: str = "qwen_chat", sam_sizes: 
     randomise(model)
     teach_answer(model, tokenizer)
     tokenizer.save_pretrained(folder)
+    return write_official(folder, model, original, sam_sizes)
+
+
+def write_official(folder: Path, model: Any, original: dict[str, Any], sam_sizes: dict[str, Any] = TINY_SAM) -> Path:
+    """The configuration and the weights of a model in the official layout."""
     (folder / "config.json").write_text(json.dumps(original))
     (folder / "sam2_sizes.json").write_text(json.dumps(sam_sizes))
     state = {key: tensor.clone() for key, tensor in to_original(model.state_dict(), model.config).items()}

@@ -7,14 +7,12 @@ import string
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from transformers.convert_slow_tokenizer import import_protobuf
 
 from rl_reward_network.models.sa2va.configuration_sa2va import config_from_original
 from rl_reward_network.models.sa2va.internlm2 import InternLM2Tokenizer
-from rl_reward_network.models.sa2va.key_map_sa2va import to_original
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
-from tests.conftest import SHARED, SPECIAL, TINY_SAM, randomise, teach_answer, tiny_config
+from tests.conftest import SHARED, SPECIAL, TINY_SAM, randomise, teach_answer, tiny_config, write_official
 
 GOLDEN_LLM = SHARED / "golden" / "internlm2_llm"
 VIT_6B = {"qkv_bias": False, "qk_normalization": True, "norm_type": "rms_norm"}
@@ -94,8 +92,4 @@ def write_tiny_internlm2(folder: Path, vision: dict[str, Any] | None = None) -> 
     model = Sa2VAForConditionalGeneration(config_from_original(original, TINY_SAM, "config.json"))
     randomise(model)
     teach_answer(model, tokenizer)
-    (folder / "config.json").write_text(json.dumps(original))
-    (folder / "sam2_sizes.json").write_text(json.dumps(TINY_SAM))
-    state = {key: tensor.clone() for key, tensor in to_original(model.state_dict(), model.config).items()}
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
+    return write_official(folder, model, original)

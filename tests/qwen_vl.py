@@ -1,18 +1,15 @@
 """Toy checkpoints of the Qwen-VL families in the official layout, and where the reference outputs are."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from transformers import Qwen2VLImageProcessorPil
 
 from rl_reward_network.models.sa2va.configuration_sa2va import config_from_original
 from rl_reward_network.models.sa2va.families import FAMILIES
-from rl_reward_network.models.sa2va.key_map_sa2va import to_original
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
-from tests.conftest import TINY_SAM, randomise, teach_answer, tiny_tokenizer
+from tests.conftest import TINY_SAM, randomise, teach_answer, tiny_tokenizer, write_official
 
 QWEN3, QWEN25 = "qwen3_vl_text", "qwen2_5_vl_text"
 QWEN_FAMILIES = [family for family in FAMILIES if family.body == "qwen_vl"]
@@ -36,18 +33,10 @@ def tiny_qwen_tokenizer(chat_template: str = CHAT) -> Any:
 def tiny_qwen_config(kind: str, tokenizer: Any) -> dict[str, Any]:
     """An official `config.json` at toy size; Qwen2.5-VL's exporter leaves another name in `architectures`."""
     ids = tokenizer.get_vocab()
-    text = {
-        "model_type": kind,
-        "vocab_size": len(tokenizer),
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "rms_norm_eps": 1e-6,
-        "bos_token_id": ids["<|endoftext|>"],
-        "eos_token_id": ids["<|im_end|>"],
-        "max_position_embeddings": 32768,
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
+    text = sizes | {
+        **{"model_type": kind, "vocab_size": len(tokenizer), "num_key_value_heads": 2, "rms_norm_eps": 1e-6},
+        **{"bos_token_id": ids["<|endoftext|>"], "eos_token_id": ids["<|im_end|>"], "max_position_embeddings": 32768},
     }
     vision = {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "out_hidden_size": 64}
     if kind == QWEN3:
@@ -93,8 +82,4 @@ def write_tiny_qwen(folder: Path, kind: str = QWEN3, chat_template: str = CHAT) 
     tokenizer.save_pretrained(folder)
     patch = original["vision_config"]["patch_size"]
     Qwen2VLImageProcessorPil(patch_size=patch, image_mean=[0.5] * 3, image_std=[0.5] * 3).save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps(original))
-    (folder / "sam2_sizes.json").write_text(json.dumps(TINY_SAM))
-    state = {key: tensor.clone() for key, tensor in to_original(model.state_dict(), model.config).items()}
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
+    return write_official(folder, model, original)

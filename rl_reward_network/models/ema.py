@@ -1,4 +1,4 @@
-"""Other weights in the same model: an exponential moving average (the EMA teacher) and the initial ones (the reference).
+"""Other weights in one model: an exponential moving average (the EMA teacher) and the initial ones (the reference).
 
 The average is float32: in bfloat16 and at a decay of 0.999, rounding would remove over four fifths of its movement.
 """

@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from rl_reward_network.cli.convert import Args, main
 from rl_reward_network.models.lora import setup_lora
 from rl_reward_network.models.sa2va.configuration_sa2va import config_from_original
 from rl_reward_network.models.sa2va.families import FAMILIES, Family, family_of, original_family
-from rl_reward_network.models.sa2va.key_map_sa2va import to_original
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
-from tests.conftest import TINY_SAM, randomise, smooth_image, tiny_config, tiny_tokenizer
+from tests.conftest import TINY_SAM, randomise, smooth_image, tiny_config, tiny_tokenizer, write_official
 from tests.qwen_vl import write_tiny_qwen
 
 
@@ -31,11 +30,7 @@ def write_original(folder: Path, family: Family) -> Path:
     model: Any = Sa2VAForConditionalGeneration(config_from_original(original, TINY_SAM, "config.json"))
     randomise(model)
     tokenizer.save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps(original))
-    (folder / "sam2_sizes.json").write_text(json.dumps(TINY_SAM))
-    state = {key: tensor.clone() for key, tensor in to_original(model.state_dict(), model.config).items()}
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
+    return write_official(folder, model, original)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.architecture)
@@ -60,14 +55,11 @@ def test_a_model_of_each_family_loads_answers_converts_and_takes_lora(family, tm
     assert sum("lora_A" in name for name, _ in ours.named_parameters()) == ours.config.text_config.num_hidden_layers * 7
 
 
-@pytest.mark.parametrize("bias", [True, None])
-def test_an_option_that_cannot_be_built_is_named(bias):
+def test_what_cannot_be_built_is_named_with_what_is_supported():
     """The official configuration class of InternLM2 reads a missing `bias` as True."""
-    with pytest.raises(ValueError, match=rf"llm_config.bias is {bias}, expected False for InternVL with InternLM2"):
-        original_family({"llm_config": {"architectures": ["InternLM2ForCausalLM"], "bias": bias}})
-
-
-def test_an_unknown_family_is_named_with_those_that_are_supported():
+    for bias in (True, None):
+        with pytest.raises(ValueError, match=rf"llm_config.bias is {bias}, expected False for InternVL with InternLM2"):
+            original_family({"llm_config": {"architectures": ["InternLM2ForCausalLM"], "bias": bias}})
     with pytest.raises(ValueError, match=r"architectures is 'GemmaForCausalLM'; .*Qwen2For.*InternLM2For"):
         original_family({"llm_config": {"architectures": ["GemmaForCausalLM"]}})
     with pytest.raises(ValueError, match=r"text_config.model_type is 'gemma', .*qwen2"):

@@ -55,18 +55,19 @@ def test_predict_forward_gives_masks_and_probabilities_at_image_size(tiny_model,
     assert 0 <= probability.min() < probability.max() <= 1
 
 
-def test_two_segs_give_two_masks(tiny_model, tiny_processor):
+@pytest.mark.parametrize("video", [False, True])
+def test_two_segs_give_two_masks_or_sequences_of_masks(tiny_video_model, tiny_processor, video):
     """The tiny model is made to loop from "." back to "[SEG]" until the limit."""
-    model = copy.deepcopy(tiny_model)
+    model, image = copy.deepcopy(tiny_video_model), smooth_image(70, 90)
     seg, dot = tiny_processor.seg_token_id, tiny_processor.token_ids(".")[0]
     embeds = model.get_input_embeddings().weight.data
     model.lm_head.weight.data[seg] += 30 * embeds[dot] / embeds[dot].norm()
-    result = model.predict_forward(
-        image=smooth_image(70, 90), text="<image>All.", processor=tiny_processor, max_new_tokens=10
-    )
+    shown = {"video": [image, image]} if video else {"image": image}
+    result = model.predict_forward(**shown, text="<image>All.", processor=tiny_processor, max_new_tokens=10)
     count = result["prediction"].count("[SEG]")
     assert count >= 2
-    assert len(result["prediction_masks"]) == len(result["mask_probabilities"]) == count
+    for masks in (result["prediction_masks"], result["mask_probabilities"]):
+        assert [mask.shape for mask in masks] == [(2 if video else 1, 70, 90)] * count
 
 
 def test_regions_tiles_two_segs_and_a_spelled_stop_word_together(tmp_path):
@@ -208,14 +209,8 @@ def regions() -> np.ndarray:
 
 
 EXPECTED = {
-    "prompt_length": 1451.0,
-    "pixel": 0.32773,
-    "sam_pixel": -1.33729,
-    "logits_mean": 0.55545,
-    "logits_max": 89.70077,
-    "sam_coarse_std": 2.31615,
-    "mask_logit": -3.19479,
-    "mask_share": 0.20788,
+    **{"prompt_length": 1451.0, "pixel": 0.32773, "sam_pixel": -1.33729, "logits_mean": 0.55545},
+    **{"logits_max": 89.70077, "sam_coarse_std": 2.31615, "mask_logit": -3.19479, "mask_share": 0.20788},
     "iou_score": 0.80601,
 }
 
