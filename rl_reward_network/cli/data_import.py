@@ -37,7 +37,7 @@ class Args:
     """Leave out broken files, images with a broken mask among them, if there are at most so many; they are listed here
     and in skipped.txt."""
     layout: Rare[str] = "auto"
-    """auto, paired, coco, nnunet, yolo, labelme or dicom, where a folder holds two."""
+    """auto, or one of the layouts, where a folder holds two; a wrong name lists them."""
 
 
 def main(args: Args) -> None:

@@ -52,7 +52,9 @@ def _from_names(items: Sequence[Item], group_regex: str | None, own: bool) -> Gr
     """From the names; with `own`, else from the layout, else the image itself."""
     pattern = compile_group_regex(group_regex)
     named = [match.groupdict() if (match := pattern.search(item.found_as)) else {} for item in items]
-    bare = [item.found_as for item, name in zip(items, named, strict=True) if not name.get("group")]
+    layout_knows = [group_regex is None and bool(item.group) for item in items]
+    known = [bool(name.get("group")) or of_layout for name, of_layout in zip(named, layout_knows, strict=True)]
+    bare = [item.found_as for item, is_known in zip(items, known, strict=True) if not is_known]
     if bare and not own:
         fault = f"group_regex {group_regex!r} finds no group in" if group_regex else "no group (patient) is known for"
         raise ValueError(f"{fault} {_some(bare, len(items))}; {REMEDIES}")

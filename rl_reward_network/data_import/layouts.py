@@ -1,6 +1,6 @@
 """The layouts that are imported, in one table, and how a folder's layout is recognised.
 
-A new layout is a module of this package with two functions, and one line in `LAYOUTS`:
+A new layout is a module of this package with two functions, and one line of `LAYOUTS` beside its import:
 
 - `recognise(source)` returns a short description of what the folder holds, "" if it is of another layout;
 - `read(source, frames)` returns its images as `Found`, nothing decoded; ValueError with file and remedy.
@@ -21,19 +21,27 @@ from rl_reward_network.data_import.yolo import read_yolo, recognise_yolo
 
 
 class Layout(NamedTuple):
-    """How a layout is recognised and read; `frames` is for files with several, see `dicom.FRAMES`."""
+    """How a layout is recognised and read.
+
+    Args:
+        recognise, read: see the module's docstring; `frames` is for files with several, see `dicom.FRAMES`.
+        words: what it is, for messages.
+        private: whether names in the source may be those of patients, as `Found.private`.
+    """
 
     recognise: Callable[[Path], str]
     read: Callable[[Path, str], Found]
+    words: str
+    private: bool = False
 
 
 LAYOUTS: dict[str, Layout] = {
-    "paired": Layout(recognise_paired_folders, read_paired_folders),
-    "coco": Layout(recognise_coco, read_coco),
-    "nnunet": Layout(recognise_nnunet, read_nnunet),
-    "yolo": Layout(recognise_yolo, read_yolo),
-    "labelme": Layout(recognise_labelme, read_labelme),
-    "dicom": Layout(recognise_dicom, read_dicom),
+    "paired": Layout(recognise_paired_folders, read_paired_folders, "images/ and masks/ with equal names"),
+    "coco": Layout(recognise_coco, read_coco, "COCO instances"),
+    "nnunet": Layout(recognise_nnunet, read_nnunet, "nnU-Net (imagesTr, labelsTr)"),
+    "yolo": Layout(recognise_yolo, read_yolo, "YOLO polygons (images/, labels/*.txt)"),
+    "labelme": Layout(recognise_labelme, read_labelme, "LabelMe (one JSON per image)"),
+    "dicom": Layout(recognise_dicom, read_dicom, "DICOM", private=True),
 }
 AUTO = "auto"
 
@@ -55,9 +63,11 @@ def recognise_layout(source: Path, layout: str = AUTO) -> tuple[str, str]:
     check_files(source)
     if layout != AUTO:
         return layout, LAYOUTS[layout].recognise(source) or layout
-    found = {name: text for name, (recognise, _) in LAYOUTS.items() if (text := recognise(source))}
+    found = {name: text for name, one in LAYOUTS.items() if (text := one.recognise(source))}
     if not found:
-        raise ValueError("; ".join([f"{source}: no known layout", *unread_note(source), f"expected {EXPECTED}"]))
+        *words, last = (one.words for one in LAYOUTS.values())
+        expected = f"{', '.join(words)} or {last}"
+        raise ValueError("; ".join([f"{source}: no known layout", *unread_note(source), f"expected {expected}"]))
     if len(found) > 1:
         raise ValueError(
             f"{source}: holds {' and '.join(found.values())}; import one by sa2va-rl data import --layout"
@@ -65,9 +75,3 @@ def recognise_layout(source: Path, layout: str = AUTO) -> tuple[str, str]:
         )
     ((name, text),) = found.items()
     return name, text
-
-
-EXPECTED = (
-    "images/ and masks/ with equal names, COCO instances, nnU-Net (imagesTr, labelsTr), YOLO polygons (images/,"
-    " labels/*.txt), LabelMe (one JSON per image) or DICOM"
-)

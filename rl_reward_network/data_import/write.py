@@ -16,6 +16,7 @@ from rl_reward_network.artefacts import read_json, secret_key, whole_folder, wri
 from rl_reward_network.data.splits import patient_key
 from rl_reward_network.data_import.groups import NONE, Groups
 from rl_reward_network.data_import.items import Item
+from rl_reward_network.data_import.layouts import LAYOUTS
 from rl_reward_network.data_import.survey import Survey
 
 IMPORT_FILE = "import.json"  # beside the annotations of imported data
@@ -47,13 +48,19 @@ SKIPPED_FILE = "skipped.txt"  # what --skip has left out
 KEY_FILE = ".group_key"  # in the parent of imported data: the imports of a folder name patients alike
 
 
+def _is_private(folder: Path) -> bool:
+    """Whether a folder was imported from a layout that may name patients."""
+    layout = LAYOUTS.get(_origin_of(folder).get("layout", ""))
+    return layout is not None and layout.private
+
+
 def check_named_alike(*folders: Path) -> None:
     """Refuse imports of DICOM files in different parents or by different versions, which name one patient differently.
 
     Raises:
         ValueError: names the folders and the remedy.
     """
-    private = [folder for folder in folders if _origin_of(folder).get("layout") == "dicom"]
+    private = [folder for folder in folders if _is_private(folder)]
     keys = {path.read_bytes() if path.is_file() else path for path in map(_key_file, private)}
     if len(keys) > 1 or len({_origin_of(folder).get("format_version") for folder in private}) > 1:
         raise ValueError(

@@ -304,7 +304,7 @@ def imported_root(data_root: Path, output_dir: Path, options: ImportOptions) -> 
     if not any(layout.recognise(data_root) for layout in LAYOUTS.values()):
         return None
     layout, description = recognise_layout(data_root, options.layout)
-    name = layout if layout == "dicom" else data_root.resolve().name  # folders of DICOM files are named after patients
+    name = layout if LAYOUTS[layout].private else data_root.resolve().name  # such a folder is named after a patient
     folder = output_dir / IMPORTED / f"{name}_{_digest(data_root, options)}"
     taken = f"{data_root}: taken for {description}"
     if not folder.exists():

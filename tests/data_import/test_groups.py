@@ -101,3 +101,8 @@ def test_unlabelled_images_without_a_group_are_their_own() -> None:
 def test_a_table_and_a_file_may_write_an_umlaut_in_different_forms(tmp_path: Path) -> None:
     (tmp_path / "p.csv").write_text("image,group\nM\u00fcller 1.png,7\n", "utf-8")
     assert groups_of([item("Mu\u0308ller 1.png")], str(tmp_path / "p.csv"), None)[0] == [("7", None)]
+
+
+def test_images_without_a_group_of_the_layout_are_counted_alone() -> None:
+    with pytest.raises(ValueError, match=r"known for 1 of 2 images \(1\.png\)"):
+        groups_of([item("0.png", group="p0"), item("1.png")], None, None)
