@@ -47,7 +47,7 @@ def test_what_never_fits_is_said() -> None:
     assert result.settings.per_device_train_batch_size == ASKED.num_generations, "a group is not divided"
 
 
-@pytest.mark.parametrize(("names", "lower", "harm"), CHANGES, ids=lambda value: str(value))
+@pytest.mark.parametrize(("names", "lower", "harm"), CHANGES, ids=[harm for _, _, harm in CHANGES])
 def test_a_change_names_what_it_lowers_and_ends(names: tuple[str, ...], lower: Any, harm: str) -> None:
     settings = replace(ASKED, max_dynamic_patch=12)
     assert set(lower(settings)) == set(names)
