@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every road on one test split, the best and the cheapest.     bash run_compare.sh quick|full [flags of sa2va-rl compare]
+# Every method on one test split, the best and the cheapest.     bash run_compare.sh quick|full [flags of sa2va-rl compare]
 # Environment: MODEL_PATH DATA_ROOT REWARD_NET OUTPUT_DIR GPU SEED SEGMENT_BATCH
 #   -> $OUTPUT_DIR/compare_<time>/ with report.html, table.csv, table.tex, best/ and cheapest/
 set -euo pipefail

@@ -339,7 +339,7 @@ class Run:
             raise ValueError(
                 f"{self}: --resume: version {self._version()} began this run, but this is {__version__}, whose numbers "
                 f"may differ; finish it with the version that began it, or begin a new one without --resume"
-                + self.kind.rescue.format(run=self)
+                + self._rescue()
             )
         if differ := differences(self.settings, settings):
             raise ValueError(
@@ -348,6 +348,10 @@ class Run:
 
     def _version(self) -> str:
         return str(self.config["version"])
+
+    def _rescue(self) -> str:
+        """What else can be done with this unfinished run: nothing before its first checkpoint."""
+        return "" if self.progress() == NONE_YET else self.kind.rescue.format(run=self)
 
     def _of_this_version(self) -> bool:
         """Whether this version, apart from its last number, began the run."""
@@ -358,8 +362,7 @@ class Run:
         try:
             progress, differ = self.progress(), differences(self.settings, settings)
             if progress != "finished" and not self._of_this_version():
-                rescue = self.kind.rescue.format(run=self)
-                return f"{progress}; version {self._version()} began it: finish it with that{rescue}"
+                return f"{progress}; version {self._version()} began it: finish it with that{self._rescue()}"
         except ValueError as error:
             return str(error)
         more = [f"and {len(differ) - MOST_SETTINGS} more"] if len(differ) > MOST_SETTINGS else []

@@ -124,12 +124,13 @@ help_asked() {  # $@: all that the user typed
 
 # The shell file's own lines, then the flags of its command; nothing else is done, so nothing is installed either.
 show_help() {  # $1: command of sa2va-rl; then all that the user typed
-  local level=--help
+  local level=--help mode=""
   [[ " $* " != *" --help-all "* ]] || level=--help-all
+  [[ "$2" != quick && "$2" != full ]] || mode="$2"
   sed -n '2,/^[^#]/{s/^# \{0,1\}//p;}' "$0"
   find_environment
   if [[ -f "$VIRTUAL_ENV/.rl_reward_network_installed" ]]; then
-    run_command "$1" "$level"
+    run_command "$1" ${mode:+"$mode"} "$level"
   else
     echo "The flags are explained here as soon as the first run has installed the packages."
   fi

@@ -214,10 +214,13 @@ def test_versions_that_differ_in_the_last_number_resume_each_other(tmp_path: Pat
         of_version(run, version).check_same(WANTED)
         assert Run.resume(GRPO_RUN, tmp_path, WANTED) == run
     for other in (f"{MAJOR}.{int(MINOR) + 1}.0", f"{int(MAJOR) + 1}.{MINOR}.0", "0.11.1"):
-        with pytest.raises(ValueError, match=f"version {other} began this run, .*{__version__}.*checkpoint-<step>"):
+        with pytest.raises(ValueError, match=f"version {other} began this run, .*{__version__}.*without --resume$"):
             of_version(run, other).check_same(WANTED)
         with pytest.raises(ValueError, match=f"no checkpoint yet; version {other} began it"):
             Run.resume(GRPO_RUN, tmp_path, WANTED)
+    (run / "checkpoint-5").mkdir()
+    with pytest.raises(ValueError, match=r"its checkpoints can be evaluated .*sa2va_grpo_1/checkpoint-<step>"):
+        run.check_same(WANTED)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 
 import tyro
@@ -65,23 +66,37 @@ def _parsed(args_type: Any, prog: str, words: Sequence[str] | None, ignore_unkno
         "prog": os.environ.get(CALLED_AS) or prog,
         "config": (tyro.conf.FlagCreatePairsOff,),  # no --no-no-ema beside --no-ema
     }
-    words = [_renamed(word) for word in (sys.argv[1:] if words is None else words)]
-    if HELP_ALL in words:
-        return tyro.cli(args_type, args=HELP[:1], **settings)
-    if set(HELP) & set(words):
+    quiet = ignore_unknown or bool(os.environ.get(ONLY_CHECK))  # the command itself warns
+    words = [_renamed(word, quiet) for word in (sys.argv[1:] if words is None else words)]
+    if asked := {*HELP, HELP_ALL} & set(words):
+        settings |= _defaults(args_type, [word for word in words if word not in asked], settings)
+        if HELP_ALL in asked:
+            return tyro.cli(args_type, args=HELP[:1], **settings)
         return _short_help(args_type, settings)
     if ignore_unknown:
         return tyro.cli(args_type, args=words, return_unknown_args=True, **settings)[0]
     return parse(args_type, words, **settings)
 
 
-def _renamed(word: str) -> str:
+def _defaults(args_type: Any, words: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """For the help: the defaults of the mode that the words name, where there are such and the words can be parsed."""
+    if not hasattr(args_type, "presets"):
+        return {}
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        try:
+            return {"default": tyro.cli(args_type, args=words, **settings).presets()}
+        except (SystemExit, ValueError):
+            return {}
+
+
+def _renamed(word: str, quiet: bool) -> str:
     """A flag under its present name, with a warning where it was another."""
     name, *value = word.split("=", 1)
     new = OLD_FLAGS.get(name.removeprefix("--").replace("_", "-")) if name.startswith("--") else None
     if new is None:
         return word
-    warnings.warn(f"{name} is now --{new}; the old name will go in the next version", stacklevel=1)
+    if not quiet:
+        warnings.warn(f"{name} is now --{new}; the old name will go in the next version", stacklevel=1)
     return "=".join([f"--{new}", *value])
 
 
@@ -105,7 +120,7 @@ def _short_help(args_type: Any, settings: dict[str, Any]) -> None:
 def _module() -> str:
     """The running module as a command."""
     module = sys.modules["__main__"].__spec__
-    return f"python -m {module.name}" if module else f"python {sys.argv[0]}"
+    return f"python -m {module.name.removesuffix('.__main__')}" if module else f"python {sys.argv[0]}"
 
 
 def _outcome(call: Callable[[], object]) -> str | None:

@@ -54,7 +54,7 @@ def main(args: Args) -> None:
         report = _evaluate_operations(folder, args)
     else:
         report = _evaluate_policy(folder, args)
-    write_index(report.parents[2])  # <output_dir>/<run>/evaluation/report.html
+    write_index(report.resolve().parents[2])  # <output_dir>/<run>/evaluation/report.html
     print(f"\nreport: {report}")
 
 

@@ -18,7 +18,7 @@ from rl_reward_network.flags import Rare, changed
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
 from rl_reward_network.ppo.settings import Mode, PPOSettings, Preset, prompt_settings
 from rl_reward_network.rewards.table import RewardName, needs_truth
-from rl_reward_network.run import BEST_REWARD_NET, FINAL, POLICY_RUN, REWARD_NET, REWARD_RUN, Run, check_folder
+from rl_reward_network.run import BEST_REWARD_NET, CONFIG, FINAL, POLICY_RUN, REWARD_NET, REWARD_RUN, Run, check_folder
 
 if TYPE_CHECKING:
     from rl_reward_network.inputs.loading import RunInputs
@@ -78,9 +78,13 @@ def check(args: Args) -> "tuple[PolicyPlan, RewardPlan]":
     )
     rewards = reward_plan(args.inputs, args.mode, args.reward_steps)
     check_inputs(args.inputs)
-    if not args.resume:
-        check_folder(args.run_folder, POLICY_RUN, resume=False)
+    if not args.resume or _holds_a_run(args.run_folder):  # without a run in it, an interrupted step 1 may be resumed
+        check_folder(args.run_folder, POLICY_RUN, args.resume)
     return plan, rewards
+
+
+def _holds_a_run(folder: Path | None) -> bool:
+    return folder is not None and (folder / CONFIG).exists()
 
 
 def main(args: Args) -> None:
@@ -128,7 +132,7 @@ def _run(args: Args, inputs: "RunInputs", plan: "PolicyPlan", rewards: "RewardPl
             return Run.resume(POLICY_RUN, output_dir, settings, args.run_folder, None, also, "the reward network")
         except ValueError:
             only_step_1 = not args.reward_net and not find_reward_network(inputs, rewards)
-            if not (only_step_1 and find_unfinished(inputs, rewards)):
+            if _holds_a_run(args.run_folder) or not (only_step_1 and find_unfinished(inputs, rewards)):
                 raise
     return Run.create(plan.kind, output_dir, settings, args.run_folder)
 

@@ -108,12 +108,12 @@ def decoded_once(key: Hashable, decode: Callable[[], np.ndarray]) -> np.ndarray:
 
 
 def file_stamp(path: Path) -> Hashable:
-    """Path, time and length of a file, for `decoded_once`; the path alone where it is missing."""
+    """Path, times, length and number of a file, for `decoded_once`; the path alone where it is missing."""
     try:
         stat = path.stat()
     except OSError:
         return str(path)
-    return str(path), stat.st_mtime_ns, stat.st_size
+    return str(path), stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino
 
 
 def load_for_model(path: Path, levels: Levels | None = None, most_pixels: int = MOST_PIXELS) -> tuple[np.ndarray, str]:

@@ -254,7 +254,7 @@ def _labels_note(config: dict[str, Any]) -> tuple[str, ...]:
     if "choice" not in config["deployment"]:
         return ()
     learned = config["plan"]["reward"] not in OF_LABELS
-    note = "The reward network paid. " * learned + labels_sentence(config["labels"])
+    note = "The reward network gave the reward. " * learned + labels_sentence(config["labels"])
     if config["labels"]["weights"]:
         note += f" The verdict is on the row {LAST}, which no label has chosen."
     return (note,)

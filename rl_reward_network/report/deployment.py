@@ -29,7 +29,7 @@ AS_IT_IS = 0  # index of the fixed choice that leaves the model as it is: the de
 Choice = Literal["policy", "fixed", "as it is"]
 Labels = dict[str, dict[str, int]]  # use, as in `USES` -> split -> number of labelled images
 USES = {
-    "reward": "paid the policy",
+    "reward": "rewarded the policy",
     "weights": "chose when training ended and which weights are used",
     "deployment": "chose the best fixed choice and what is deployed",
 }

@@ -53,7 +53,7 @@ def dice_over_minutes(methods: Sequence[tuple[float, Estimate]]) -> Figure:
         low, high = (dice.mean if limit is None else limit for limit in (dice.low, dice.high))
         error = [[dice.mean - low], [high - dice.mean]]
         axes.errorbar(minutes, dice.mean, yerr=error, fmt="o", color=f"C{number % 10}")
-    axes.set(xlabel="minutes of training, everything the road needs", ylabel="Dice on test patients")
+    axes.set(xlabel="minutes of training, everything the method needs", ylabel="Dice on test patients")
     _label(axes, {number: (minutes, dice.mean) for number, (minutes, dice) in enumerate(methods)})
     return figure
 

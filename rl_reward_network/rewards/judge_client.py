@@ -17,6 +17,7 @@ import os
 import sqlite3
 import sys
 import threading
+import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
@@ -218,7 +219,8 @@ class JudgeClient:
         """The answer from the cache or the server; none once the client has stopped sending."""
         with self._cache_explained():
             cached = self._cache.get(key)
-        if cached is not None and (value := request.parse(_without_reasoning(cached["reply"]))) is not None:
+        known = isinstance(cached, dict) and isinstance(cached.get("reply"), str)  # else it is asked again
+        if known and (value := request.parse(_without_reasoning(cached["reply"]))) is not None:
             self.note(cache_hits=1)
             return Answer(cached["reply"], value)
         if self._stopped is not None:
@@ -374,7 +376,10 @@ def _json_cache(diskcache: Any, folder: Path) -> Any:
         def fetch(self, mode: int, filename: str, value: Any, read: bool) -> Any:
             if mode == diskcache.core.MODE_PICKLE:
                 raise OSError("a pickled value, which is never written here")
-            return super().fetch(mode, filename, value, read)
+            try:
+                return super().fetch(mode, filename, value, read)
+            except (zlib.error, ValueError) as error:
+                raise OSError(f"a damaged reply: {error}") from error
 
     return diskcache.Cache(folder, disk=JSONOnly, eviction_policy="none")
 

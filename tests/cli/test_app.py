@@ -12,6 +12,7 @@ import pytest
 
 from rl_reward_network.cli import app as cli
 from rl_reward_network.cli import compare, grpo
+from rl_reward_network.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 AS_FILES = ("train_sa2va_rl", "finetune_sa2va_with_rl", "train_reward_network", "evaluate_rl_finetuned_sa2va")
@@ -146,3 +147,20 @@ def test_wrong_flags_are_refused_at_once(words: tuple[str, ...], message: str) -
     output = typed(*words)
     assert message in output
     assert "loaded: 2 []" in output
+
+
+@pytest.mark.parametrize(
+    ("words", "steps", "rate"),
+    [
+        (["prompts", "--help"], 2000, 0.001),
+        (["prompts", "full", "--help"], 10000, 0.0003),
+        (["prompts", "quick", "--preset", "published", "--help"], 2000, 0.0003),
+        (["operations", "full", "--help-all"], 60000, 0.001),
+    ],
+)
+def test_help_shows_the_defaults_of_the_mode(words, steps, rate, capsys):
+    with pytest.raises(SystemExit):
+        main(words)
+    shown = capsys.readouterr().out
+    assert f"(default: {steps})" in shown
+    assert f"(default: {rate})" in shown

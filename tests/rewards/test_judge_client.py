@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -184,11 +185,12 @@ def test_neither_errors_nor_unreadable_replies_are_cached(tmp_path):
     assert (client.counts["failures"], client.counts["cache_hits"]) == (2, 1)
 
 
-def test_a_pickled_value_in_the_cache_is_never_loaded(tmp_path):
+@pytest.mark.parametrize(("mode", "value"), [(4, b"cos\nabort\n(tR."), (1, b"\x00"), (1, zlib.compress(b"[1, 2]"))])
+def test_a_pickled_or_damaged_value_in_the_cache_is_never_loaded(tmp_path, mode, value):
     with judge_server(lambda prompt: "A") as server:
         ask(client_of(server.url, cache_path=tmp_path), "one")
         with sqlite3.connect(tmp_path / "cache.db") as base:
-            base.execute("UPDATE Cache SET mode = 4, value = ?", (b"cos\nabort\n(tR.",))
+            base.execute("UPDATE Cache SET mode = ?, value = ?", (mode, value))
         assert ask(client_of(server.url, cache_path=tmp_path), "one") == [Answer("A", "A")]
     assert len(server.bodies) == 2
 
