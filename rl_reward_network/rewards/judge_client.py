@@ -219,10 +219,10 @@ class JudgeClient:
         """The answer from the cache or the server; none once the client has stopped sending."""
         with self._cache_explained():
             cached = self._cache.get(key)
-        known = isinstance(cached, dict) and isinstance(cached.get("reply"), str)  # else it is asked again
-        if known and (value := request.parse(_without_reasoning(cached["reply"]))) is not None:
+        reply = cached.get("reply") if isinstance(cached, dict) else None  # of a damaged entry none
+        if isinstance(reply, str) and (value := request.parse(_without_reasoning(reply))) is not None:
             self.note(cache_hits=1)
-            return Answer(cached["reply"], value)
+            return Answer(reply, value)
         if self._stopped is not None:
             return Answer(None, None)
         try:
