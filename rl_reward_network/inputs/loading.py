@@ -171,16 +171,16 @@ def check_named(model_path: str, data_root: Path, default: Path) -> None:
 
 
 def images_summary(samples: Sequence[Sample], data_root: Path, unlabelled: Unlabelled | None = None) -> str:
-    """One line on annotated images, e.g. "960 rendered angiograms (the embedded world), 960 with a mask"."""
+    """One line on annotated images, e.g. "960 rendered angiograms (embedded data), 960 with a mask"."""
     more = f"; {unlabelled.summary}" if unlabelled else ""
-    kind = "rendered angiograms (the embedded world)" if is_rendered(data_root) else "annotated images"
+    kind = "rendered angiograms (embedded data)" if is_rendered(data_root) else "annotated images"
     own = ", each image a group of its own (--groups none)" if import_notes(data_root) else ""
     return f"{len(samples)} {kind}, {sum(sample.labelled for sample in samples)} with a mask{own}{more}"
 
 
 def regions_summary(summary: str, data_root: Path) -> str:
     """The summary of a reader of captioned regions, with a mark where they are rendered."""
-    return f"rendered scenes of the embedded world, in the layout of {summary}" if is_rendered(data_root) else summary
+    return f"rendered scenes (embedded data), in the layout of {summary}" if is_rendered(data_root) else summary
 
 
 def read_samples(

@@ -183,7 +183,7 @@ def _tables(comparison: Comparison) -> list[str]:
         ("to best fixed", lambda row: f"{results.difference(row, FIXED).mean:+.3f}"),
         ("gap closed", lambda row: percent(comparison.closed(row))),
     ]
-    asked: Column[Row] = ("prompts asked", lambda row: comparison.prompts_asked[row.name] or "needs the ground truth")
+    prompts: Column[Row] = ("prompts per image", lambda row: comparison.prompts_asked[row.name] or "needs truth")
     differences: list[Column[Row]] = [
         name,
         ("minus default", lambda row: results.difference(row, DEFAULT)),
@@ -194,8 +194,8 @@ def _tables(comparison: Comparison) -> list[str]:
         "prompt; and the share of the oracle's gain over that prompt (gap closed).</p>",
         table_of(rows, short).html(),
         f"<p>All metrics with {INTERVALS}. An empty mask scores 1 if the ground truth is "
-        "empty, else 0. Prompts asked: number of prompts that Sa2VA must answer per new image.</p>",
-        table_of(rows, [name, *metric_columns(rows[0].estimates, lambda row: row), asked]).html(),
+        "empty, else 0. Prompts per image: number of prompts that Sa2VA must answer per new image.</p>",
+        table_of(rows, [name, *metric_columns(rows[0].estimates, lambda row: row), prompts]).html(),
         f"<h2>Differences of {page.text(criterion)}</h2><p>Paired per image; significant if the interval excludes 0."
         "</p>",
         table_of(rows, differences).html(),

@@ -221,7 +221,7 @@ def test_the_default_scenes_are_rendered_once(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(embedded, "SCENES", 5)
     first = open_grpo_inputs(RunConfig(data_root=DEFAULT_REGIONS))
-    told = "rendered scenes of the embedded world, in the layout of Grasp-Any-Region, 1 shard, 5 images"
+    told = "rendered scenes (embedded data), in the layout of Grasp-Any-Region, 1 shard, 5 images"
     assert first.summary.startswith(told)
     written = (DEFAULT_REGIONS / "recipe.json").stat().st_mtime_ns
     assert open_grpo_inputs(RunConfig(data_root=DEFAULT_REGIONS)).split == first.split
