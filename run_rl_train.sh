@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# GRPO: fine-tune Sa2VA's LoRA weights in two loops, and compare with the model as it was.
+# GRPO: fine-tune Sa2VA's LoRA weights in two loops, and compare with the base model.
 #   bash run_rl_train.sh [quick|full] [flags of sa2va-rl grpo]          without a mode: full
 # Environment: MODEL_PATH DATA_ROOT UNLABELLED_ROOT REWARD_NET OUTPUT_DIR GPU SEED, EVAL_IMAGES (most test regions; all
 # without it), and NPROC (processes of torchrun, one GPU each)

@@ -154,21 +154,21 @@ def group(costs: Costs, args: Args) -> dict[str, tuple[float, float]]:
     scored = count * args.caption
     repeated = count * text(describe + args.caption) + masks * text(phrase + args.answer)
     full_logits = (count * (describe + args.caption) + masks * (phrase + args.answer)) * costs.head_per_token
-    reading = 2 * text(args.prefix)  # policy and partner
+    reading = 2 * text(args.prefix)  # policy and EMA teacher
     ours_sampling = (
         extra(args.prefix, args.region)
         + count * extra(describe, args.caption)
         + extra(args.prefix, args.phrase + args.answer)
     )
-    partner = count * extra(args.prefix, args.phrase + args.answer) + masks * extra(
+    teacher = count * extra(args.prefix, args.phrase + args.answer) + masks * extra(
         args.prefix, args.region + args.caption
     )
     usual_sampling = count * text(describe + args.caption) + masks * text(phrase + args.answer)
-    usual_partner = count * text(phrase + args.answer) + masks * text(describe + args.caption)
+    usual_teacher = count * text(phrase + args.answer) + masks * text(describe + args.caption)
     return {
         "image encoders": (encoders, calls * encoders + 2 * (count + masks) * costs.vision),
         "sampling": (reading + ours_sampling + masks * costs.decoder, usual_sampling + masks * costs.decoder),
-        "partner": (partner + count * costs.decoder, usual_partner + count * costs.decoder),
+        "teacher": (teacher + count * costs.decoder, usual_teacher + count * costs.decoder),
         "reference": (packed + scored * costs.head_per_token, repeated + full_logits),
         "loss and gradients": (3 * (packed + scored * costs.head_per_token), 3 * (repeated + full_logits)),
     }

@@ -5,7 +5,7 @@
 The usual layout (as in trainers for text): both image encoders for every generation, prompts repeated for every
 generation, logits of the whole text over the whole vocabulary; generations are batched there, too. Both layouts get the
 same samples for the loss, so that their gradients can be compared; they are timed in turn. Rewards, optimiser and the
-partner's update are the same in both and left out. FLOP at the size of Sa2VA-4B: grpo_flops.
+teacher's update are the same in both and left out. FLOP at the size of Sa2VA-4B: grpo_flops.
 
 Gradients are compared in float32, where equal layouts agree; times are those of the device's own dtype, which is
 bfloat16 with float32 trainable tensors on a GPU, under autocast as in the trainer.

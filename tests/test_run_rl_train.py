@@ -8,18 +8,7 @@ from rl_reward_network.embedded.regions import LAMPLIGHT, write_regions
 from tests.conftest import shell
 
 ROOT = Path(__file__).resolve().parents[1]
-FLAGS = [
-    "--batch_size",
-    "8",
-    "--max_steps",
-    "2",
-    "--eval_steps",
-    "2",
-    "--max_regions",
-    "24",
-    "--mask_policy",
-    "gaussian",
-]
+FLAGS = "--batch_size 8 --max_steps 2 --eval_steps 2 --max_regions 24 --mask_policy gaussian"
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +17,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, installed: None) -> tuple
     folder = tmp_path_factory.mktemp("user")
     write_regions(folder / "regions", 8, 5, light=LAMPLIGHT)
     environment = {"DATA_ROOT": "regions", "OUTPUT_DIR": "outputs", "SEED": "3"}
-    done = shell(["bash", str(ROOT / "run_rl_train.sh"), "quick", *FLAGS], folder, **environment)
+    done = shell(["bash", str(ROOT / "run_rl_train.sh"), "quick", *FLAGS.split()], folder, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder, done.stdout
 

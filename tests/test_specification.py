@@ -19,11 +19,11 @@ from rl_reward_network.cli import evaluate as evaluate_rl_finetuned_sa2va
 from rl_reward_network.cli import grpo as train_sa2va_rl
 from rl_reward_network.cli import prompts as finetune_sa2va_with_rl
 from rl_reward_network.cli import reward as train_reward_network
-from rl_reward_network.cli.grpo_flags import make_plan
 from rl_reward_network.embedded.regions import write_regions
 from rl_reward_network.grpo.card import card_text
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.inputs import check_config, open_grpo_inputs
+from rl_reward_network.grpo.plan import make_plan
 from rl_reward_network.grpo.settings import GRPOPlan
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor

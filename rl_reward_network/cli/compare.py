@@ -26,10 +26,7 @@ from rl_reward_network.ppo.settings import Mode
 from rl_reward_network.run import COMPARE_RUN, Run, check_folder
 
 if TYPE_CHECKING:
-    from rl_reward_network.grpo.inputs import GRPOInputs
-    from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings
     from rl_reward_network.methods.compare import ComparePlan
-    from rl_reward_network.models.reward_network import RewardNetwork
 
 
 @dataclass(frozen=True)
@@ -91,27 +88,10 @@ def main(args: Args) -> None:
     run = begin(COMPARE_RUN, args.inputs.output_dir, origin_of(inputs, plan), args.run_folder)
     run.announce()
     print(f"data: {inputs.summary}")
-    lines = run_compare_stage(inputs, plan, args.reward_net, grpo_plan, run, _typed())
+    lines = run_compare_stage(inputs, plan, args.reward_net, run, _typed())
     write_index(args.inputs.output_dir)
     print("\n" + "\n".join(lines))
     print(f"\nreport: {run / 'report.html'}")
-
-
-def grpo_plan(
-    mode: Mode,
-    inputs: "GRPOInputs",
-    settings: "GRPOSettings",
-    network: "RewardNetwork | None",
-    max_labelled: int | None,
-) -> "GRPOPlan":
-    """The plan that `sa2va-rl grpo` makes of these settings; without a reward network labels reward GRPO."""
-    from rl_reward_network.cli.grpo_flags import Args as GRPOArgs
-    from rl_reward_network.cli.grpo_flags import RewardArgs, make_plan
-
-    labels = network is None and settings.objective == "grpo"
-    rewards = RewardArgs(loop2_iou_weight=1.0 if labels else None)
-    args = GRPOArgs(mode, inputs.config, inputs.regions, settings, rewards=rewards, max_labelled=max_labelled)
-    return make_plan(args, inputs, network)
 
 
 def _typed() -> str:

@@ -10,13 +10,14 @@ no labels. With --resume the newest run of these settings is resumed.
 """
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rl_reward_network.artefacts import read_json
-from rl_reward_network.cli.grpo_flags import Args, check_together, make_plan
+from rl_reward_network.flags import Rare
+from rl_reward_network.grpo.plan import PlanArgs, check_together, make_plan
 from rl_reward_network.run import FINAL, GRPO_RUN, Run, check_folder
 
 if TYPE_CHECKING:
@@ -24,7 +25,18 @@ if TYPE_CHECKING:
     from rl_reward_network.models.reward_network import RewardNetwork
     from rl_reward_network.rewards.judge import Judge
 
-__all__ = ["Args", "check", "main"]
+
+@dataclass(frozen=True)
+class Args(PlanArgs):
+    """Fine-tune Sa2VA's LoRA weights by GRPO in two loops."""
+
+    wandb: Rare[bool] = False
+    """Send what TensorBoard shows, sample images and captions included, to Weights & Biases as well (pip install -e
+    '.[tracking]'); nothing is sent otherwise."""
+    run_folder: Rare[Path | None] = None
+    """Folder of this run; by default <output_dir>/sa2va_grpo_<time>."""
+    resume: bool = False
+    """Resume the newest run of these settings, or that of --run_folder."""
 
 
 def check(args: Args) -> None:
@@ -64,7 +76,7 @@ def main(args: Args) -> None:
     if run.finished:
         print("nothing to resume: this run is finished")
     else:
-        run_grpo_stage(inputs, plan, run.path, args.resume, judge, network, args.wandb)
+        run_grpo_stage(inputs, plan, run, judge, network, args.wandb)
     if _first_process():
         write_index(args.inputs.output_dir)
         print(f"\nfine-tuned model: {run / FINAL}")

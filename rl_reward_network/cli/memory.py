@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from rl_reward_network.cli.grpo_flags import ROLLOUT_FLAGS
 from rl_reward_network.data.readers import REGIONS, recognise
 from rl_reward_network.embedded.datasets import DEFAULT_DATA
+from rl_reward_network.grpo.plan import ROLLOUT_FLAGS
 from rl_reward_network.memory.advice import (
     CUDA_CONTEXT,
     EXACT,

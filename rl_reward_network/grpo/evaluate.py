@@ -200,15 +200,11 @@ def pictured(prompts: list[GRPOPrompt], before: Measured, after: Measured, crite
     shown += [(f"{title} after training", criterion, known[n]) for title, n in picks(end[known]).items()]
     falls = gains.get("meteor", np.zeros(0))
     shown += [("lost most", "meteor", n) for n in np.argsort(falls, kind="stable")[:PICTURED] if falls[n] < 0]
-    return tuple(
-        _report_item(prompts[n], before, after, n, f"{title}, {_change(metric, after.values, gains, n)}")
-        for title, metric, n in shown
-    )
-
-
-def _change(metric: str, after: dict[str, np.ndarray], gains: dict[str, np.ndarray], number: int) -> str:
-    """Measure, value after training, and change of one prompt."""
-    return f"{label(metric, '')}: {after[metric][number]:.3f} ({gains[metric][number]:+.3f})"
+    items = []
+    for title, metric, n in shown:
+        change = f"{label(metric, '')}: {after.values[metric][n]:.3f} ({gains[metric][n]:+.3f})"
+        items.append(_report_item(prompts[n], before, after, n, f"{title}, {change}"))
+    return tuple(items)
 
 
 def _report_item(prompt: GRPOPrompt, before: Measured, after: Measured, number: int, heading: str) -> ReportItem:

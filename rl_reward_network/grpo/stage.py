@@ -88,39 +88,44 @@ class _Training:
 def run_grpo_stage(
     inputs: GRPOInputs,
     plan: GRPOPlan,
-    run: Path,
-    resume: bool = False,
+    run: Run,
     judge: Judge | None = None,
     network: RewardNetwork | None = None,
     wandb: bool = False,
 ) -> None:
     """Train in `run`: config.json, split.json, metrics.jsonl, logs/, checkpoint-*/ and, at the end, final_model/.
 
+    Args:
+        inputs: data, split and model.
+        plan: settings.
+        run: a new run, or one to resume.
+        judge: of captions, if the plan has one.
+        network: the reward network, if the plan has one.
+        wandb: see `GRPOLogs`.
+
     Raises:
-        ValueError: settings that do not go together, another run in the folder, a run to resume of another version, a
-            loss that is not finite, or no tensor that moved.
+        ValueError: settings that do not go together, a run to resume with other settings or of another version, a loss
+            that is not finite, or no tensor that moved.
     """
-    begun = Run(run, GRPO_RUN)
+    resume = run.state != "new"
     if resume:
-        begun.check_same({})  # before anything is loaded
-    else:
-        begun.check_new()
-    training = _make_training(inputs, plan, run, judge, network)
+        run.check_same({})  # before anything is loaded
+    training = _make_training(inputs, plan, run.path, judge, network)
     trainer, validation = training.trainer, training.validation
     with hint_out_of_memory(trainer.place, "a first trial", TILES):
         frozen = trainer.freeze_unreached(trainer.prompts[:PROBED])
     trainer.reset_reference()
     if trainer.args.should_save:
         print("\n".join(startup_lines(trainer, frozen, training.ood_check)))
-    with begun.lock() if trainer.args.should_save else nullcontext():  # the first process locks the folder for all
+    with run.lock() if trainer.args.should_save else nullcontext():  # the first process locks the folder for all
         if resume:
-            begun.check_same(training.origin)
+            run.check_same(training.origin)
         elif trainer.args.should_save:
-            _begin(begun, inputs, training, frozen, network)
+            _begin(run, inputs, training, frozen, network)
         trainer.accelerator.wait_for_everyone()
         before = digests(trainer.sa2va)
         with hint_out_of_memory(trainer.place, "training", SMALLER_LOSS):
-            _train(training, GRPOLogs(run, lambda: trainer.last_rollouts, wandb, judge), resume)
+            _train(training, GRPOLogs(run.path, lambda: trainer.last_rollouts, wandb, judge), resume)
         unmoved = check_movement(before, digests(trainer.sa2va), trainable_tensors(trainer.sa2va))
         if not any_rank(trainer.accelerator, trainer.any_spread):
             _fail_untrained(trainer, "the rewards of every group were all alike")
@@ -134,7 +139,8 @@ def run_grpo_stage(
                 "weights": {"val": outcome.labelled if outcome else 0},
             }
             trained = sum(count for _, _, count in parameter_table(trainer.sa2va))
-            RunCost({"training": trainer.seconds}, labels, trained, peak, resumed=False).save(run)  # of all processes
+            seconds = {"training": trainer.seconds}  # of all processes
+            RunCost(seconds, labels, trained, peak, resumed=False).save(run.path)
             learning = trainer.seconds - trainer.earlier_seconds - sum(trainer.phases.values())
             spent = {
                 "steps": trainer.state.global_step,
@@ -144,7 +150,7 @@ def run_grpo_stage(
                 "peak_memory_gib": peak,
                 "seconds": {**trainer.phases, "learning": learning},
             }
-            _save(trainer, begun, spent)
+            _save(trainer, run, spent)
 
 
 def load_model(

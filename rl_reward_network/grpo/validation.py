@@ -35,10 +35,10 @@ class Outcome:
         metric: criterion, one of `METRICS`; None if no validation item has a label, so that nothing can be compared.
         items: number of validation items.
         labelled: those of them with a true mask, which the choice of weights has used.
-        before: metric of the model as it was.
+        before: metric of the initial model.
         last: metric after the last step.
         best: the highest metric.
-        kept_step: optimisation step whose weights are in final_model; 0 is the model as it was.
+        kept_step: optimisation step whose weights are in final_model; 0 are the initial weights.
         last_step: steps of the run.
     """
 
@@ -52,8 +52,8 @@ class Outcome:
     last_step: int
 
     @property
-    def as_it_was(self) -> bool:
-        """Whether final_model holds the model as it was."""
+    def kept_initial(self) -> bool:
+        """Whether final_model holds the initial weights."""
         return self.kept_step == 0
 
     @property
@@ -78,7 +78,7 @@ def outcome_of(steps: Sequence[int], values: Sequence[float], metric: str | None
 
 
 def notice(config: Mapping[str, Any]) -> str:
-    """A sentence for the first line of results if training ended below the model as it was; otherwise empty.
+    """A sentence for the first line of results if training ended below the initial model; otherwise empty.
 
     Args:
         config: config.json of a final_model.
@@ -91,12 +91,12 @@ def notice(config: Mapping[str, Any]) -> str:
         f"on {outcome.items} validation items {name} was {outcome.before:.3f} before, {outcome.last:.3f} at the end"
     )
     worse = outcome.last < outcome.before
-    if outcome.as_it_was:
+    if outcome.kept_initial:
         first = "Worse" if worse else "Not better"
-        return f"{first} than the model as it was: {change}, never higher; final_model is the model as it was."
+        return f"{first} than the initial model: {change}, never higher; final_model is the initial model."
     if worse:
         kept = f"final_model holds the best weights, of step {outcome.kept_step}, with {outcome.best:.3f}"
-        return f"Worse at the end than the model as it was: {change}; {kept}."
+        return f"Worse at the end than the initial model: {change}; {kept}."
     return ""
 
 

@@ -29,7 +29,6 @@ from rl_reward_network.methods.training import (
     MERGED,
     REWARD_NET,
     Job,
-    MakeGRPOPlan,
     check_split,
     cost_of,
     digest,
@@ -82,7 +81,7 @@ def origin_of(inputs: RunInputs, plan: ComparePlan) -> dict[str, Any]:
 
 
 def run_compare_stage(
-    inputs: RunInputs, plan: ComparePlan, reward_net: Path | None, grpo_plan: MakeGRPOPlan, run: Run, command: str
+    inputs: RunInputs, plan: ComparePlan, reward_net: Path | None, run: Run, command: str
 ) -> tuple[str, ...]:
     """Compare the methods in `run`; what exists already is reused.
 
@@ -92,7 +91,7 @@ def run_compare_stage(
     Args:
         inputs: data, split, frozen model and its masks.
         plan: settings.
-        reward_net, grpo_plan: as in `Job`.
+        reward_net: as in `Job`.
         run: a new comparison, or an interrupted one of the same settings.
         command: as the user typed it, for the report.
 
@@ -116,7 +115,7 @@ def run_compare_stage(
         results: dict[str, list[MethodResult]] = {}
         progress = Progress({"run": len(seeds) * len(seeds[0].needed), "method": len(seeds) * len(seeds[0].methods)})
         for seed in seeds:
-            seed.train(reward_net, grpo_plan, progress)
+            seed.train(reward_net, progress)
             for result in seed.measure(progress):
                 results.setdefault(result.method, []).append(result)
             seed.close()
@@ -152,13 +151,13 @@ class _Seed:
         self.models: Models | None = None
         self.maps: ForegroundMaps | None = None
 
-    def train(self, reward_net: Path | None, grpo_plan: MakeGRPOPlan, progress: "Progress") -> None:
+    def train(self, reward_net: Path | None, progress: "Progress") -> None:
         """Find the runs that the methods need, or train them, one after the other in this process."""
         for number, name in enumerate(self.needed, 1):
             bank = self.inputs.bank
             own_counts = MaskBank(bank.folder, bank.segment, bank.fingerprint, bank.prompts)
             inputs = replace(self.inputs, bank=own_counts)
-            run, reused = TRAINED[name](Job(self.plan.mode, inputs, reward_net, self.runs, grpo_plan))
+            run, reused = TRAINED[name](Job(self.plan.mode, inputs, reward_net, self.runs))
             check_split(name, run, self.inputs.split)
             self.runs[name] = run
             if name in WEIGHTS:

@@ -12,6 +12,7 @@ import torch
 
 from rl_reward_network.artefacts import read_json, weights_fingerprint, write_json
 from rl_reward_network.data.splits import Split, select
+from rl_reward_network.grpo.plan import PlanArgs, RewardArgs, make_plan
 from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings
 from rl_reward_network.inputs.config import RegionConfig
 from rl_reward_network.inputs.loading import RunInputs
@@ -53,9 +54,6 @@ GRPO_STEPS = {"quick": 60, "full": 140}
 MERGED = "merged"  # in the folder of a GRPO run: the checkpoint that the comparison segments with
 MERGED_FROM = "merged_from.json"  # in `MERGED`: the digest of the final model
 
-MakeGRPOPlan = Callable[[Mode, "GRPOInputs", GRPOSettings, RewardNetwork | None, int | None], GRPOPlan]
-"""(mode, inputs, settings, reward network, most labelled images) -> complete settings of a GRPO run."""
-
 
 @dataclass(frozen=True)
 class Job:
@@ -66,14 +64,12 @@ class Job:
         inputs: data, split and frozen model, with the seed of the run.
         reward_net: reward network that the user names; None finds or trains one.
         runs: name -> finished run, of those before.
-        grpo_plan: makes the settings of GRPO complete.
     """
 
     mode: Mode
     inputs: RunInputs
     reward_net: Path | None
     runs: Mapping[str, Path]
-    grpo_plan: MakeGRPOPlan
 
     @property
     def network(self) -> Path:
@@ -151,13 +147,22 @@ def train_weights(
     if learned:
         network = RewardNetwork.from_pretrained(job.network)
         check_no_leak(inputs.split, network, job.network, inputs.unlabelled)
-    plan = job.grpo_plan(job.mode, inputs, settings, network, _label_budget(job) if supervised else None)
+    plan = grpo_plan(job, inputs, settings, network)
     weights = job.inputs.segmenter.fingerprint
     if after is not None:  # as they are loaded to be trained
         weights = weights_fingerprint(load_sa2va_model(config.model_path, config.device, dtype=config.dtype)[0])
     found = find_grpo_run(inputs, plan, lambda run: weights.startswith(run.settings["model_fingerprint"]))
     run = Run(found, GRPO_RUN) if found else Run.create(GRPO_RUN, config.output_dir, wanted_settings(inputs, plan))
-    return _completed(job, run, lambda: run_grpo_stage(inputs, plan, run.path, found is not None, network=network))
+    return _completed(job, run, lambda: run_grpo_stage(inputs, plan, run, network=network))
+
+
+def grpo_plan(job: Job, inputs: "GRPOInputs", settings: GRPOSettings, network: RewardNetwork | None) -> GRPOPlan:
+    """The plan that `sa2va-rl grpo` makes of these settings; without a reward network labels reward GRPO."""
+    supervised = settings.objective == "supervised"
+    rewards = RewardArgs(loop2_iou_weight=1.0 if network is None and not supervised else None)
+    labels = _label_budget(job) if supervised else None
+    args = PlanArgs(job.mode, inputs.config, inputs.regions, settings, rewards=rewards, max_labelled=labels)
+    return make_plan(args, inputs, network)
 
 
 def _label_budget(job: Job) -> int:

@@ -9,13 +9,14 @@ import tyro
 
 from rl_reward_network.artefacts import write_json
 from rl_reward_network.cli.grpo import Args, main
-from rl_reward_network.cli.grpo_flags import make_plan
 from rl_reward_network.embedded.regions import write_regions
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
+from rl_reward_network.grpo.plan import make_plan
 from rl_reward_network.grpo.settings import GRPOPlan
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED
 from rl_reward_network.rewards.judge_client import JudgeConfig
+from rl_reward_network.run import Run
 from tests.conftest import write_tiny_data
 from tests.rewards.judge_server import Reply, judge_server, listing
 
@@ -27,9 +28,6 @@ JUDGE_SETTINGS = {
     "llm_judge_concurrency": "2",
     "llm_judge_cache": "off",
 }
-
-
-TWICE = ("--num_iterations", "2")
 
 
 @pytest.fixture(scope="module")
@@ -49,23 +47,11 @@ def world_of(args: Any) -> GRPOInputs:
 
 
 def test_the_original_names_and_those_of_the_libraries_mean_the_same(scenes: Path) -> None:
-    theirs = planned(
-        scenes, "--kl_coef", "0.1", "--clip_range", "0.3", "--batch_size", "12", "--num_epochs", "2", *TWICE
-    )
-    ours = planned(
-        scenes,
-        "--beta",
-        "0.1",
-        "--epsilon",
-        "0.3",
-        "--per_device_train_batch_size",
-        "12",
-        "--num_train_epochs",
-        "2",
-        *TWICE,
-    )
+    twice = "--num_iterations 2"
+    theirs = planned(scenes, *f"--kl_coef 0.1 --clip_range 0.3 --batch_size 12 --num_epochs 2 {twice}".split())
+    ours = "--beta 0.1 --epsilon 0.3 --per_device_train_batch_size 12 --num_train_epochs 2"
+    assert planned(scenes, *f"{ours} {twice}".split()) == theirs
     assert planned(scenes, "--clip_range", "0.1").settings.epsilon == 0.1, "also where it does not act"
-    assert theirs == ours
     assert theirs.settings.beta == theirs.settings.mask_beta == 0.1
     assert theirs.settings.max_steps == -1, "epochs that are asked for count, not the preset's steps"
     named = tyro.cli(Args, args=["quick", "--data_dir", str(scenes), "--max_tiles", "3"])
@@ -111,14 +97,9 @@ def test_what_does_not_go_together_is_refused(scenes: Path, tmp_path: Path) -> N
             planned(images, "--loop2_iou_weight", "1", *flags)
     with pytest.raises(ValueError, match=r"no captions .*--reward_net"):
         planned(images)
-    for flags in (
-        ["--use_llm_judge"],
-        ["--use_llm_judge_loop2"],
-        ["--caption_weight", "1"],
-        ["--loop2_caption_weight", "0.5"],
-    ):
+    for words in ("--use_llm_judge", "--use_llm_judge_loop2", "--caption_weight 1", "--loop2_caption_weight 0.5"):
         with pytest.raises(ValueError, match=r"no captions: .*--use_llm_judge"):
-            planned(images, "--loop2_iou_weight", "1", *flags)
+            planned(images, "--loop2_iou_weight", "1", *words.split())
     plan = planned(images, "--loop2_iou_weight", "1")
     assert plan.settings.mask_to_caption_weight == 0
     assert plan.weights.loop2_caption == 0
@@ -164,7 +145,7 @@ def test_a_judge_from_the_command_line(
     """What the run is told: the model that was found, and the judge with the settings of the flags."""
     calls: list[Any] = []
 
-    def no_training(inputs: GRPOInputs, plan: GRPOPlan, run: Path, resume: bool, judge: Any, *_: Any) -> None:
+    def no_training(inputs: GRPOInputs, plan: GRPOPlan, run: Run, judge: Any, *_: Any) -> None:
         calls.append((plan, judge))
         write_json(run / "final_model" / "config.json", {})
 
@@ -206,7 +187,6 @@ def test_a_batch_smaller_than_a_group_is_a_whole_one(scenes: Path, flags: str, e
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--num_generations", "1"], "num_generations is 1, expected 2 or more"),
         (["--batch_size", "6"], "batch_size is 6 generations, not divisible by num_generations 4"),
         (["--lora_dropout", "0.05"], "lora_dropout is 0.05, expected 0: with dropout, old, reference and new"),
         (["--gpu", "3"], "gpu is 3, expected 0 or -1; choose one by CUDA_VISIBLE_DEVICES=3"),
@@ -226,8 +206,6 @@ def test_a_batch_smaller_than_a_group_is_a_whole_one(scenes: Path, flags: str, e
             r"LLM judge http://127\.0\.0\.1:9/v1, model 'm': no connection .*; check that the server runs",
         ),
         (["--lora_r", "0"], "r is 0"),
-        (["--max_steps", "0"], "max_steps is 0, expected 1 or more"),
-        (["--batch_size", "0"], "per_device_train_batch_size is 0"),
         (["--max_steps", "3", "--num_epochs", "1"], "--num_train_epochs and --max_steps"),
         (["--no_ema", "--ema_decay", "0.9"], r"--no_ema .*--ema_decay 0\.9"),
         (["--objective", "supervised", "--shuffle_rewards"], "--objective supervised"),
@@ -235,7 +213,6 @@ def test_a_batch_smaller_than_a_group_is_a_whole_one(scenes: Path, flags: str, e
         (["--dice_weight", "1"], "--dice_weight does nothing without --objective supervised"),
         (["--objective", "supervised", "--max_labelled", "0"], "max_labelled is 0, expected 1 or more"),
         (["--objective", "supervised", "--bce_weight", "0", "--dice_weight", "0"], "bce_weight and dice_weight are bo"),
-        (["--batch_size", "-1"], "per_device_train_batch_size is -1"),
         (["--batch_size", "1", "--gradient_accumulation_steps", "-1"], "gradient_accumulation_steps is -1"),
         (["--objective", "supervised", "--clip_range", "0.1"], "samples nothing, so --epsilon does nothing"),
         (["--shuffle_rewards", "--pathwise_weight", "1"], "--shuffle_rewards .* --pathwise_weight"),
@@ -270,18 +247,8 @@ def test_a_reward_network_that_may_know_the_patients_is_refused(tmp_path: Path) 
 def test_a_run_from_the_command_line_ends_in_a_model_and_goes_on(
     scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = [
-        "quick",
-        "--data_root",
-        str(scenes),
-        "--output_dir",
-        str(tmp_path),
-        "--batch_size",
-        "8",
-        "--max_steps",
-        "2",
-    ]
-    flags += ["--eval_steps", "0", "--save_steps", "1"]
+    flags = ["quick", "--data_root", str(scenes), "--output_dir", str(tmp_path)]
+    flags += ["--batch_size", "8", "--max_steps", "2", "--eval_steps", "0", "--save_steps", "1"]
     main(tyro.cli(Args, args=flags))
     output = capsys.readouterr().out
     (folder,) = tmp_path.glob("sa2va_grpo_*")

@@ -1,9 +1,10 @@
-"""Fixtures of the GRPO tests: the embedded model with LoRA, and a few rendered regions it was not trained on."""
+"""What the GRPO tests train: the embedded model with LoRA, a few rendered regions it was not trained on, tiny runs."""
 
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,18 +12,39 @@ import torch
 
 from rl_reward_network.data.items import make_region
 from rl_reward_network.data.masks import to_rle
-from rl_reward_network.embedded.regions import LAMPLIGHT, make_scenes
+from rl_reward_network.embedded.regions import LAMPLIGHT, make_scenes, write_regions
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.image_context import FeatureCache, ImageFeatures, Question, open_batch
+from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
 from rl_reward_network.grpo.prompts import GRPOPrompt, region_prompt
 from rl_reward_network.grpo.rewards import Reward
 from rl_reward_network.grpo.rollouts import CaptionRollout, PromptImage, Rollouts
+from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings, RewardWeights
+from rl_reward_network.grpo.stage import run_grpo_stage
 from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
+from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.rewards.functions import iou_reward, meteor_reward
+from rl_reward_network.run import GRPO_RUN, Run
 
+SETTINGS: dict[str, Any] = {
+    "objective": "grpo",
+    "per_device_train_batch_size": 8,
+    "num_generations": 4,
+    "num_mask_generations": 4,
+    "max_completion_length": 16,
+    "max_steps": 2,
+    "learning_rate": 1e-2,
+    "lr_scheduler_type": "constant",
+    "logging_steps": 1,
+    "save_strategy": "steps",
+    "save_steps": 1,
+    "warmup_steps": 0,
+}
+ONE_STEP = {"max_steps": 1, "per_device_train_batch_size": 4}
+PLAN = GRPOPlan("quick", RewardWeights(), 4, 8, settings=GRPOSettings(**SETTINGS))
 NOTHING = ImageFeatures(torch.zeros(1, 1, 1), Sam2Features((torch.zeros(1),) * 3))
 
 
@@ -41,6 +63,23 @@ def some(rollouts: Rollouts, *rows: int) -> Rollouts:
     """The rollouts of some prompts."""
     captions = [caption for caption in rollouts.captions if caption.image.row in rows]
     return replace(rollouts, captions=captions, answers=[a for a in rollouts.answers if a.image.row in rows])
+
+
+def changed(plan: GRPOPlan, **settings: Any) -> GRPOPlan:
+    """The plan with other hyperparameters."""
+    return replace(plan, settings=replace(plan.settings, **settings))
+
+
+def scenes(project: Path) -> GRPOInputs:
+    """Eight pictures under the lamp; runs go to `<project>/out`."""
+    write_regions(project / "scenes", 8, 3, light=LAMPLIGHT)
+    return open_grpo_inputs(RunConfig(data_root=project / "scenes", output_dir=project / "out", gpu=-1))
+
+
+def train(inputs: GRPOInputs, plan: GRPOPlan, folder: Path, **more: Any) -> Path:
+    """Train, or resume, a run in this folder."""
+    run_grpo_stage(inputs, plan, Run(folder, GRPO_RUN), **more)
+    return folder
 
 
 @cache
@@ -119,9 +158,11 @@ def make_trainer(folder: Any, prompts: Any = None, **changed: Any) -> Sa2VAGRPOT
     return trainer
 
 
-def prompts_by_candidate(prompts: Sequence[GRPOPrompt]) -> list[GRPOPrompt]:
+@cache
+def prompts_by_candidate() -> tuple[GRPOPrompt, ...]:
     """For each candidate mask that SAM 2 selects for some of these prompts the first such prompt."""
     model, processor = nano()
+    prompts = regions()
     batch = open_batch(prompts, FeatureCache(model, processor))
     questions = [batch.question(row, prompt.question) for row, prompt in enumerate(prompts)]
     by_candidate: dict[int, GRPOPrompt] = {}
@@ -131,4 +172,4 @@ def prompts_by_candidate(prompts: Sequence[GRPOPrompt]) -> list[GRPOPrompt]:
         with torch.no_grad():
             decoded = model.decode_masks(batch.features[question.image_index].sam, embedding[None])
         by_candidate.setdefault(int(decoded.selected[0]), prompt)
-    return [by_candidate[candidate] for candidate in sorted(by_candidate)]
+    return tuple(by_candidate[candidate] for candidate in sorted(by_candidate))

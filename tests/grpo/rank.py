@@ -1,10 +1,13 @@
 """One process of the distributed tests: trains, resumes, gets masks of other candidates than the other, shards a model.
 
-Started by test_distributed.py: python -m torch.distributed.run --nproc_per_node 2 -m tests.grpo.rank FOLDER
+Started by test_distributed.py: `python -m tests.grpo.rank FOLDER PROCESSES [train]` forks the processes, so that all
+of them share one import of the libraries.
 """
 
 import json
+import multiprocessing
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,8 +29,28 @@ from rl_reward_network.models.ema import copied
 from tests.grpo.nano import make_trainer, prompts_by_candidate, regions, shake, some
 
 # Plain SGD, since Adam amplifies rounding of gradients near 0; entropy and KL, or the loss of fresh rollouts is near 0.
-SETTINGS: dict[str, Any] = {"optim": "sgd", "learning_rate": 0.3, "entropy_coef": 0.1, "beta": 1.0, "mask_beta": 1.0}
+SGD: dict[str, Any] = {"optim": "sgd", "learning_rate": 0.3}
+SETTINGS: dict[str, Any] = {**SGD, "entropy_coef": 0.1, "beta": 1.0, "mask_beta": 1.0}
+SMALL: dict[str, Any] = {"per_device_train_batch_size": 2, "num_generations": 2, "num_mask_generations": 2}
+SAVING: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1}
 RANKS = 2
+
+
+def rank_of() -> int:
+    """This process."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def write(folder: Path, name: str, record: dict[str, Any], trainer: Any = None) -> None:
+    """The record of this process, and the weights of its model."""
+    (folder / f"{name}_{rank_of()}.json").write_text(json.dumps(record))
+    if trainer is not None:
+        save_file(copied(trainer.sa2va), folder / f"{name}_{rank_of()}.safetensors")
+
+
+def logs_of(trainer: Any) -> list[dict[str, float]]:
+    """The lines of its training steps."""
+    return [line for line in trainer.state.log_history if "total_loss" in line]
 
 
 def train(folder: Path, accumulation: int = 1) -> None:
@@ -35,21 +58,20 @@ def train(folder: Path, accumulation: int = 1) -> None:
 
     One process with `accumulation` 2 gets the batches of two processes without.
     """
-    rank = int(os.environ.get("RANK", "0"))
-    more = {"gradient_accumulation_steps": accumulation, "save_strategy": "steps", "save_steps": 1, **SETTINGS}
-    trainer = make_trainer(folder / f"run_{rank}", regions(4), caption=1.0, loop2_iou=1.0, **more)
+    more = {**SETTINGS, **SAVING, "per_device_train_batch_size": 4, "gradient_accumulation_steps": accumulation}
+    trainer = make_trainer(folder / f"run_{rank_of()}", regions(), caption=1.0, loop2_iou=1.0, **more)
     rollouts = noted_rollouts(trainer)
     trainer.train()
     assert trainer.ema is not None
-    save_file(copied(trainer.sa2va), folder / f"weights_{rank}.safetensors")
-    save_file(trainer.ema.weights, folder / f"ema_{rank}.safetensors")
-    logs = [line for line in trainer.state.log_history if "total_loss" in line]
-    state = {
+    save_file(trainer.ema.weights, folder / f"ema_{rank_of()}.safetensors")
+    record = {
+        "logs": logs_of(trainer),
+        "rollouts": rollouts,
         "wrapped": type(trainer.model_wrapped).__name__,
         "longest_wait": longest_wait(),
         "spread": trainer.rollout_generator.spread_controller.spread,
     }
-    (folder / f"record_{rank}.json").write_text(json.dumps({"logs": logs, "rollouts": rollouts, **state}))
+    write(folder, "trained", record, trainer)
 
 
 def longest_wait() -> float | None:
@@ -60,28 +82,24 @@ def longest_wait() -> float | None:
     return float(backend.options._timeout.total_seconds())
 
 
-def resume(folder: Path, curriculum: bool) -> None:
-    """Four steps of two epochs, and the last of them once more from the checkpoint inside the second epoch."""
-    rank = int(os.environ.get("RANK", "0"))
-    # Eight prompts, two of each rank a step: two steps are an epoch.
-    more = {"per_device_train_batch_size": 4, "num_generations": 2, "num_mask_generations": 2}
-    more |= {"max_steps": 4, "save_strategy": "steps", "save_steps": 1}
-    more |= {"curriculum": curriculum, "adaptive_loop_weights": curriculum}
-    for name, start in (("whole", None), ("resumed", folder / f"whole_{curriculum}_0" / "checkpoint-3")):
-        run = folder / f"{name}_{curriculum}_{rank}"
-        trainer = make_trainer(run, regions(4)[:8], caption=1.0, loop2_iou=1.0, **more)
+def resume(folder: Path) -> None:
+    """Four steps of two epochs, and the last once more from the checkpoint inside the second epoch.
+
+    With the curriculum the weights of the loops follow the gradients as well: all the state that there is.
+    """
+    more = {**SMALL, **SAVING, "max_steps": 4, "curriculum": True, "adaptive_loop_weights": True}
+    for name, start in (("whole", None), ("resumed", folder / "whole_0" / "checkpoint-3")):
+        trainer = make_trainer(folder / f"{name}_{rank_of()}", regions()[:4], caption=1.0, loop2_iou=1.0, **more)
         rollouts = noted_rollouts(trainer)
         trainer.train(resume_from_checkpoint=None if start is None else str(start))
-        save_file(copied(trainer.sa2va), f"{run}.safetensors")
-        logs = [line for line in trainer.state.log_history if "total_loss" in line]
-        record = {"logs": logs, "prompts": [rollout["prompts"] for rollout in rollouts]}
-        Path(f"{run}.json").write_text(json.dumps(record))
+        record = {"logs": logs_of(trainer), "prompts": [rollout["prompts"] for rollout in rollouts]}
+        write(folder, name, record, trainer)
 
 
 def validate(folder: Path) -> None:
     """Eight steps with validation: on rank 0 Dice falls while the score rises; the other rank must not decide."""
-    rank = int(os.environ["RANK"])
-    trainer = make_trainer(folder / f"validated_{rank}", regions(4), objective="supervised", max_steps=8)
+    rank, more = rank_of(), {**SMALL, "objective": "supervised", "max_steps": 8}
+    trainer = make_trainer(folder / "validated", regions(), **more)
     trainer.validation = ValidationCallback(trainer, regions()[:1], 1)
     trainer.validation.maps = True
     steps: list[int] = []
@@ -104,21 +122,20 @@ def validate(folder: Path) -> None:
         "gold": trainer.validation.gold,
         "first": from_first_rank(accelerator, lambda: rank),
         "any": [any_rank(accelerator, rank == 1), any_rank(accelerator, False)],
-        "told": [first_message(accelerator, "the second" if rank else None), first_message(accelerator, None)],
+        "messages": [first_message(accelerator, "the second" if rank else None), first_message(accelerator, None)],
         "shared": shared_measure(trainer),
     }
-    save_file(copied(trainer.sa2va), folder / f"validated_{rank}.safetensors")
-    (folder / f"validated_{rank}.json").write_text(json.dumps(record))
+    write(folder, "validated", record, trainer)
 
 
 def shared_measure(trainer: Any) -> bool:
     """Whether the ranks together measure, batch by batch, what one process measures, each of them a part of it."""
     prompts, cache, batches = regions()[:3], trainer.rollout_generator.cache, []
     measure_batch, measure_file.BATCH_SIZE = measure_file._measure_batch, {"small": 1, "large": 1}
-    alone = measure_file.measure(trainer.sa2va, prompts, cache, 16, expected=False, quiet=True)
+    alone = measure_file.measure(trainer.sa2va, prompts, cache, 8, expected=False, quiet=True)
     measure_file._measure_batch = lambda *args: batches.append(1) or measure_batch(*args)  # type: ignore[func-returns-value]
     shared = measure_file.measure(
-        trainer.sa2va, prompts, cache, 16, expected=False, quiet=True, accelerator=trainer.accelerator
+        trainer.sa2va, prompts, cache, 8, expected=False, quiet=True, accelerator=trainer.accelerator
     )
     own = len(range(trainer.accelerator.process_index, 3, RANKS))
     same = all((shared.values[name] == values).all() for name, values in alone.values.items())
@@ -127,10 +144,8 @@ def shared_measure(trainer: Any) -> bool:
 
 def candidates(folder: Path, accumulation: int = 1) -> None:
     """One supervised step in which the processes get prompts whose masks are of different candidates."""
-    rank = int(os.environ.get("RANK", "0"))
-    more = {"objective": "supervised", "per_device_train_batch_size": 4, "max_steps": 1, "optim": "sgd"}
-    more |= {"learning_rate": 0.3, "gradient_accumulation_steps": accumulation}
-    trainer = make_trainer(folder / f"candidates_{rank}", prompts_by_candidate(regions(9))[:RANKS], **more)
+    more = {**SGD, **SMALL, "objective": "supervised", "max_steps": 1, "gradient_accumulation_steps": accumulation}
+    trainer = make_trainer(folder / f"candidates_{rank_of()}", prompts_by_candidate()[:RANKS], **more)
     frozen = trainer.freeze_unreached(trainer.prompts[:1])
     trainer.reset_reference()
     start, chosen = copied(trainer.sa2va), []
@@ -138,9 +153,8 @@ def candidates(folder: Path, accumulation: int = 1) -> None:
     trainer.sa2va.decode_masks = lambda *args: noted(decode(*args), chosen)
     trainer.train()
     moved = sorted(name for name, tensor in copied(trainer.sa2va).items() if not torch.equal(tensor, start[name]))
-    save_file(copied(trainer.sa2va), folder / f"candidates_{rank}.safetensors")
     record = {"chosen": chosen, "moved": moved, "frozen": frozen, "trains": sorted(start)}
-    (folder / f"candidates_{rank}.json").write_text(json.dumps(record))
+    write(folder, "candidates", record, trainer)
 
 
 def noted(decoded: Any, chosen: list[int]) -> Any:
@@ -170,11 +184,10 @@ def noted_rollouts(trainer: Any) -> list[dict[str, Any]]:
 
 def shard(folder: Path) -> None:
     """Outputs and gradients of the policy, whole and split over all processes, on other groups in each."""
-    rank = int(os.environ["RANK"])
-    trainer = make_trainer(folder / f"sharded_{rank}", objective="supervised")
+    trainer = make_trainer(folder / "sharded", objective="supervised")
     shake(trainer.sa2va)
     policy, rollouts = trainer.policy, trainer.rollout_generator.references(regions()[: 2 * RANKS]).rollouts
-    own = some(rollouts, *range(rank, 2 * RANKS, RANKS))
+    own = some(rollouts, *range(rank_of(), 2 * RANKS, RANKS))
     parameters = sum(p.numel() for p in policy.parameters())
     whole = {name: grad / RANKS for name, grad in gradients(policy, rollouts).items()}
     expected = outputs(policy, own)
@@ -188,7 +201,7 @@ def shard(folder: Path) -> None:
         "same": sorted(sharded) == sorted(whole),
         "gradients": max(float((grad - whole[name]).abs().max()) for name, grad in sharded.items()) / scale,
     }
-    (folder / f"sharded_{rank}.json").write_text(json.dumps(record))
+    write(folder, "sharded", record)
 
 
 def split(policy: GRPOPolicy) -> None:
@@ -219,13 +232,26 @@ def gradients(policy: Any, rollouts: Rollouts) -> dict[str, Tensor]:
     return {name: grad.full_tensor() if isinstance(grad, DTensor) else grad for name, grad in grads.items()}
 
 
-if __name__ == "__main__":
+def work(rank: int, processes: int, port: int, folder: Path, checks: list[str]) -> None:
+    """All checks, or the named ones, in this process."""
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+    os.environ.update({name: str(value) for name, value in (place | {"RANK": rank, "LOCAL_RANK": rank}).items()})
     connect(cpu=True)
-    train(Path(sys.argv[1]))
-    if sys.argv[2:] == ["train"]:
-        sys.exit()
-    resume(Path(sys.argv[1]), curriculum=False)
-    resume(Path(sys.argv[1]), curriculum=True)
-    validate(Path(sys.argv[1]))
-    candidates(Path(sys.argv[1]))
-    shard(Path(sys.argv[1]))
+    for check in (train, resume, validate, candidates, shard):
+        if not checks or check.__name__ in checks:
+            check(folder)
+
+
+if __name__ == "__main__":
+    prompts_by_candidate()  # found once, for all processes
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    count, fork = int(sys.argv[2]), multiprocessing.get_context("fork")
+    arguments = (count, port, Path(sys.argv[1]), sys.argv[3:])
+    ranks = [fork.Process(target=work, args=(rank, *arguments)) for rank in range(count)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    sys.exit(any(process.exitcode for process in ranks))

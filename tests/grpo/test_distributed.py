@@ -33,6 +33,7 @@ TOLERANCE = 1e-6  # of losses and weights; 2e-7 was measured
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All checks of two ranks, in one launch."""
     folder = tmp_path_factory.mktemp("ranks")
     start_ranks(folder, RANKS)
     return folder
@@ -48,23 +49,30 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
-def start_ranks(folder: Path, processes: int, *words: str) -> None:
-    command = launched(processes, "tests.grpo.rank", str(folder), *words)
+def start_ranks(folder: Path, processes: int, *checks: str) -> None:
+    command = [sys.executable, "-m", "tests.grpo.rank", str(folder), str(processes), *checks]
     done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one process makes of the batches of both ranks."""
     folder = tmp_path_factory.mktemp("alone")
     train(folder, accumulation=RANKS)
+    candidates(folder, accumulation=RANKS)
     return folder
 
 
-def recorded(folder: Path, rank: int = 0) -> dict[str, Any]:
-    """The record of `rank.train`."""
-    result: dict[str, Any] = json.loads((folder / f"record_{rank}.json").read_text())
+def recorded(folder: Path, name: str, rank: int = 0) -> dict[str, Any]:
+    """What a check of `rank` wrote."""
+    result: dict[str, Any] = json.loads((folder / f"{name}_{rank}.json").read_text())
     return result
+
+
+def weights(folder: Path, name: str, rank: int = 0) -> dict[str, torch.Tensor]:
+    """The weights that a check of `rank` wrote."""
+    return load_file(folder / f"{name}_{rank}.safetensors")
 
 
 def assert_close(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor], tolerance: float) -> None:
@@ -73,47 +81,41 @@ def assert_close(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]
         torch.testing.assert_close(tensor, second[name], atol=tolerance, rtol=0, msg=name)
 
 
-def test_each_rank_makes_the_rollouts_that_one_process_makes_of_its_batch(alone: Path, ranks: Path) -> None:
-    one = recorded(alone)["rollouts"]
-    assert len(one) == 4, "two steps of two batches"
-    both = [recorded(ranks, rank)["rollouts"] for rank in range(RANKS)]
-    for number, expected in enumerate(one):
-        result = both[number % RANKS][number // RANKS]
-        assert result["seed"] == expected["seed"] == [42, number // RANKS, number % RANKS]
-        assert result["prompts"] == expected["prompts"]
-        assert result["completions"] == expected["completions"]
+def assert_same_training(alone: Path, ranks: Path, count: int) -> None:
+    """The same rollouts, curves, weights and teacher; the weights are equal on all ranks."""
+    one, all_ranks = recorded(alone, "trained"), [recorded(ranks, "trained", rank) for rank in range(count)]
+    assert len(one["rollouts"]) == 2 * count, "two steps"
+    for number, expected in enumerate(one["rollouts"]):
+        result = all_ranks[number % count]["rollouts"][number // count]
+        assert result["seed"] == expected["seed"] == [42, number // count, number % count]
+        assert {name: result[name] for name in ("prompts", "completions")} == {
+            name: expected[name] for name in ("prompts", "completions")
+        }
         torch.testing.assert_close(torch.tensor(result["actions"]), torch.tensor(expected["actions"]))
-    assert one[0]["completions"] != one[1]["completions"], "streams are not each other's copies"
+    for expected, result in zip(one["logs"], all_ranks[0]["logs"], strict=True):
+        assert result == pytest.approx(expected, abs=TOLERANCE, rel=TOLERANCE)
+    for name in ("trained", "ema"):
+        first = weights(ranks, name)
+        assert_close(first, weights(alone, name), TOLERANCE)
+        for rank in range(1, count):
+            assert_close(weights(ranks, name, rank), first, 0)
+    assert {own["spread"] for own in all_ranks} == {one["spread"]}
 
 
-def test_losses_and_curves_are_those_of_one_process(alone: Path, ranks: Path) -> None:
-    one, both = recorded(alone)["logs"], recorded(ranks)["logs"]
-    assert [line["step"] for line in one] == [1, 2]
-    for expected, result in zip(one, both, strict=True):
-        assert result.keys() == expected.keys()
-        for name, value in expected.items():
-            assert result[name] == pytest.approx(value, abs=TOLERANCE, rel=TOLERANCE), name
-    assert all(abs(line["loop1/loss"]) > 100 * TOLERANCE for line in one), "or equal losses would prove nothing"
-    assert abs(one[1]["loop2/loss"]) > 100 * TOLERANCE
-    parts = sum(one[0][name] for name in ("loop1/loss", "loop2/loss", "loss/answer"))
-    assert one[0]["total_loss"] == pytest.approx(parts, abs=1e-6)
-
-
-def test_weights_are_those_of_one_process_and_the_same_on_both_ranks(alone: Path, ranks: Path, tmp_path: Path) -> None:
-    one = load_file(alone / "weights_0.safetensors")
-    first, second = (load_file(ranks / f"weights_{rank}.safetensors") for rank in range(RANKS))
-    assert_close(first, one, TOLERANCE)
-    assert_close(second, first, 0)
+def test_two_ranks_train_as_one_process(alone: Path, ranks: Path, tmp_path: Path) -> None:
+    assert_same_training(alone, ranks, RANKS)
+    one = recorded(alone, "trained")
+    assert one["rollouts"][0]["completions"] != one["rollouts"][1]["completions"], "streams are not each other's copies"
+    first, second = one["logs"]
+    assert [first["step"], second["step"]] == [1, 2]
+    losses = (first["loop1/loss"], second["loop1/loss"], second["loop2/loss"])
+    assert min(map(abs, losses)) > 100 * TOLERANCE, "or equal losses would prove nothing"
+    parts = sum(first[name] for name in ("loop1/loss", "loop2/loss", "loss/answer"))
+    assert first["total_loss"] == pytest.approx(parts, abs=1e-6)
     start = copied(make_trainer(tmp_path).sa2va)
-    assert max(float((one[name] - start[name]).abs().max()) for name in one) > 1000 * TOLERANCE
-    assert recorded(ranks)["wrapped"] == "DistributedDataParallel"
-
-
-def test_the_teacher_and_the_width_of_masks_are_the_same_on_both_ranks(alone: Path, ranks: Path) -> None:
-    first, second = (load_file(ranks / f"ema_{rank}.safetensors") for rank in range(RANKS))
-    assert_close(second, first, 0)
-    assert_close(first, load_file(alone / "ema_0.safetensors"), TOLERANCE)
-    assert recorded(ranks, 0)["spread"] == recorded(ranks, 1)["spread"] == recorded(alone)["spread"]
+    moved = weights(alone, "trained")
+    assert max(float((moved[name] - start[name]).abs().max()) for name in moved) > 1000 * TOLERANCE
+    assert recorded(ranks, "trained")["wrapped"] == "DistributedDataParallel"
 
 
 @pytest.mark.slow
@@ -123,21 +125,7 @@ def test_four_ranks_are_one_process(tmp_path: Path) -> None:
         folder.mkdir()
     train(alone, accumulation=4)
     start_ranks(four, 4, "train")
-    one = recorded(alone)["rollouts"]
-    assert len(one) == 8, "two steps of four batches"
-    for number, expected in enumerate(one):
-        result = recorded(four, number % 4)["rollouts"][number // 4]
-        assert {name: result[name] for name in ("seed", "prompts", "completions")} == {
-            name: expected[name] for name in ("seed", "prompts", "completions")
-        }
-    for expected, result in zip(recorded(alone)["logs"], recorded(four)["logs"], strict=True):
-        assert result == pytest.approx(expected, abs=TOLERANCE, rel=TOLERANCE)
-    for rank in range(4):
-        for name in ("weights", "ema"):
-            weights = [
-                load_file(folder / f"{name}_{number}.safetensors") for folder, number in ((four, rank), (alone, 0))
-            ]
-            assert_close(*weights, TOLERANCE)
+    assert_same_training(alone, four, 4)
 
 
 @pytest.mark.slow
@@ -170,53 +158,47 @@ def wait_for(found: Callable[[], Any], seconds: float) -> None:
 
 def test_ranks_wait_for_one_with_a_slow_judge(ranks: Path) -> None:
     """A request may take `timeout_s` x (`max_retries` + 1), and a rank sends thousands of them, one after another."""
-    assert [recorded(ranks, rank)["longest_wait"] for rank in range(RANKS)] == [24 * 3600] * RANKS
+    assert [recorded(ranks, "trained", rank)["longest_wait"] for rank in range(RANKS)] == [24 * 3600] * RANKS
 
 
-@pytest.mark.parametrize("curriculum", [False, True])
-def test_two_ranks_cut_off_inside_a_later_epoch_go_on_with_the_same_prompts(ranks: Path, curriculum: bool) -> None:
-    """With the curriculum the weights of the loops follow the gradients as well: all the state that there is."""
+def test_two_ranks_interrupted_inside_a_later_epoch_resume_with_the_same_prompts(ranks: Path) -> None:
     prompts_of_ranks = []
     for rank in range(RANKS):
-        runs = [ranks / f"{name}_{curriculum}_{rank}" for name in ("whole", "resumed")]
-        whole, resumed = (json.loads(Path(f"{run}.json").read_text()) for run in runs)
+        whole, resumed = (recorded(ranks, name, rank) for name in ("whole", "resumed"))
         assert len(whole["prompts"]) == 4
         assert resumed["prompts"] == whole["prompts"][3:], "the prompts of step 4, the second of epoch 1"
         assert resumed["logs"][-1] == whole["logs"][-1]
-        assert_close(*(load_file(f"{run}.safetensors") for run in runs), 0)
+        assert_close(weights(ranks, "whole", rank), weights(ranks, "resumed", rank), 0)
         prompts_of_ranks.append(whole["prompts"])
     assert all(not set(one) & set(other) for one, other in zip(*prompts_of_ranks, strict=True)), "each rank has its own"
 
 
 def test_all_ranks_take_the_decision_of_one(ranks: Path) -> None:
-    first, second = (json.loads((ranks / f"validated_{rank}.json").read_text()) for rank in range(RANKS))
+    first, second = (recorded(ranks, "validated", rank) for rank in range(RANKS))
     assert first == second
     assert first["shared"], "they measure together"
-    assert first["steps"] == 4, "three looks after the best Dice"
+    assert first["steps"] == 4, "three validations after the best Dice"
     assert (first["outcome"]["kept_step"], first["outcome"]["best"], first["has_warned"]) == (1, 0.6, True)
     assert first["gold"] == [0.5, 0.6, 0.5, 0.5, 0.5]
-    assert (first["first"], first["any"], first["told"]) == (0, [True, False], ["the second", None])
-    assert_close(*(load_file(ranks / f"validated_{rank}.safetensors") for rank in range(RANKS)), 0)
+    assert (first["first"], first["any"], first["messages"]) == (0, [True, False], ["the second", None])
+    assert_close(weights(ranks, "validated"), weights(ranks, "validated", 1), 0)
 
 
-def test_heads_that_only_one_rank_reaches_train_on_both(ranks: Path, tmp_path: Path) -> None:
-    candidates(tmp_path, accumulation=RANKS)
-    alone, *both = (
-        json.loads((folder / f"candidates_{rank}.json").read_text())
-        for folder, rank in ((tmp_path, 0), (ranks, 0), (ranks, 1))
-    )
-    seen = [set(one["chosen"]) for one in both]
+def test_heads_that_only_one_rank_reaches_train_on_both(alone: Path, ranks: Path) -> None:
+    one, *both = (recorded(*place) for place in ((alone, "candidates"), *((ranks, "candidates", r) for r in (0, 1))))
+    seen = [set(own["chosen"]) for own in both]
     assert len(seen[0]) == len(seen[1]) == 1
     assert seen[0] != seen[1], "or nothing would be proved"
-    reached = {str(candidate) for one in seen for candidate in one}
-    heads = {name.split(CANDIDATE_HEADS)[1][0] for name in both[0]["moved"] if CANDIDATE_HEADS in name}
-    assert heads == reached, "the third gets a gradient of 0"
-    assert {name.split(CANDIDATE_HEADS)[1][0] for name in both[0]["trains"] if CANDIDATE_HEADS in name} == set("123")
-    assert both[0]["moved"] == both[1]["moved"] == alone["moved"]
-    assert both[0]["frozen"] == both[1]["frozen"] == alone["frozen"]
-    first, second = (load_file(ranks / f"candidates_{rank}.safetensors") for rank in range(RANKS))
-    assert_close(first, second, 0)
-    assert_close(first, load_file(tmp_path / "candidates_0.safetensors"), TOLERANCE)
+    heads = {
+        kind: {name.split(CANDIDATE_HEADS)[1][0] for name in both[0][kind] if CANDIDATE_HEADS in name}
+        for kind in ("moved", "trains")
+    }
+    assert heads["moved"] == {str(candidate) for own in seen for candidate in own}, "the third gets a gradient of 0"
+    assert heads["trains"] == set("123")
+    assert both[0]["moved"] == both[1]["moved"] == one["moved"]
+    assert both[0]["frozen"] == both[1]["frozen"] == one["frozen"]
+    assert_close(weights(ranks, "candidates"), weights(ranks, "candidates", 1), 0)
+    assert_close(weights(ranks, "candidates"), weights(alone, "candidates"), TOLERANCE)
 
 
 def test_only_the_first_rank_writes_checkpoints(ranks: Path) -> None:
@@ -226,7 +208,7 @@ def test_only_the_first_rank_writes_checkpoints(ranks: Path) -> None:
 
 def test_a_model_split_over_two_ranks_gives_the_same_outputs_and_gradients(ranks: Path) -> None:
     """FSDP2 on the policy itself; accelerate ignores FSDP on CPUs, so the Trainer under it cannot be tested here."""
-    result = [json.loads((ranks / f"sharded_{rank}.json").read_text()) for rank in range(RANKS)]
+    result = [recorded(ranks, "sharded", rank) for rank in range(RANKS)]
     assert sum(one["held"] for one in result) == pytest.approx(1, abs=1e-3), "each parameter lies on one rank"
     for one in result:
         assert one["held"] == pytest.approx(1 / RANKS, abs=0.02)

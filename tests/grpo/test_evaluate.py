@@ -24,7 +24,6 @@ from rl_reward_network.grpo.inputs import GRPOInputs, labelled_prompts, open_grp
 from rl_reward_network.grpo.measure import Measured, iou_of_captions, measure, unpacked
 from rl_reward_network.grpo.merge import grpo_model, load_base
 from rl_reward_network.grpo.settings import RewardWeights
-from rl_reward_network.grpo.stage import run_grpo_stage
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.lora import load_trainable
 from rl_reward_network.models.reward_network import RewardNetwork
@@ -34,8 +33,7 @@ from rl_reward_network.report.before_after import CAPTION_LEGEND, MASK_LEGEND, B
 from rl_reward_network.rewards.learned import foreground_prob, score_masks
 from rl_reward_network.rewards.metrics import dice
 from tests.conftest import write_tiny_data
-from tests.grpo.nano import nano
-from tests.grpo.test_stage import ONE_STEP, PLAN, SETTINGS, changed, scenes
+from tests.grpo.nano import ONE_STEP, PLAN, SETTINGS, changed, nano, train
 from tests.models.test_reward_network import network_of
 from tests.report.html_page import Page
 
@@ -46,13 +44,9 @@ METRICS = {
 }
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[GRPOInputs, Path]:
-    """A run of one large step, so that the models differ."""
-    inputs = scenes(tmp_path_factory.mktemp("project"))
-    run = inputs.config.output_dir / "sa2va_grpo_1"
-    run_grpo_stage(inputs, changed(PLAN, max_steps=1, learning_rate=1e-2), run)
-    return inputs, run
+@pytest.fixture(scope="session")
+def trained(grpo_inputs: GRPOInputs, grpo_run: Path) -> tuple[GRPOInputs, Path]:
+    return grpo_inputs, grpo_run
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +115,7 @@ def test_files_lie_in_a_folder_that_names_the_limit(
         metric: gain.mean for metric, gain in result.gains.items()
     }
     about = actual["config"]
-    assert (about["steps"], about["split"], about["Sa2VA"], about["objective"]) == (1, "test", "sa2va-nano", "grpo")
+    assert (about["steps"], about["split"], about["Sa2VA"], about["objective"]) == (2, "test", "sa2va-nano", "grpo")
     assert about["LoRA"] == "rank 4, alpha 8"
     assert about["rewards"] == "iou 1, caption 1, loop2_caption 1, loop2_iou 1"
     assert about["learning rate"] == "0.01"
@@ -169,7 +163,7 @@ def test_the_report_shows_gains_and_losses(
         f"worst after training, IoU of mask': {after.min():.3f}",
         *(f"lost most, METEOR: {meteor[number]:.3f}" for number in worse),
     ]
-    assert [line["step"] for line in result.curves] == [1]
+    assert [line["step"] for line in result.curves] == [1, 2]
 
 
 def test_captions_that_got_worse_are_shown_with_their_measure() -> None:
@@ -233,29 +227,16 @@ def test_a_run_can_be_moved_and_told_where_its_data_are(trained: tuple[GRPOInput
     with pytest.raises(ValueError, match=r"split\.json: .*name that data folder"):
         run_grpo_evaluation(moved / "final_model", write_tiny_data(tmp_path / "other", size=48), items=1)
     assert not list(moved.glob("evaluation*")), "nothing is written before everything fits"
-    assert grpo_model(moved) == moved / "final_model"
 
 
 def test_a_checkpoint_is_evaluated_beside_the_final_model(trained: tuple[GRPOInputs, Path], evaluated: Any) -> None:
     _, run = trained
-    assert grpo_model(run / "checkpoint-1") == run / "checkpoint-1"
-    result, page = run_grpo_evaluation(run / "checkpoint-1", items=ITEMS)
-    assert page == run / f"evaluation_checkpoint-1_{ITEMS}" / "report.html"
+    result, page = run_grpo_evaluation(run / "checkpoint-2", items=ITEMS)
+    assert page == run / f"evaluation_checkpoint-2_{ITEMS}" / "report.html"
     final, _ = evaluated
     for name, values in final.after.values.items():
         np.testing.assert_array_equal(result.after.values[name], values, err_msg=name)
-    assert result.config["steps"] == 1
-
-
-def test_of_a_run_that_was_cut_off_the_last_checkpoint_is_taken(
-    trained: tuple[GRPOInputs, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cut = tmp_path / "cut"
-    shutil.copytree(trained[1], cut, ignore=shutil.ignore_patterns("final_model", "evaluation*"))
-    assert grpo_model(cut) == cut / "checkpoint-1"
-    assert "the run has not ended; its last checkpoint is taken" in capsys.readouterr().out
-    assert grpo_model(tmp_path) is None
-    assert grpo_model(cut / "logs") is None
+    assert result.config["steps"] == 2
 
 
 def test_a_run_with_a_mask_policy_that_was_removed_is_evaluated(
@@ -296,7 +277,7 @@ def test_annotated_images_can_be_learned_from_without_a_reward_network(tmp_path:
     data, run = write_tiny_data(tmp_path / "data", images=6), tmp_path / "out" / "supervised"
     inputs = open_grpo_inputs(RunConfig(data_root=data, gpu=-1))
     plan = replace(PLAN, weights=RewardWeights(0.0, 0.0, 0.0, 1.0))
-    run_grpo_stage(inputs, changed(plan, objective="supervised", mask_to_caption_weight=0.0, **ONE_STEP), run)
+    train(inputs, changed(plan, objective="supervised", mask_to_caption_weight=0.0, **ONE_STEP), run)
     (line,) = (json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines())
     assert line["loss/mask"] > 0
     assert "| rewards | none: true masks are learned" in (run / "final_model" / "README.md").read_text()
@@ -308,7 +289,7 @@ def test_annotated_images_can_be_learned_from_without_a_reward_network(tmp_path:
     with pytest.raises(ValueError, match=r"objective supervised .*none of the \d .*--reward_net"):
         labelled_prompts(unlabelled.prompts, "objective supervised")
     with pytest.raises(ValueError, match=r"loop2 reward iou .*none of the \d .*--reward_net"):
-        run_grpo_stage(unlabelled, changed(plan, mask_to_caption_weight=0.0, **ONE_STEP), tmp_path / "out" / "bare")
+        train(unlabelled, changed(plan, mask_to_caption_weight=0.0, **ONE_STEP), tmp_path / "out" / "bare")
 
 
 def test_images_are_judged_by_dice_and_the_runs_own_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +309,7 @@ def test_images_are_judged_by_dice_and_the_runs_own_network(tmp_path: Path, monk
 
     monkeypatch.setattr(RewardNetwork, "foreground_probs", noted)
     settings = {"mask_to_caption_weight": 0.0, "pathwise_weight": 1.0, **ONE_STEP, "max_steps": 2}
-    run_grpo_stage(inputs, changed(plan, **settings), run, network=network)
+    train(inputs, changed(plan, **settings), run, network=network)
     result, page = run_grpo_evaluation(run / "final_model")
     passes = looked.copy()
     assert set(passes.values()) == {1}, "one pass per image for reward, gradient, both models' scores and the note"
@@ -374,12 +355,15 @@ def test_names_are_not_silently_left_out(trained: tuple[GRPOInputs, Path]) -> No
         evaluate_rl_finetuned_sa2va.main(evaluate_rl_finetuned_sa2va.Args((str(trained[1]),), show_names=True))
 
 
-def test_runs_of_other_stages_are_told_apart(trained: tuple[GRPOInputs, Path], tmp_path: Path) -> None:
-    final = trained[1] / "final_model"
-    assert grpo_model(trained[1]) == grpo_model(final) == final
-    assert grpo_model(tmp_path) is None
+def test_the_trained_weights_of_a_folder(grpo_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    final, cut = grpo_run / "final_model", tmp_path / "cut"
+    assert grpo_model(grpo_run) == grpo_model(final) == final
+    assert grpo_model(grpo_run / "checkpoint-1") == grpo_run / "checkpoint-1"
+    shutil.copytree(grpo_run, cut, ignore=shutil.ignore_patterns("final_model", "evaluation*"))
+    assert grpo_model(cut) == cut / "checkpoint-2"
+    assert "the run has not ended; its last checkpoint is taken" in capsys.readouterr().out
     (tmp_path / "final_model").mkdir()
-    for said in ('{"stage": "policy"}', "{}"):
-        (tmp_path / "final_model" / "config.json").write_text(said)
+    for text in ('{"stage": "policy"}', "{}"):
+        (tmp_path / "final_model" / "config.json").write_text(text)
         assert grpo_model(tmp_path) is None
-    assert read_json(trained[1] / "final_model" / "config.json")["stage"] == "grpo"
+    assert grpo_model(cut / "logs") is None

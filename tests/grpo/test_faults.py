@@ -20,31 +20,8 @@ from tests.test_faults import ENVIRONMENT, finished, started, wait_for
 
 pytestmark = pytest.mark.slow
 KILLS = 10
-FLAGS = [
-    "--data_root",
-    "regions",
-    "--batch_size",
-    "8",
-    "--max_steps",
-    "8",
-    "--save_steps",
-    "2",
-    "--num_iterations",
-    "2",
-]
-TRAIN = [
-    sys.executable,
-    "-P",
-    "-m",
-    "rl_reward_network.cli",
-    "grpo",
-    "quick",
-    *FLAGS,
-    "--eval_steps",
-    "3",
-    "--gpu",
-    "-1",
-]
+FLAGS = "--data_root regions --batch_size 8 --max_steps 8 --save_steps 2 --num_iterations 2 --eval_steps 3 --gpu -1"
+TRAIN = [sys.executable, "-P", "-m", "rl_reward_network.cli", "grpo", "quick", *FLAGS.split()]
 TRAINED = ("trainable/trainable.safetensors", "trainable/adapter_model.safetensors")
 
 

@@ -84,19 +84,6 @@ def test_rows_at_once_changes_nothing(opened: tuple[Any, Any, PromptBatch], mixe
     assert [[answer.token_ids for answer in own] for own in several] == [[ids, ids] for ids in expected]
 
 
-def test_several_greedy_answers_to_a_question_are_equal(
-    opened: tuple[Any, Any, PromptBatch], mixed: list[Question]
-) -> None:
-    """Their question is read once, all but its last token: nothing else may come out."""
-    model, _, batch = opened
-    context = batch.context(model)
-    single, triple = (context.answer(mixed, Decoding(LONGEST), times) for times in (1, 3))
-    for (one,), three in zip(single, triple, strict=True):
-        assert [answer.token_ids for answer in three] == [one.token_ids] * 3
-        for answer in three:
-            assert answer.stopped == one.stopped
-
-
 def test_a_context_can_be_asked_again(opened: tuple[Any, Any, PromptBatch], mixed: list[Question]) -> None:
     """Answers are decoded on copies of the keys and values."""
     model, _, batch = opened
@@ -309,15 +296,6 @@ def test_one_image_stays_however_small_the_memory(parts: tuple[Any, Any], encode
     assert (cache.hits, cache.misses, len(encoded)) == (1, 2, 2)
 
 
-def test_hits_are_look_ups_without_an_encoder(parts: tuple[Any, Any]) -> None:
-    cache = FeatureCache(*parts)
-    for number in (0, 0, 1, 0):
-        cache.get([IMAGES[number]])
-    assert (cache.hits, cache.misses) == (2, 2)
-    cache.clear()
-    assert (cache.nbytes, len(cache.entries)) == (0, 0)
-
-
 def test_one_pixel_is_enough_to_be_another_image(parts: tuple[Any, Any], encoded: list[np.ndarray]) -> None:
     cache, other = FeatureCache(*parts), IMAGES[0].copy()
     other[48, 40] ^= 255
@@ -440,13 +418,6 @@ def test_equal_captions_of_a_row_are_drawn_once_and_empty_ones_never(
     assert batch.masks_from_captions(context, [0], [""]) == {}
 
 
-def test_stop_words_are_not_part_of_what_was_said(picked: tuple[Any, Any, PromptBatch]) -> None:
-    _, processor, batch = picked
-    for text in ("a red circle<|im_end|>", " a red circle <|endoftext|>", "a red circle"):
-        assert batch.text(Answer(processor.token_ids(text))) == "a red circle"
-    assert batch.text(Answer(processor.token_ids("<|im_end|>"))) == ""
-
-
 def test_masks_have_the_size_of_their_own_image(picked: tuple[Any, Any, PromptBatch]) -> None:
     """Images of a batch may differ in size."""
     model, processor, _ = picked
@@ -457,9 +428,3 @@ def test_masks_have_the_size_of_their_own_image(picked: tuple[Any, Any, PromptBa
     assert [one.shape for one in drawn if one is not None] == [(200, 256), (256, 256)]
     alone = predict(model, processor, image, cut.question)["mask_probabilities"][0][0]
     np.testing.assert_allclose(drawn[0], alone, atol=1e-3)
-
-
-def test_chance_depends_on_the_numbers_alone() -> None:
-    first = [seeded_generator(seed).initial_seed() for seed in ((0, 1, 2), (0, 1, 2), (0, 2, 1), (0, 1), (0, 1, 3))]
-    assert first[0] == first[1]
-    assert len(set(first)) == 4

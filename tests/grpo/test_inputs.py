@@ -13,7 +13,7 @@ from datasets import Dataset
 from PIL import Image
 
 from rl_reward_network.artefacts import pixels_digest, read_json
-from rl_reward_network.cli import grpo, grpo_flags, reward
+from rl_reward_network.cli import grpo, reward
 from rl_reward_network.data import annotations
 from rl_reward_network.data.masks import to_rle
 from rl_reward_network.data.splits import SPLITS, save_split, select, spread
@@ -23,9 +23,10 @@ from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.grpo import inputs as inputs_file
 from rl_reward_network.grpo.evaluate import run_grpo_evaluation
 from rl_reward_network.grpo.inputs import GRPOInputs, check_prompts, open_grpo_inputs, with_unlabelled, within_budget
+from rl_reward_network.grpo.plan import RewardArgs
 from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL, GRPOPrompt
 from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings, RewardWeights
-from rl_reward_network.grpo.stage import describe, run_grpo_stage
+from rl_reward_network.grpo.stage import describe
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig, pick_fields
 from rl_reward_network.inputs.loading import portable_settings, read_samples
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
@@ -36,7 +37,7 @@ from rl_reward_network.rewards import out_of_distribution
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.run import GRPO_RUN, Run
 from tests.conftest import write_deep_data, write_tiny_data
-from tests.grpo.test_stage import ONE_STEP, PLAN, changed
+from tests.grpo.nano import ONE_STEP, PLAN, changed, train
 from tests.models.test_reward_network import network_of
 from tests.ppo.test_prompts import write_new_patients
 
@@ -281,7 +282,7 @@ def run(inputs: GRPOInputs, network: RewardNetwork, plan: GRPOPlan) -> Path:
     masks = {mask: mask.read_bytes() for mask in (inputs.config.unlabelled_root or Path()).glob("masks/*.png")}
     for mask in masks:
         mask.write_bytes(b"no picture")  # training never reads them
-    run_grpo_stage(inputs, plan, run, network=network)
+    train(inputs, plan, run, network=network)
     for mask, content in masks.items():
         mask.write_bytes(content)
     return run
@@ -350,7 +351,7 @@ def test_a_resumed_run_has_the_same_unlabelled_images(inputs: GRPOInputs, run: P
 )
 def test_what_needs_masks_is_refused_early(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     config = RunConfig(data_root=tmp_path, unlabelled_root=tmp_path, gpu=-1)
-    rewards = grpo_flags.RewardArgs(**change.pop("rewards", {}))
+    rewards = RewardArgs(**change.pop("rewards", {}))
     with pytest.raises(ValueError, match=message):
         grpo.check(grpo.Args("quick", config, rewards=rewards, **change))
     with pytest.raises(ValueError, match="--unlabelled_root does nothing here"):

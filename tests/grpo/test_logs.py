@@ -11,12 +11,14 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers.trainer_callback import PrinterCallback
 
+from rl_reward_network.artefacts import read_json
 from rl_reward_network.grpo import logs as logs_file
-from rl_reward_network.grpo.logs import GRPOLogs, StepMetrics, picture_row, summed_counts
+from rl_reward_network.grpo.logs import GRPOLogs, StepMetrics, picture_row
 from rl_reward_network.grpo.rollouts import Rollouts
 from rl_reward_network.report.overlays import GREEN, ORANGE
 from tests.grpo.nano import make_trainer
 
+SAVING = {"caption": 1.0, "loop2_iou": 1.0, "save_strategy": "steps", "save_steps": 1}
 LOOP = {"reward_mean", "reward_std", "frac_zero_std", "loss", "policy_loss", "kl_div"}
 CAPTIONS = {"completion_length", "frac_truncated", "entropy"}
 MASKS = {"mask_iou_in_group", "sigma", "no_seg_share"}
@@ -48,59 +50,31 @@ def curves(run: Path) -> EventAccumulator:
 
 def train(run: Path, checkpoint: Path | None = None, **changed: Any) -> Any:
     """A run of two steps, one checkpoint each, as the stage logs it."""
-    own = make_trainer(run, **{"caption": 1.0, "loop2_iou": 1.0, "save_strategy": "steps", "save_steps": 1} | changed)
+    own = make_trainer(run, per_device_train_batch_size=4, **SAVING | changed)
     own.remove_callback(PrinterCallback)
     own.add_callback(GRPOLogs(run, lambda: own.last_rollouts))
     own.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     return own
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """A run that was not cut off, and its trainer."""
-    folder = tmp_path_factory.mktemp("whole")
-    return folder, train(folder)
-
-
-@pytest.fixture(scope="module")
-def run(whole: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Cut off in the middle of a third step, and gone on with from the first."""
-    folder = tmp_path_factory.mktemp("run") / "cut"
-    shutil.copytree(whole[0], folder)
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 3, "loop1/reward')
-    train(folder, folder / "checkpoint-1")
-    return folder
-
-
-def test_every_number_is_a_curve_and_a_line(run: Path) -> None:
-    result, said = curves(run), lines(run)
+def test_every_number_is_a_curve_and_a_line(resumed_run: Path) -> None:
+    """A resumed run has no step twice."""
+    result, written = curves(resumed_run), lines(resumed_run)
     wanted = OTHERS | {f"loop1/{name}" for name in LOOP | CAPTIONS} | {f"loop2/{name}" for name in LOOP | MASKS}
-    wanted |= {
-        f"{loop}/{kind}/{term}"
-        for loop in ("loop1", "loop2")
-        for kind in ("reward", "missing")
-        for term in ("iou", "meteor")
-    }
-    for line in said:
+    terms = {"loop1": ("iou", "dice", "meteor"), "loop2": ("iou", "confidence", "meteor")}
+    wanted |= {f"{loop}/{kind}/{term}" for loop in terms for kind in ("reward", "missing") for term in terms[loop]}
+    assert [line["step"] for line in written] == [1, 2]
+    for line in written:
         assert set(line) == wanted | {"step"}
     assert set(result.Tags()["scalars"]) == wanted
     for tag in wanted:
-        points = {point.step: point.value for point in result.Scalars(tag)}
-        assert points == pytest.approx({line["step"]: line[tag] for line in said}, rel=1e-6), tag
+        points = [(point.step, point.value) for point in result.Scalars(tag)]
+        assert points == [(line["step"], pytest.approx(line[tag], rel=1e-6)) for line in written], tag
 
 
-def test_a_resumed_run_has_no_step_twice(run: Path) -> None:
-    assert [line["step"] for line in lines(run)] == [1, 2]
-    assert [point.step for point in curves(run).Scalars("total_loss")] == [1, 2]
-
-
-def test_the_numbers_are_those_of_the_trainer(run: Path, whole: tuple[Path, Any]) -> None:
-    """And a run that was cut off says the same as one that was not."""
-    folder, trainer = whole
-    history = [log for log in trainer.state.log_history if "total_loss" in log]
-    for line, resumed, log in zip(lines(folder), lines(run), history, strict=True):
-        assert line == log == resumed
+def test_the_numbers_are_those_of_the_trainer(grpo_run: Path) -> None:
+    history = read_json(grpo_run / "checkpoint-2" / "trainer_state.json")["log_history"]
+    assert lines(grpo_run) == [log for log in history if "total_loss" in log]
 
 
 def test_a_checkpoint_between_two_lines_changes_no_line_after_a_resume(tmp_path: Path) -> None:
@@ -119,8 +93,8 @@ def test_the_clip_fraction_is_logged_where_something_can_be_clipped(tmp_path: Pa
     assert ["loop2/clip_fraction" in line for line in lines(tmp_path)] == [False, True]
 
 
-def test_pictures_and_captions_of_both_loops_are_there(run: Path) -> None:
-    result = curves(run)
+def test_pictures_and_captions_of_both_loops_are_there(grpo_run: Path) -> None:
+    result = curves(grpo_run)
     assert set(result.Tags()["images"]) == {"loop1/samples", "loop2/samples"}
     (shown, *_) = result.Images("loop2/samples")
     assert (shown.width, shown.height) == (2 * 192, 192), "one of each of the two groups"
@@ -132,7 +106,6 @@ def test_pictures_and_captions_of_both_loops_are_there(run: Path) -> None:
     text = result.Tensors("loop1/completions/text_summary")[0].tensor_proto.string_val[0].decode()
     reference, said = text.split("\n\n")[0].split(" -> ")
     assert reference.startswith("a ")
-    assert reference.endswith(".")
     assert said
 
 
@@ -200,9 +173,6 @@ def test_a_picture_shows_each_sample_with_its_outlines() -> None:
     right = row[:, 64:]
     assert (right[:32] == 10).all()
     assert (right[48:] > 200).any(), "the caption is below"
-
-
-def test_a_row_may_hold_one_picture() -> None:
     assert picture_row(columns(), [1]).shape == (192, 192, 3)
 
 
@@ -236,38 +206,12 @@ def test_failures_of_the_judge_are_printed_once_and_counted_beside_the_bar(
     assert f"failed 12x, the last time by {Judge.last_failure}" in warnings[0]
 
 
-def test_without_a_judge_the_bar_shows_rewards_alone(tmp_path: Path) -> None:
-    own = GRPOLogs(tmp_path, none)
-    own.on_train_begin(ARGS, SimpleNamespace(is_world_process_zero=True, global_step=0, max_steps=4), None)  # type: ignore[arg-type]
-    own.on_log(
-        None,
-        SimpleNamespace(global_step=1),
-        None,
-        {"total_loss": 0.0, "loop1/reward_mean": 0.5, "loop2/reward_mean": 0.25},
-    )  # type: ignore[arg-type]
-    assert own.bar is not None
-    assert own.bar.postfix == "loop1=0.500, loop2=0.250"
-    own.on_train_end(None, None, None)
-
-
 def test_each_tag_has_the_mean_of_its_own_values() -> None:
     metrics = StepMetrics(world_size=1)
-    metrics.record({"a": 1.0, "b": 5.0})
-    metrics.record({"a": 2.0})
-    assert metrics.means() == {"a": 1.5, "b": 5.0}
+    for values in ({"a": 3.0, "b": 5.0}, {"a": 1.0}, {"a": 2.0}):
+        metrics.record(values)
+    assert metrics.means() == {"a": 2.0, "b": 5.0}
     assert list(metrics.means()) == ["a", "b"], "in the order of the first record"
+    assert metrics.mean_of_last(("a",), 2) == [1.5]
     metrics.clear()
     assert metrics.means() == {}
-
-
-def test_the_mean_of_the_last_values() -> None:
-    metrics = StepMetrics(world_size=1)
-    for value in (9.0, 1.0, 2.0):
-        metrics.record({"a": value, "b": 2 * value})
-    assert metrics.mean_of_last(("a", "b"), 2) == pytest.approx([1.5, 3])
-
-
-def test_counts_become_numbers_for_curves() -> None:
-    counts = summed_counts({"calls": 3, "failures": 0}, world_size=1)
-    assert counts == {"calls": 3.0, "failures": 0.0}
-    assert all(isinstance(count, float) for count in counts.values())

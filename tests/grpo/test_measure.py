@@ -166,17 +166,10 @@ def test_caption_2_is_of_the_mask_that_was_drawn(parts: tuple[Any, Any]) -> None
     expected = meteor([again], [other.caption], normalise=True)[0]
     assert result.values["cycle_meteor"].tolist() == pytest.approx([expected, 0.0])
     assert result.captions[1] == result.captions[0]
+    assert result.masks[1] is None
+    assert {name: result.values[name][1] for name in MASKED} == dict.fromkeys(MASKED, 0.0), "an empty mask"
+    assert result.overlap[1, 0] == 0 < result.overlap[1, 1]
     assert result.values["meteor"][1] > expected
-
-
-def test_an_answer_without_a_mask_is_an_empty_one(parts: tuple[Any, Any]) -> None:
-    image, truth = ITEMS[0].load()
-    assert truth is not None
-    silent = GRPOPrompt("g", "s", "n", "", "Describe the image.", True, lambda: (image, truth))
-    result = measure(parts[0], [silent], FeatureCache(*parts), LONGEST)
-    assert result.masks == [None]
-    assert {name: values.tolist() for name, values in result.values.items()} == {name: [0.0] for name in MASKED}
-    assert result.overlap.tolist() == [[0, truth.sum()]]
 
 
 def test_ciou_sums_pixels_before_it_divides() -> None:

@@ -146,15 +146,6 @@ def test_loop_2_reads_the_answer_and_the_state_at_seg(made: tuple[Any, Rollouts]
     torch.testing.assert_close(outputs.answer_log_probs[0], expected, atol=2e-4, rtol=1e-4)
 
 
-def test_stored_outputs_have_the_same_values_and_no_gradient(made: tuple[Any, Rollouts]) -> None:
-    outputs, _ = made[0].policy(some(made[1], 0))
-    stored = outputs.stored()
-    for kept, own in ((stored.log_probs, outputs.log_probs), (stored.parameters, outputs.parameters)):
-        assert torch.equal(kept[0], own[0])
-        assert own[0].requires_grad
-        assert not kept[0].requires_grad
-
-
 def test_the_zero_reaches_every_trainable_tensor_and_nothing_needs_no_group() -> None:
     model, processor = nano()
     trainer = GRPOPolicy(model, MASK_POLICIES["gaussian"], 1.0, processor.never_sampled_ids, 0)

@@ -13,7 +13,6 @@ from rl_reward_network.data.masks import to_rle
 from rl_reward_network.grpo.prompts import (
     LOW_WEIGHT,
     CurriculumOrder,
-    GRPOPrompt,
     PromptOrder,
     image_prompt,
     region_prompt,
@@ -43,11 +42,6 @@ def test_a_caption_becomes_a_question(caption: str, question: str) -> None:
     assert segment_question(caption) == question
 
 
-def test_a_question_is_not_changed_by_asking_for_its_own_phrase() -> None:
-    phrase = segment_question("a small cross.").removeprefix("Please segment ")
-    assert segment_question(phrase) == "Please segment the small cross."
-
-
 def test_a_region_takes_part_in_both_loops() -> None:
     image, mask = tube_image(64, 0)
     region = make_region(" A bright tube. ", to_rle(mask), "0" * 12, "here", lambda: image, group_id="1" * 12)
@@ -74,12 +68,6 @@ def test_an_annotated_image_is_asked_the_question_of_all_and_decoded_late(tmp_pa
     assert image_prompt(sample, "?").question == "?", "nothing is read before it is asked for"
     with pytest.raises(ValueError, match=sample.image_path.name.split("(")[0]):
         item.load()
-
-
-def test_pictures_do_not_fill_a_message() -> None:
-    item = GRPOPrompt("g", "s", "n", "", "?", False, lambda: (np.zeros((2, 2, 3), np.uint8), None))
-    assert "lambda" not in repr(item)
-    assert item.load()[1] is None
 
 
 NAN = float("nan")
@@ -121,13 +109,6 @@ def test_prompts_without_spread_are_drawn_less() -> None:
     for _ in range(9):
         order.update([(0, 0.5, False), (1, 0.5, True), (2, 0.5, True), (3, 0.5, True)])
     assert order.weights(10).tolist() == pytest.approx([LOW_WEIGHT, 1, 1, 1])
-
-
-def test_spread_counts_where_no_reward_is_known() -> None:
-    order = CurriculumOrder(2, 1, seed=0, rollouts=10)
-    for _ in range(9):
-        order.update([(0, NAN, False), (1, NAN, True)])
-    assert order.weights(0).tolist() == pytest.approx([LOW_WEIGHT, 1])
 
 
 def test_easy_prompts_come_before_hard_ones_and_unknown_ones_at_once() -> None:

@@ -12,12 +12,11 @@ import torch
 
 from rl_reward_network import __version__
 from rl_reward_network.artefacts import read_json, weights_fingerprint, write_json
-from rl_reward_network.embedded.regions import LAMPLIGHT, write_regions
 from rl_reward_network.grpo import inputs as inputs_file
 from rl_reward_network.grpo import stage as stage_file
 from rl_reward_network.grpo import stage as startup
 from rl_reward_network.grpo.evaluate import run_grpo_evaluation
-from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
+from rl_reward_network.grpo.inputs import GRPOInputs
 from rl_reward_network.grpo.merge import grpo_model
 from rl_reward_network.grpo.rewards import Reward, loop_rewards
 from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings, RewardWeights, meanings, with_preset
@@ -25,58 +24,18 @@ from rl_reward_network.grpo.stage import (
     describe,
     find_grpo_run,
     load_model,
-    run_grpo_stage,
     startup_lines,
     training_arguments,
 )
-from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.lora import freeze_parameters, read_trainable, setup_lora
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.run import GRPO_RUN, Run
+from tests.grpo.nano import ONE_STEP, PLAN, changed, train
 from tests.models.test_reward_network import network_of
 
-SETTINGS: dict[str, Any] = {
-    "objective": "grpo",
-    "per_device_train_batch_size": 8,
-    "num_generations": 4,
-    "num_mask_generations": 4,
-    "max_completion_length": 16,
-    "max_steps": 2,
-    "learning_rate": 1e-3,
-    "lr_scheduler_type": "constant",
-    "logging_steps": 1,
-    "save_strategy": "steps",
-    "save_steps": 1,
-    "warmup_steps": 0,
-}
-ONE_STEP = {"max_steps": 1, "per_device_train_batch_size": 4}
-PLAN = GRPOPlan("quick", RewardWeights(), 4, 8, settings=GRPOSettings(**SETTINGS))
 WEIGHTS = "trainable"
-
-
-def changed(plan: GRPOPlan, **settings: Any) -> GRPOPlan:
-    return replace(plan, settings=replace(plan.settings, **settings))
-
-
-def scenes(project: Path) -> GRPOInputs:
-    """Eight pictures under the lamp; runs go to `<project>/out`."""
-    write_regions(project / "scenes", 8, 3, light=LAMPLIGHT)
-    return open_grpo_inputs(RunConfig(data_root=project / "scenes", output_dir=project / "out", gpu=-1))
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> GRPOInputs:
-    return scenes(tmp_path_factory.mktemp("project"))
-
-
-@pytest.fixture(scope="module")
-def run(inputs: GRPOInputs) -> Path:
-    """A finished run of two steps."""
-    folder = inputs.config.output_dir / "sa2va_grpo_1"
-    run_grpo_stage(inputs, PLAN, folder)
-    return folder
 
 
 class Judge:
@@ -98,8 +57,8 @@ class Judge:
         return [1.0] * len(predictions)
 
 
-def test_a_run_writes_all_that_it_says(run: Path) -> None:
-    assert sorted(path.name for path in run.iterdir()) == [
+def test_a_run_writes_all_that_it_says(grpo_run: Path) -> None:
+    assert sorted(path.name for path in grpo_run.iterdir() if not path.name.startswith("evaluation")) == [
         ".lock",
         "checkpoint-1",
         "checkpoint-2",
@@ -111,8 +70,12 @@ def test_a_run_writes_all_that_it_says(run: Path) -> None:
         "metrics.jsonl",
         "split.json",
     ]
-    assert sorted(path.name for path in (run / "final_model").iterdir()) == ["README.md", "config.json", "trainable"]
-    card = (run / "final_model" / "README.md").read_text()
+    assert sorted(path.name for path in (grpo_run / "final_model").iterdir()) == [
+        "README.md",
+        "config.json",
+        "trainable",
+    ]
+    card = (grpo_run / "final_model" / "README.md").read_text()
     for said in (
         "sa2va-rl merge --model_path <this folder>",
         "| steps | 2 |",
@@ -120,17 +83,17 @@ def test_a_run_writes_all_that_it_says(run: Path) -> None:
         "Not evaluated",
     ):
         assert said in card
-    assert str(run.parent) not in card
-    final, last = (read_trainable(run / part / WEIGHTS) for part in ("final_model", "checkpoint-2"))
+    assert str(grpo_run.parent) not in card
+    final, last = (read_trainable(grpo_run / part / WEIGHTS) for part in ("final_model", "checkpoint-2"))
     assert final.keys() == last.keys()
     assert all(torch.equal(tensor, last[name]) for name, tensor in final.items())
 
 
-def test_config_says_what_was_trained_on_what(run: Path, inputs: GRPOInputs) -> None:
-    config = read_json(run / "config.json")
+def test_config_says_what_was_trained_on_what(grpo_run: Path, grpo_inputs: GRPOInputs) -> None:
+    config = read_json(grpo_run / "config.json")
     model, _ = load_sa2va_model("sa2va-nano")
     origin = config["origin"]
-    assert (config["stage"], config["kind"], config["data"]) == ("grpo", "regions", inputs.summary)
+    assert (config["stage"], config["kind"], config["data"]) == ("grpo", "regions", grpo_inputs.summary)
     assert (origin["mode"], origin["lora_r"], origin["lora_alpha"]) == ("quick", 4, 8)
     assert origin["settings"] == asdict(PLAN.settings)
     assert origin["weights"] == {
@@ -142,12 +105,12 @@ def test_config_says_what_was_trained_on_what(run: Path, inputs: GRPOInputs) -> 
         "confidence": 0.0,
     }
     assert origin["model_fingerprint"] == weights_fingerprint(model)
-    assert origin["data_fingerprint"] == inputs.split.fingerprint
+    assert origin["data_fingerprint"] == grpo_inputs.split.fingerprint
     assert config["groups"] == {"reward": 3, "policy": 2, "val": 1, "test": 2}
     assert (config["world"]["data_root"], config["world"]["output_dir"]) == ("../../scenes", "..")
     assert config["world"]["model_path"] == "sa2va-nano"
-    assert config["labels"] == len(inputs.pick("reward", "policy")), "the masks of all regions"
-    assert set(config["trainable"]) == set(read_trainable(run / "final_model" / WEIGHTS))
+    assert config["labels"] == len(grpo_inputs.pick("reward", "policy")), "the masks of all regions"
+    assert set(config["trainable"]) == set(read_trainable(grpo_run / "final_model" / WEIGHTS))
     frozen = config["frozen_because_unreached"]
     assert frozen
     assert all("mask_decoder" in name or "prompt_encoder" in name for name in frozen)
@@ -156,7 +119,7 @@ def test_config_says_what_was_trained_on_what(run: Path, inputs: GRPOInputs) -> 
     assert rows["LoRA"][0] == rows["LoRA"][1] > 0
     assert config["meteor_variant"] in ("full", "exact+stem")
     assert "torch" in config["versions"]
-    final = read_json(run / "final_model" / "config.json")
+    final = read_json(grpo_run / "final_model" / "config.json")
     assert final.pop("steps") == 2
     assert 0 < final.pop("minutes") < 5
     assert final.pop("resumed") is False
@@ -166,78 +129,63 @@ def test_config_says_what_was_trained_on_what(run: Path, inputs: GRPOInputs) -> 
     assert final == config
 
 
-def test_what_a_run_would_overwrite_is_refused_before_anything_is_loaded(
-    run: Path, inputs: GRPOInputs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(stage_file, "load_model")
-    with pytest.raises(ValueError, match="sa2va_grpo_1: holds a run already"):
-        run_grpo_stage(inputs, PLAN, run)
-
-
-def test_a_run_is_not_gone_on_with_under_other_settings(run: Path, inputs: GRPOInputs) -> None:
+def test_a_run_is_not_gone_on_with_under_other_settings(grpo_run: Path, grpo_inputs: GRPOInputs) -> None:
     other = changed(replace(PLAN, weights=RewardWeights(iou=0.5)), learning_rate=1e-4)
     with pytest.raises(
         ValueError,
-        match=r"it began with other settings \(weights\.iou was 1\.0, now 0\.5; settings\.learning_rate was 0\.001",
+        match=r"it began with other settings \(weights\.iou was 1\.0, now 0\.5; settings\.learning_rate was 0\.01",
     ):
-        run_grpo_stage(inputs, other, run, resume=True)
-    began = read_json(run / "config.json")["origin"]
-    Run(run, GRPO_RUN).check_same(began)
+        train(grpo_inputs, other, grpo_run)
+    began = read_json(grpo_run / "config.json")["origin"]
+    Run(grpo_run, GRPO_RUN).check_same(began)
     with pytest.raises(ValueError, match=r"other settings \(seed was 0, now 1; model_fingerprint\)"):
-        Run(run, GRPO_RUN).check_same(began | {"seed": 1, "model_fingerprint": "0"})
+        Run(grpo_run, GRPO_RUN).check_same(began | {"seed": 1, "model_fingerprint": "0"})
 
 
-def test_what_only_a_qwen_vl_has_is_compared_in_both_directions(inputs: GRPOInputs, tmp_path: Path) -> None:
-    crop = replace(inputs, regions=replace(inputs.regions, region_prompt="crop"))
-    default, cropped = (describe(one, PLAN, "0") for one in (inputs, crop))
+def test_what_only_a_qwen_vl_has_is_compared_in_both_directions(grpo_inputs: GRPOInputs, tmp_path: Path) -> None:
+    crop = replace(grpo_inputs, regions=replace(grpo_inputs.regions, region_prompt="crop"))
+    default, cropped = (describe(one, PLAN, "0") for one in (grpo_inputs, crop))
     for began, wanted in ((default, cropped), (cropped, default)):
         write_json(tmp_path / "config.json", {"stage": "grpo", "origin": began, "version": __version__})
         with pytest.raises(ValueError, match=r"other settings \(region_prompt was \w+, now \w+\)"):
             Run(tmp_path, GRPO_RUN).check_same(wanted)
-    earlier = {name: value for name, value in default.items() if name not in inputs.of_qwen_vl}
+    earlier = {name: value for name, value in default.items() if name not in grpo_inputs.of_qwen_vl}
     write_json(tmp_path / "config.json", {"stage": "grpo", "origin": earlier, "version": __version__})
     Run(tmp_path, GRPO_RUN).check_same(default)
 
 
-def test_a_run_that_was_cut_off_ends_as_the_whole_one(run: Path, inputs: GRPOInputs, tmp_path: Path) -> None:
-    again = inputs.config.output_dir / "sa2va_grpo_2"
-    shutil.copytree(run, again, ignore=shutil.ignore_patterns("checkpoint-2", "final_model"))
-    run_grpo_stage(inputs, PLAN, again, resume=True)
-    whole, resumed = (read_trainable(folder / "final_model" / WEIGHTS) for folder in (run, again))
+def test_an_interrupted_run_ends_as_the_whole_one(grpo_run: Path, resumed_run: Path) -> None:
+    whole, resumed = (read_trainable(folder / "final_model" / WEIGHTS) for folder in (grpo_run, resumed_run))
     assert all(torch.equal(tensor, resumed[name]) for name, tensor in whole.items())
-    assert read_json(again / "final_model" / "config.json")["steps"] == 2
+    assert read_json(resumed_run / "final_model" / "config.json")["steps"] == 2
+    assert (resumed_run / "metrics.jsonl").read_text() == (grpo_run / "metrics.jsonl").read_text()
 
 
-def test_a_run_cut_off_behind_its_last_step_trains_no_further(run: Path, inputs: GRPOInputs) -> None:
-    again = inputs.config.output_dir / "sa2va_grpo_3"
-    shutil.copytree(run, again, ignore=shutil.ignore_patterns("final_model"))
-    run_grpo_stage(inputs, PLAN, again, resume=True)
-    whole, resumed = (read_trainable(folder / "final_model" / WEIGHTS) for folder in (run, again))
+def test_a_run_out_of_time_trains_no_further_when_it_is_resumed(grpo_inputs: GRPOInputs, tmp_path: Path) -> None:
+    late = changed(PLAN, **ONE_STEP | {"max_minutes": 1e-9, "max_steps": 5, "num_iterations": 2, "save_steps": 2})
+    train(grpo_inputs, late, tmp_path)
+    whole = read_trainable(tmp_path / "final_model" / WEIGHTS)
+    shutil.rmtree(tmp_path / "final_model")
+    train(grpo_inputs, late, tmp_path)
+    assert read_json(tmp_path / "final_model" / "config.json")["steps"] == 2, "not between two uses of the rollouts"
+    resumed = read_trainable(tmp_path / "final_model" / WEIGHTS)
     assert all(torch.equal(tensor, resumed[name]) for name, tensor in whole.items())
-    assert sorted(path.name for path in again.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
-    assert (again / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
 
 
-def test_a_run_out_of_time_and_cut_off_trains_no_further(inputs: GRPOInputs, tmp_path: Path) -> None:
-    late = changed(PLAN, max_minutes=1e-9, max_steps=5)
-    run_grpo_stage(inputs, late, tmp_path / "late")
-    shutil.rmtree(tmp_path / "late" / "final_model")
-    run_grpo_stage(inputs, late, tmp_path / "late", resume=True)
-    assert read_json(tmp_path / "late" / "final_model" / "config.json")["steps"] == 1
-
-
-def test_the_newest_run_of_these_settings_is_found(run: Path, inputs: GRPOInputs, tmp_path: Path) -> None:
-    inputs = replace(inputs, config=replace(inputs.config, output_dir=tmp_path))
+def test_the_newest_run_of_these_settings_is_found(grpo_run: Path, grpo_inputs: GRPOInputs, tmp_path: Path) -> None:
+    grpo_inputs = replace(grpo_inputs, config=replace(grpo_inputs.config, output_dir=tmp_path))
     for number in (1, 2, 3):
-        shutil.copytree(run, tmp_path / f"sa2va_grpo_{number}", ignore=shutil.ignore_patterns("checkpoint-*", "logs"))
+        shutil.copytree(
+            grpo_run, tmp_path / f"sa2va_grpo_{number}", ignore=shutil.ignore_patterns("checkpoint-*", "logs")
+        )
     (tmp_path / "sa2va_grpo_3" / "config.json").write_text('{"stage": "grpo", "origin": {"mode": "full"}}')
-    assert find_grpo_run(inputs, PLAN, lambda run: True) == tmp_path / "sa2va_grpo_2"
-    assert find_grpo_run(inputs, changed(PLAN, learning_rate=1e-4), lambda run: True) is None
-    assert find_grpo_run(inputs, replace(PLAN, lora_r=8), lambda run: True) is None
+    assert find_grpo_run(grpo_inputs, PLAN, lambda run: True) == tmp_path / "sa2va_grpo_2"
+    assert find_grpo_run(grpo_inputs, changed(PLAN, learning_rate=1e-4), lambda run: True) is None
+    assert find_grpo_run(grpo_inputs, replace(PLAN, lora_r=8), lambda run: True) is None
 
 
-def test_a_learning_rate_of_0_is_a_run_that_changes_nothing(inputs: GRPOInputs, tmp_path: Path) -> None:
-    run_grpo_stage(inputs, changed(PLAN, learning_rate=0.0, **ONE_STEP), tmp_path / "still")
+def test_a_learning_rate_of_0_is_a_run_that_changes_nothing(grpo_inputs: GRPOInputs, tmp_path: Path) -> None:
+    train(grpo_inputs, changed(PLAN, learning_rate=0.0, **ONE_STEP), tmp_path / "still")
     model, _ = load_sa2va_model("sa2va-nano")
     start = dict(model.named_parameters())
     for name, tensor in read_trainable(tmp_path / "still" / "final_model" / WEIGHTS).items():
@@ -248,25 +196,25 @@ def test_a_learning_rate_of_0_is_a_run_that_changes_nothing(inputs: GRPOInputs, 
 
 
 def test_rewards_that_are_all_equal_are_told_and_what_was_trained_is_kept(
-    inputs: GRPOInputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    grpo_inputs: GRPOInputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     equal = {"same": Reward(lambda **columns: [0.5] * len(columns["prompts"]), 1.0)}
     monkeypatch.setattr(stage_file, "loop_rewards", lambda *_: {"loop1": equal, "loop2": equal})
-    for resume in (False, True):  # going on with it says the same, and trains no further
+    for _ in range(2):  # resuming it says the same, and trains no further
         with pytest.raises(
             ValueError,
             match=r"nothing was trained: the rewards of every group were all alike; the last .*checkpoint-1",
         ):
-            run_grpo_stage(inputs, changed(PLAN, **ONE_STEP), tmp_path / "equal", resume)
+            train(grpo_inputs, changed(PLAN, **ONE_STEP), tmp_path / "equal")
     assert (tmp_path / "equal" / "checkpoint-1" / "trainable").exists(), "hours must not be lost"
     assert not (tmp_path / "equal" / "final_model").exists(), "nor look finished"
     assert grpo_model(tmp_path / "equal") == tmp_path / "equal" / "checkpoint-1", "it can be evaluated and merged"
 
 
-def test_one_step_is_a_whole_run_and_what_did_not_move_is_told(inputs: GRPOInputs, tmp_path: Path) -> None:
+def test_one_step_is_a_whole_run_and_what_did_not_move_is_told(grpo_inputs: GRPOInputs, tmp_path: Path) -> None:
     one = changed(PLAN, **ONE_STEP, lr_scheduler_type="linear", warmup_steps=5)
     with pytest.warns(UserWarning, match=r"trainable tensors did not move: \d+ because its gradient passes lora_B"):
-        run_grpo_stage(inputs, one, tmp_path / "one")
+        train(grpo_inputs, one, tmp_path / "one")
     config = read_json(tmp_path / "one" / "final_model" / "config.json")
     assert config["steps"] == 1
     moved = read_trainable(tmp_path / "one" / "final_model" / WEIGHTS)
@@ -276,10 +224,10 @@ def test_one_step_is_a_whole_run_and_what_did_not_move_is_told(inputs: GRPOInput
 SUPERVISED = {"objective": "supervised", "mask_policy": "gaussian", "pathwise_weight": 0.0, **ONE_STEP}
 
 
-def test_a_run_that_got_worse_says_so_first_and_leaves_the_model_as_it_was(inputs: GRPOInputs, tmp_path: Path) -> None:
+def test_a_run_that_got_worse_says_so_and_keeps_the_initial_model(grpo_inputs: GRPOInputs, tmp_path: Path) -> None:
     """One step of a size that ruins any model: what is deployed is what it began with, bit by bit."""
     run = tmp_path / "worse"
-    run_grpo_stage(inputs, replace(changed(PLAN, **SUPERVISED | {"learning_rate": 1.0}), eval_steps=1), run)
+    train(grpo_inputs, replace(changed(PLAN, **SUPERVISED | {"learning_rate": 1.0}), eval_steps=1), run)
     outcome = read_json(run / "final_model" / "config.json")["validation"]
     assert outcome["metric"] == "val/iou_of_drawn"
     assert outcome["last"] < outcome["before"] == outcome["best"]
@@ -289,7 +237,7 @@ def test_a_run_that_got_worse_says_so_first_and_leaves_the_model_as_it_was(input
     for name, tensor in kept.items():
         assert not tensor.any() if "lora_B" in name else "lora_A" in name or torch.equal(tensor, start[name]), name
     assert any(not torch.equal(tensor, kept[name]) for name, tensor in last.items()), "training did move them"
-    first = "Worse than the model as it was: on "
+    first = "Worse than the initial model: on "
     assert (run / "final_model" / "README.md").read_text().split("\n\n")[1].startswith(f"**{first}")
     result, page = run_grpo_evaluation(run / "final_model", items=1)
     assert result.verdict.sentence.startswith(first)
@@ -297,19 +245,19 @@ def test_a_run_that_got_worse_says_so_first_and_leaves_the_model_as_it_was(input
     assert f'<p class="verdict">{first}' in page.read_text()
 
 
-def test_a_budget_of_labels_is_kept_to_and_counted(inputs: GRPOInputs, tmp_path: Path) -> None:
-    run_grpo_stage(inputs, replace(changed(PLAN, **SUPERVISED), max_labelled=2), tmp_path / "two")
+def test_a_budget_of_labels_is_kept_to_and_counted(grpo_inputs: GRPOInputs, tmp_path: Path) -> None:
+    train(grpo_inputs, replace(changed(PLAN, **SUPERVISED), max_labelled=2), tmp_path / "two")
     config = read_json(tmp_path / "two" / "final_model" / "config.json")
     assert (config["labels"], config["origin"]["max_labelled"]) == (2, 2)
     assert "| true masks used in training | 2 |" in (tmp_path / "two" / "final_model" / "README.md").read_text()
 
 
-def test_labelled_items_are_validated_first(inputs: GRPOInputs, monkeypatch: pytest.MonkeyPatch) -> None:
-    items = inputs.pick("val")
+def test_labelled_items_are_validated_first(grpo_inputs: GRPOInputs, monkeypatch: pytest.MonkeyPatch) -> None:
+    items = grpo_inputs.pick("val")
     mixed = [replace(item, labelled=number % 2 == 0) for number, item in enumerate(items)]
     monkeypatch.setattr(GRPOInputs, "pick", lambda self, *_: mixed)
     monkeypatch.setattr(inputs_file, "VALIDATED", (len(items) + 1) // 2)
-    picked = inputs_file.validation_prompts(inputs)
+    picked = inputs_file.validation_prompts(grpo_inputs)
     assert len(picked) == (len(items) + 1) // 2
     assert all(item.labelled for item in picked)
 
@@ -324,13 +272,13 @@ class LostJudge(Judge):
         return "LLM judge http://there: 26 of the last 50 calls failed" if self.asked > 1 else None
 
 
-def test_a_lost_judge_stops_the_run_with_a_checkpoint(inputs: GRPOInputs, tmp_path: Path) -> None:
+def test_a_lost_judge_stops_the_run_with_a_checkpoint(grpo_inputs: GRPOInputs, tmp_path: Path) -> None:
     plan = replace(changed(PLAN, max_steps=3, save_steps=100), judge={"model": "some", "loops": ["loop1"]})
     message = r"^step 2: LLM judge http://there: 26 of .*; --resume goes on from .*checkpoint-2$"
     with pytest.raises(ValueError, match=message):
-        run_grpo_stage(inputs, plan, tmp_path / "lost", judge=LostJudge())
+        train(grpo_inputs, plan, tmp_path / "lost", judge=LostJudge())
     assert not (tmp_path / "lost" / "final_model").exists()
-    run_grpo_stage(inputs, plan, tmp_path / "lost", resume=True, judge=Judge())
+    train(grpo_inputs, plan, tmp_path / "lost", judge=Judge())
     assert read_json(tmp_path / "lost" / "final_model" / "config.json")["steps"] == 3
 
 
@@ -385,20 +333,20 @@ def test_a_reward_network_is_a_term_of_loop_2() -> None:
         loop_rewards(plan, "images", None, None)
 
 
-def test_the_trainer_gets_the_settings_and_the_seed(inputs: GRPOInputs, tmp_path: Path) -> None:
-    seeded = replace(inputs, config=replace(inputs.config, seed=5))
+def test_the_trainer_gets_the_settings_and_the_seed(grpo_inputs: GRPOInputs, tmp_path: Path) -> None:
+    seeded = replace(grpo_inputs, config=replace(grpo_inputs.config, seed=5))
     args = training_arguments(seeded, PLAN, tmp_path)
     assert (args.seed, args.data_seed, args.output_dir, args.max_steps) == (5, 5, str(tmp_path), 2)
     assert (args.bf16, args.use_cpu, args.report_to, args.disable_tqdm) == (False, True, [], True)
-    half = replace(inputs, config=replace(inputs.config, dtype="bfloat16"))
+    half = replace(grpo_inputs, config=replace(grpo_inputs.config, dtype="bfloat16"))
     assert training_arguments(half, PLAN, tmp_path).bf16
     with pytest.raises(ValueError, match="num_generations is 1"):
-        training_arguments(inputs, changed(PLAN, num_generations=1), tmp_path)
+        training_arguments(grpo_inputs, changed(PLAN, num_generations=1), tmp_path)
 
 
-def test_weights_of_16_bit_train_in_both_loops_and_are_evaluated(tmp_path: Path, inputs: GRPOInputs) -> None:
-    half = replace(inputs, config=replace(inputs.config, dtype="bfloat16"))
-    run_grpo_stage(half, changed(PLAN, **ONE_STEP), tmp_path / "run")
+def test_weights_of_16_bit_train_in_both_loops_and_are_evaluated(tmp_path: Path, grpo_inputs: GRPOInputs) -> None:
+    half = replace(grpo_inputs, config=replace(grpo_inputs.config, dtype="bfloat16"))
+    train(half, changed(PLAN, **ONE_STEP), tmp_path / "run")
     trained = read_trainable(tmp_path / "run" / "final_model" / WEIGHTS)
     assert {tensor.dtype for tensor in trained.values()} == {torch.float32}
     assert any(name.endswith("lora_B.default.weight") and tensor.any() for name, tensor in trained.items())
@@ -426,21 +374,21 @@ def model() -> Sa2VAForConditionalGeneration:
     return model
 
 
-def said(model: Any, **changed: Any) -> list[str]:
-    facts = {"sa2va": model, "args": SimpleNamespace(**{**STEP, **changed}), "ema": None, "planned_steps": 1}
+def said(model: Any, **other: Any) -> list[str]:
+    facts = {"sa2va": model, "args": SimpleNamespace(**{**STEP, **other}), "ema": None, "planned_steps": 1}
     lines = startup_lines(SimpleNamespace(**facts), [], None)  # type: ignore[arg-type]
     return [line for line in lines if line.startswith(("each step", "parameters", "not trained"))]
 
 
 def test_regions_and_what_is_made_of_each(model: Any) -> None:
-    for changed, made in (
+    for other, made in (
         ({}, "24 regions x 5 captions and 8 masks (4 processes x 3 forward passes x 2)"),
         ({"mask_to_caption_weight": 0.0}, "24 regions x 8 masks ("),
         ({"caption_to_mask_weight": 0.0}, "24 regions x 5 captions ("),
         ({"objective": "supervised"}, "24 regions x true captions and masks ("),
         ({"objective": "supervised", "caption_to_mask_weight": 0.0}, "24 regions x true captions ("),
     ):
-        assert said(model, **changed)[0].startswith(f"each step: {made}")
+        assert said(model, **other)[0].startswith(f"each step: {made}")
 
 
 def test_parameters_and_what_does_not_train(model: Any) -> None:

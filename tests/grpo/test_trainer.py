@@ -16,15 +16,15 @@ from rl_reward_network.grpo.trainable import check_movement, digests
 from rl_reward_network.grpo.trainer import (
     Place,
     Sa2VAGRPOTrainer,
-    StepCallback,
     fail_not_finite,
     hint_out_of_memory,
     hint_to_resume,
 )
-from rl_reward_network.models.ema import trainable_tensors
 from rl_reward_network.models.lora import lora_off
 from rl_reward_network.rewards.functions import iou_reward
 from tests.grpo.nano import config, make_trainer, nano, regions, rewards, shake
+
+SMALL = {"per_device_train_batch_size": 4}  # one prompt a step
 
 
 def weights(trainer: Sa2VAGRPOTrainer) -> dict[str, torch.Tensor]:
@@ -37,44 +37,31 @@ def assert_equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]
         torch.testing.assert_close(tensor, second[name], atol=tolerance, rtol=0, msg=name)
 
 
-def test_a_run_moves_what_trains_and_nothing_else(tmp_path: Path) -> None:
+def test_a_run_moves_what_trains_and_keeps_its_reference(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, caption=1.0, loop2_iou=1.0)
+    still = "grounding_encoder.prompt_encoder.point_embed.weight"  # no point is ever clicked
+    trainer.sa2va.get_parameter(still).requires_grad_(True)
+    trainer.reset_reference()
     before, start = digests(trainer.sa2va), weights(trainer)
-    trainer.train()
-    assert len(start) > 20
-    assert check_movement(before, digests(trainer.sa2va), start) == []
-    assert trainer.ema is not None
-    assert trainer.ema.steps == 2
-    assert (
-        0 < trainer.ema.distance(trainer.sa2va) < sum(float((t - start[n]).norm()) for n, t in weights(trainer).items())
-    )
-
-
-def test_equal_seeds_give_equal_runs_and_lr_0_none(tmp_path: Path) -> None:
-    first, again = (make_trainer(tmp_path / name) for name in ("first", "again"))
-    still = make_trainer(tmp_path / "still", learning_rate=0.0, max_steps=1)
-    start = weights(still)
-    for trainer in (first, again, still):
-        trainer.train()
-    assert_equal(weights(first), weights(again))
-    assert first.state.log_history[0]["loop1/reward_mean"] == again.state.log_history[0]["loop1/reward_mean"]
-    assert_equal(weights(still), start)
-
-
-def test_the_reference_is_the_initial_model_at_every_step(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path)
     rollouts = trainer.rollout_generator.generate(regions()[:2], (0, 0, 0))
     with torch.no_grad():
-        start = trainer.policy(rollouts)[0].stored()
+        first = trainer.policy(rollouts)[0].stored()
     trainer.train()
+    assert len(start) > 20
+    assert check_movement(before, digests(trainer.sa2va), start) == [still]
+    assert trainer.tensors_with_gradient == start.keys() - {still}
+    assert trainer.ema is not None
+    assert trainer.ema.steps == 2
+    path = sum(float((t - start[n]).norm()) for n, t in weights(trainer).items())
+    assert 0 < trainer.ema.distance(trainer.sa2va) < path
     with torch.no_grad():
         now = trainer.policy(rollouts)[0].stored()
         with trainer.reference_weights():
             reference = trainer.policy(rollouts)[0].stored()
     for name in ("log_probs", "parameters"):
-        for before, same, after in zip(*(getattr(stored, name) for stored in (start, reference, now)), strict=True):
-            torch.testing.assert_close(before, same, atol=1e-6, rtol=0)
-            assert not torch.equal(before, after)
+        for old, same, after in zip(*(getattr(stored, name) for stored in (first, reference, now)), strict=True):
+            torch.testing.assert_close(old, same, atol=1e-6, rtol=0)
+            assert not torch.equal(old, after)
 
 
 def test_lora_off_adds_nothing_and_leaves_what_trains(tmp_path: Path) -> None:
@@ -91,35 +78,23 @@ def test_lora_off_adds_nothing_and_leaves_what_trains(tmp_path: Path) -> None:
 
 
 def test_rollouts_are_used_num_iterations_times(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, num_iterations=2, max_steps=4, epsilon=1e-6)
-    calls: list[Any] = []
-    generate = trainer.rollout_generator.generate
-    trainer.rollout_generator.generate = lambda prompts, seed: (  # type: ignore[method-assign]
-        calls.append(prompts) or generate(prompts, seed)  # type: ignore[func-returns-value]
-    )
+    """Those of the step before are dropped first: they hold image features, and the Trainer's loop holds their list."""
+    trainer = make_trainer(tmp_path, num_iterations=2, max_steps=4, epsilon=1e-6, per_device_train_batch_size=4)
+    generate, held = trainer._generate_step, []
+
+    def noted() -> Any:
+        assert not any(held)
+        held.append(generate())
+        return held[-1]
+
+    trainer._generate_step = noted  # type: ignore[method-assign]
     trainer.train()
-    assert len(calls) == 2
+    assert len(held) == 2
     clipped = {
         log["step"]: log["loop1/clip_fraction"] for log in trainer.state.log_history if "loop1/clip_fraction" in log
     }
     assert set(clipped) == {2, 4}, "the ratio is exactly 1 on fresh rollouts"
     assert clipped[2] > 0.1, "and is not once the weights moved"
-
-
-def test_old_rollouts_are_dropped_before_new_ones_are_made(tmp_path: Path) -> None:
-    """They hold the features of their images, and the Trainer's loop holds their list."""
-    trainer = make_trainer(tmp_path, max_steps=3)
-    generate, held = trainer._generate_step, []
-
-    def noted() -> Any:
-        assert not any(held), "the list of the step before is empty"
-        groups = generate()
-        held.append(groups)
-        return groups
-
-    trainer._generate_step = noted  # type: ignore[method-assign]
-    trainer.train()
-    assert len(held) == 3
 
 
 def test_accumulated_batches_are_one_large_batch(tmp_path: Path) -> None:
@@ -137,7 +112,7 @@ def test_accumulated_batches_are_one_large_batch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("more", [{"num_iterations": 2}, {"curriculum": True, "adaptive_loop_weights": True}])
 def test_a_resumed_run_ends_as_the_whole_one(tmp_path: Path, more: dict[str, Any]) -> None:
-    settings = {**more, "max_steps": 3, "save_strategy": "steps", "save_steps": 2}
+    settings = {**more, **SMALL, "max_steps": 3, "save_strategy": "steps", "save_steps": 2}
     whole = make_trainer(tmp_path / "whole", **settings)
     whole.train()
     assert sorted(path.name for path in (tmp_path / "whole").iterdir()) == ["checkpoint-2", "checkpoint-3"]
@@ -152,7 +127,7 @@ def test_a_resumed_run_ends_as_the_whole_one(tmp_path: Path, more: dict[str, Any
 
 
 def test_a_loss_that_is_not_finite_stops_with_the_last_good_checkpoint(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, max_steps=4, save_strategy="steps", save_steps=1)
+    trainer = make_trainer(tmp_path, **SMALL, max_steps=4, save_strategy="steps", save_steps=1)
     real = trainer.compute_loss
 
     def broken(model: Any, groups: Any, *args: Any, **kwargs: Any) -> Any:
@@ -168,7 +143,7 @@ def test_a_loss_that_is_not_finite_stops_with_the_last_good_checkpoint(tmp_path:
 
 def test_a_gradient_that_is_not_finite_never_reaches_the_weights(tmp_path: Path) -> None:
     """The loss is finite all the time."""
-    trainer = make_trainer(tmp_path, max_steps=4, save_strategy="steps", save_steps=1)
+    trainer = make_trainer(tmp_path, **SMALL, max_steps=4, save_strategy="steps", save_steps=1)
     fcs = next(trainer.sa2va.text_hidden_fcs.parameters())
     fcs.register_hook(lambda gradient: gradient * float("nan" if trainer.state.global_step == 1 else 1))
     message = r"step 2: .*gradient.*not finite;.*checkpoint-1; lower learning_rate"
@@ -187,7 +162,7 @@ def test_a_judge_that_goes_away_names_the_step_and_the_way_back(tmp_path: Path) 
         return [None] * len(columns["prompts"])
 
     model, processor = nano()
-    settings = config(tmp_path, max_steps=4, save_strategy="steps", save_steps=1)
+    settings = config(tmp_path, **SMALL, max_steps=4, save_strategy="steps", save_steps=1)
     paid = {"loop1": {"iou": Reward(iou_reward, 1.0), "judge": Reward(judge, 1.0)}, "loop2": rewards()["loop2"]}
     trainer = Sa2VAGRPOTrainer(model, processor, settings, regions(), paid)
     trainer.freeze_unreached(regions()[:2])
@@ -202,9 +177,9 @@ def test_a_judge_that_goes_away_names_the_step_and_the_way_back(tmp_path: Path) 
 
 
 def test_minutes_count_what_was_spent_before_an_interruption(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, max_steps=1, save_strategy="steps", save_steps=1)
+    trainer = make_trainer(tmp_path, **SMALL, max_steps=1, save_strategy="steps", save_steps=1)
     trainer.train()
-    again = make_trainer(tmp_path, max_steps=100, max_minutes=10.0)
+    again = make_trainer(tmp_path, **SMALL, max_steps=100, max_minutes=10.0)
     trainer.earlier_seconds = 600.0
     trainer.save_checkpoint()
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
@@ -226,7 +201,7 @@ def test_the_warm_up_begins_above_0_and_the_end_is_transformers(tmp_path: Path) 
 
 
 def test_a_warning_names_the_limit_that_truncates_all_captions(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, max_completion_length=1, max_steps=1)
+    trainer = make_trainer(tmp_path, **SMALL, max_completion_length=1, max_steps=1)
     with pytest.warns(UserWarning, match="max_completion_length 1"):
         trainer.train()
     assert trainer.state.log_history[0]["loop1/frac_truncated"] == 1
@@ -265,10 +240,10 @@ def test_an_answer_that_drifts_is_brought_back(tmp_path: Path) -> None:
     """Losses on masks alone leave it where it is: an answer without [SEG] has no mask, and so no gradient."""
     drift = {}
     for weight in (0.0, 1.0):
-        quiet = {"supervised_mask_weight": 0.0, "mask_to_caption_weight": 0.0, "max_steps": 8}
+        quiet = {"supervised_mask_weight": 0.0, "mask_to_caption_weight": 0.0, "max_steps": 8 if weight else 1}
         trainer = make_trainer(tmp_path / str(weight), objective="supervised", answer_weight=weight, **quiet)
         shake(trainer.sa2va, 0.15)
-        rollouts = trainer.rollout_generator.references(regions()[:8]).rollouts
+        rollouts = trainer.rollout_generator.references(regions()[:4]).rollouts
         before = answer_loss(trainer.policy(rollouts)[0].answer_log_probs, 8.0).item()
         trainer.train()
         drift[weight] = before, answer_loss(trainer.policy(rollouts)[0].answer_log_probs, 8.0).item()
@@ -286,11 +261,10 @@ def test_supervised_training_without_loop_2_learns_no_masks(tmp_path: Path) -> N
     assert first["loss/answer"] > 0
 
 
-@pytest.mark.parametrize("loop2", [1.0, 0.0])
-def test_a_model_that_lost_seg_gets_it_back(tmp_path: Path, loop2: float) -> None:
-    """Its groups are paid 0, and without the reference answer nothing would be learned from them."""
-    settings = {"mask_to_caption_weight": 1.0 - loop2, "caption_to_mask_weight": loop2, "learning_rate": 3e-3}
-    trainer = make_trainer(tmp_path, max_steps=12, beta=0.0, mask_beta=0.0, ema_decay=0.0, **settings)
+def test_a_model_that_lost_seg_gets_it_back(tmp_path: Path) -> None:
+    """Its groups are rewarded by 0, and without the reference answer nothing would be learned from them."""
+    settings = {"mask_to_caption_weight": 0.0, "beta": 0.0, "mask_beta": 0.0, "ema_decay": 0.0}
+    trainer = make_trainer(tmp_path, max_steps=12, learning_rate=3e-3, **settings)
     prompts = regions()[:8]
     without_seg = trainer.rollout_generator.processor.answer_ids("It is not here.")
     rollouts = trainer.rollout_generator.references(prompts).rollouts
@@ -303,7 +277,7 @@ def test_a_model_that_lost_seg_gets_it_back(tmp_path: Path, loop2: float) -> Non
     assert lost_masks(trainer, prompts) == len(prompts)
     trainer.train()
     assert lost_masks(trainer, prompts) == 0
-    rewards = [log[f"loop{1 + int(loop2)}/reward_mean"] for log in trainer.state.log_history[:-1]]
+    rewards = [log["loop2/reward_mean"] for log in trainer.state.log_history[:-1]]
     assert rewards[0] == 0 < rewards[-1]
 
 
@@ -317,7 +291,7 @@ def lost_masks(trainer: Sa2VAGRPOTrainer, prompts: Any) -> int:
 def test_bfloat16_weights_train_in_float32_under_autocast(tmp_path: Path) -> None:
     """As on a GPU: what is frozen is bfloat16, what trains float32."""
     model, processor = nano(dtype=torch.bfloat16)
-    trainer = Sa2VAGRPOTrainer(model, processor, config(tmp_path, bf16=True), regions(), rewards(caption=1.0))
+    trainer = Sa2VAGRPOTrainer(model, processor, config(tmp_path, bf16=True, **SMALL), regions(), rewards(caption=1.0))
     trainer.freeze_unreached(regions()[:2])
     trainer.reset_reference()
     assert model.lm_head.weight.dtype == torch.bfloat16
@@ -327,35 +301,16 @@ def test_bfloat16_weights_train_in_float32_under_autocast(tmp_path: Path) -> Non
     moved = [name for name, tensor in weights(trainer).items() if not torch.equal(tensor, start[name])]
     assert len(moved) == len(start)
     with torch.no_grad(), trainer.accelerator.autocast():
-        measured = measure(model, regions()[:4], trainer.rollout_generator.cache, 16)
+        measured = measure(model, regions()[:1], trainer.rollout_generator.cache, 16, expected=False)
     assert np.isfinite(measured.values["iou"]).all()
 
 
 # ---- around each step -----------------------------------------------------------------------------------------------
 
 
-def test_what_had_a_gradient_is_noted(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, caption=1.0, loop2_iou=1.0, max_steps=2)
-    still = "grounding_encoder.prompt_encoder.point_embed.weight"
-    trainer.sa2va.get_parameter(still).requires_grad_(True)
-    trainer.reset_reference()
-    trainer.train()
-    trained = {name for name, p in trainer.sa2va.named_parameters() if p.requires_grad}
-    assert trainer.tensors_with_gradient == trained - {still}, "no point is ever clicked"
-
-
-def test_a_gradient_that_is_not_finite_is_refused(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path)
-    parameter = next(iter(trainable_tensors(trainer.sa2va).values()))
-    parameter.grad = torch.full_like(parameter, float("nan"))
-    with pytest.raises(ValueError, match=r"step 1: .*gradient.*not finite"):
-        StepCallback(trainer).on_pre_optimizer_step()
-    assert not trainer.tensors_with_gradient
-
-
 def test_loops_are_weighed_by_gradients_that_change_nothing_else(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, caption=1.0, loop2_iou=1.0, adaptive_loop_weights=True, max_steps=2)
-    plain = make_trainer(tmp_path, caption=1.0, loop2_iou=1.0, max_steps=1)
+    trainer = make_trainer(tmp_path, **SMALL, caption=1.0, loop2_iou=1.0, adaptive_loop_weights=True, max_steps=2)
+    plain = make_trainer(tmp_path, **SMALL, caption=1.0, loop2_iou=1.0, max_steps=1)
     trainer.train()
     plain.train()
     first, second = trainer.state.log_history[:2]
@@ -373,13 +328,6 @@ def test_loops_are_weighed_by_gradients_that_change_nothing_else(tmp_path: Path)
         + second["loss/answer"],
         abs=1e-6,
     )
-
-
-def test_a_run_out_of_time_stops_whole(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, max_steps=50, max_minutes=1e-9, num_iterations=2)
-    trainer.train()
-    assert trainer.state.global_step == 2, "never between two uses of the same rollouts"
-    assert all(torch.isfinite(p).all() for p in trainer.sa2va.parameters())
 
 
 # ---- errors that end a run ------------------------------------------------------------------------------------------

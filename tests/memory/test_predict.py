@@ -100,7 +100,7 @@ def test_every_stage_needs_at_least_what_loading_does(config: Sa2VAConfig) -> No
     assert load_stage(config, GPU).parts.keys() == {"weights"}, "not the process in main memory"
 
 
-def test_supervised_training_has_no_partner(config: Sa2VAConfig) -> None:
+def test_supervised_training_has_no_teacher(config: Sa2VAConfig) -> None:
     stage = training(config, objective="supervised")
     assert stage.name == "supervised step"
     assert stage.parts["moving average"] == 0

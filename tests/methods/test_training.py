@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from rl_reward_network.artefacts import read_json, weights_fingerprint, write_json
-from rl_reward_network.cli.compare import grpo_plan
 from rl_reward_network.data.splits import Split
 from rl_reward_network.grpo import merge as grpo_merge
 from rl_reward_network.grpo import stage as grpo_stage
@@ -129,7 +128,7 @@ def test_each_run_is_trained_with_the_settings_of_its_method(
         processor.save_pretrained(tmp_path / SUPERVISED / MERGED)
     inputs = replace(small, config=replace(small.config, output_dir=tmp_path))
     runs = {REWARD_NET: tmp_path / "net", SUPERVISED: tmp_path / SUPERVISED}
-    run, reused = TRAINED[name](Job(mode, inputs, None, runs, grpo_plan))
+    run, reused = TRAINED[name](Job(mode, inputs, None, runs))
     ((used, plan),) = calls
     assert not reused
     assert run.parent == tmp_path
@@ -162,7 +161,8 @@ def test_weights_are_reused_only_with_the_same_model_dtype_and_prompt(
     config = replace(small.config, output_dir=tmp_path)
     regions = RegionConfig(segment_question="Find the tubes.", max_dynamic_patch=3)
     begun = open_grpo_inputs(config, regions)
-    plan = grpo_plan("quick", begun, GRPOSettings(max_steps=training.GRPO_STEPS["quick"]), None, None)
+    settings = GRPOSettings(max_steps=training.GRPO_STEPS["quick"])
+    plan = training.grpo_plan(Job("quick", small, None, {}), begun, settings, None)
     folder = tmp_path / "sa2va_grpo_20260101_000000_00000000"
     Run(folder, GRPO_RUN).begin(grpo_stage.describe(begun, plan, weights_fingerprint(model)), {})
     write_json(folder / "final_model" / "config.json", {})
@@ -182,5 +182,5 @@ def test_weights_are_reused_only_with_the_same_model_dtype_and_prompt(
     opened = open_inputs(config, limits)
     inputs = replace(opened, prompts=questions)
     monkeypatch.setattr(grpo_stage, "run_grpo_stage", lambda *_, **__: None)
-    found, reused = TRAINED["grpo_labels"](Job("quick", inputs, None, {}, grpo_plan))
+    found, reused = TRAINED["grpo_labels"](Job("quick", inputs, None, {}))
     assert (found == folder, reused) == (same, same)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tyro
 
-from rl_reward_network.cli.grpo_flags import RewardArgs
 from rl_reward_network.cli.prompts import Args
 from rl_reward_network.env.sa2va_finetune_env import Sa2VAFinetuneEnv, prompt_rewards
+from rl_reward_network.grpo.plan import RewardArgs
 from rl_reward_network.grpo.rewards import mask_reward_terms
 from rl_reward_network.ppo.contexts import PromptTable, load_tables, save_tables
 from rl_reward_network.report.metrics import measure_sample

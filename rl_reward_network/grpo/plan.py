@@ -1,4 +1,7 @@
-"""Flags of sa2va-rl grpo, and the plan they give."""
+"""What a user chooses for a GRPO run, as flags or in Python, and the complete plan it gives.
+
+Nothing here imports torch or transformers, so that `--help` is fast.
+"""
 
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -140,8 +143,8 @@ JUDGE_FLAGS = [field.name for field in fields(RewardArgs) if field.name.startswi
 
 
 @dataclass(frozen=True)
-class Args:
-    """Fine-tune Sa2VA's LoRA weights by GRPO in two loops."""
+class PlanArgs:
+    """The user's choices; None is the preset of mode, model and data."""
 
     mode: tyro.conf.Positional[Mode] = "full"
     """quick: minutes on two CPU cores with the embedded model, else one epoch. full: 400 steps, else three epochs."""
@@ -162,13 +165,6 @@ class Args:
     ends when the score rises while Dice has been more than 0.02 below its peak in three validations."""
     shuffle_rewards: Rare[bool] = False
     """The control: rewards are permuted at random, so nothing can be gained."""
-    wandb: Rare[bool] = False
-    """Send what TensorBoard shows, sample images and captions included, to Weights & Biases as well (pip install -e
-    '.[tracking]'); nothing is sent otherwise."""
-    run_folder: Rare[Path | None] = None
-    """Folder of this run; by default <output_dir>/sa2va_grpo_<time>."""
-    resume: bool = False
-    """Resume the newest run of these settings, or that of --run_folder."""
 
     @property
     def small(self) -> bool:
@@ -176,7 +172,7 @@ class Args:
         return is_small(self.inputs.model_path)
 
 
-def make_plan(args: Args, inputs: "GRPOInputs", network: "RewardNetwork | None") -> GRPOPlan:
+def make_plan(args: PlanArgs, inputs: "GRPOInputs", network: "RewardNetwork | None") -> GRPOPlan:
     """The preset of mode, model and data, with the user's changes.
 
     Raises:
@@ -205,7 +201,7 @@ def make_plan(args: Args, inputs: "GRPOInputs", network: "RewardNetwork | None")
     )
 
 
-def _hyperparameters(args: Args, kind: str, learned: bool) -> GRPOSettings:
+def _hyperparameters(args: PlanArgs, kind: str, learned: bool) -> GRPOSettings:
     """Hyperparameters with the presets of mode, model and data."""
     settings, captions = with_preset(args.grpo, args.mode, args.small), kind == "regions"
     pathwise = learned and not captions and settings.objective == "grpo" and not args.shuffle_rewards
@@ -240,7 +236,7 @@ def _weights(rewards: RewardArgs, captions: bool, learned: bool) -> RewardWeight
     return weights
 
 
-def _check_unlabelled(args: Args) -> None:
+def _check_unlabelled(args: PlanArgs) -> None:
     """Check that nothing needs the masks of unlabelled images."""
     if args.inputs.unlabelled_root is None:
         return
@@ -254,7 +250,7 @@ def _check_unlabelled(args: Args) -> None:
         raise ValueError("--unlabelled_root needs a reward without masks: give --reward_net, or leave it out")
 
 
-def check_together(args: Args, learned: bool) -> None:
+def check_together(args: PlanArgs, learned: bool) -> None:
     """Check that no flags exclude each other, and that each has an effect, whatever the data are.
 
     Args:
@@ -286,7 +282,7 @@ def check_together(args: Args, learned: bool) -> None:
         raise ValueError("--num_train_epochs and --max_steps both end the training; give one of them")
 
 
-def _check_judge(args: Args, learned: bool) -> None:
+def _check_judge(args: PlanArgs, learned: bool) -> None:
     grpo, rewards = args.grpo, args.rewards
     if rewards.judge_config(args.inputs.output_dir) is not None:
         _weights(rewards, True, learned)
@@ -300,7 +296,7 @@ def _check_judge(args: Args, learned: bool) -> None:
             raise ValueError(f"--{flag} does nothing in a loop that --{weight} 0 leaves out; leave one of them out")
 
 
-def _check_images(args: Args, learned: bool) -> None:
+def _check_images(args: PlanArgs, learned: bool) -> None:
     grpo, rewards = args.grpo, args.rewards
     labels = rewards.loop2_iou_weight is not None or rewards.loop2_mask_rewards
     if not learned and not labels and grpo.objective == "grpo":
@@ -313,7 +309,7 @@ def _check_images(args: Args, learned: bool) -> None:
         raise ValueError(f"annotated images have no captions, so no EMA teacher for them: leave out {flags[0]}")
 
 
-def _check_supervised(args: Args) -> None:
+def _check_supervised(args: PlanArgs) -> None:
     weighed = replace(args.rewards, reward_net=None) != RewardArgs() or args.grpo.pathwise_weight is not None
     if args.shuffle_rewards or weighed:
         raise ValueError("--objective supervised has no rewards: leave out the flags that shuffle, judge or weigh them")
