@@ -183,17 +183,17 @@ class GRPOPolicy(nn.Module):
                 else:
                     start = next(places) + len(text.question_ids)
                     of_text[id(text)] = tree_states[start - 1 : start + len(text.answer_ids)]
-        answers = [self._answer(answer, of_text[id(answer)]) for answer in rollouts.answers]
-        embeddings = [embedding for _, embedding in answers]
+        # Image by image, since the order of the forward pass is that in which gradients are summed.
+        in_trees = [text for tree in trees for text in tree.texts if isinstance(text, AnswerRollout)]
+        made = {id(answer): self._answer(answer, of_text[id(answer)], with_masks) for answer in in_trees}
+        answers = [made[id(answer)] for answer in rollouts.answers]
         log_probs, entropies = self._captions(rollouts.captions, [of_text[id(c)] for c in rollouts.captions])
-        features = [answer.image.features.sam for answer in rollouts.answers]
-        pairs = list(zip(features, embeddings, strict=True))
         return PolicyOutputs(
             log_probs,
             entropies,
-            [answer_log_probs for answer_log_probs, _ in answers],
-            [self.mask_policy.parameters(self.sa2va, sam, embedding) for sam, embedding in pairs],
-            [self.sa2va.decode_masks(sam, one[None]).mask_logits[0] for sam, one in pairs] if with_masks else [],
+            [answer_log_probs for answer_log_probs, _, _ in answers],
+            [parameters for _, parameters, _ in answers],
+            [mask_logits for _, _, mask_logits in answers if mask_logits is not None],
         )
 
     def _states(self, trees: Sequence["_Tree"], packed: Packed) -> Tensor:
@@ -209,11 +209,17 @@ class GRPOPolicy(nn.Module):
         )
         return output.last_hidden_state
 
-    def _answer(self, answer: AnswerRollout, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities (T,) of an answer's tokens and its `[SEG]` embedding (C,), from the states (T + 1, D)."""
+    def _answer(self, answer: AnswerRollout, states: Tensor, with_mask: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Log-probabilities (T,), policy parameters and mask logits of an answer, from the states (T + 1, D)."""
         token_ids = torch.tensor(answer.answer_ids, device=states.device)
         log_probs, _ = self._log_probs(states[:-1], token_ids, 1.0, "none")
-        return log_probs, self.sa2va.text_hidden_fcs(states[-1][None])[0]
+        sam, embedding = answer.image.features.sam, self.sa2va.text_hidden_fcs(states[-1][None])[0]
+        parameters = self.mask_policy.parameters(self.sa2va, sam, embedding)
+        return (
+            log_probs,
+            parameters,
+            self.sa2va.decode_masks(sam, embedding[None]).mask_logits[0] if with_mask else None,
+        )
 
     def _log_probs(
         self, states: Tensor, token_ids: Tensor, temperature: float, entropies: Entropies
