@@ -68,7 +68,7 @@ def compared(inputs: RunInputs, runs: Mapping[str, Path], name: str, plan: Compa
     with pytest.MonkeyPatch.context() as patch:
         for needed, path in runs.items():
             patch.setitem(TRAINED, needed, lambda job, path=path: (path, True))
-        run_compare_stage(inputs, plan, None, None, Run(run, COMPARE_RUN), "typed")  # type: ignore[arg-type]
+        run_compare_stage(inputs, plan, None, Run(run, COMPARE_RUN), "typed")  # type: ignore[arg-type]
     return run
 
 
