@@ -7,8 +7,8 @@
 
 Compared are the splits, tables, metrics, scores and trained weights of all finished runs, each number to its last
 digit. What names the moment or the machine is left out: dates, seconds, memory, versions, paths. A file or field that
-is new is no difference, one that is missing is. Both versions need the same machine: the last digits depend on the
-processor.
+is new is no difference, one that is missing is. Both versions need the same machine and the same OMP_NUM_THREADS: the
+last digits depend on them.
 """
 
 import csv
