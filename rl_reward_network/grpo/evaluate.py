@@ -28,6 +28,7 @@ from rl_reward_network.inputs.unlabelled import unchanged
 from rl_reward_network.models.ema import copied, swapped
 from rl_reward_network.models.lora import load_trainable
 from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.models.sa2va.side_network import side_network_config
 from rl_reward_network.report.before_after import BeforeAfter, ReportItem, label, write_before_after
 from rl_reward_network.report.page import Origin, made_by
 from rl_reward_network.report.statistics import few_patients_note, plain_segmenter
@@ -87,7 +88,8 @@ def _evaluate(
     model, processor = load_base(path, config["origin"]["model_fingerprint"], inputs.device, inputs.config.dtype)
     inputs.set_up(processor)
     origin = config["origin"]
-    prepare_model(model, origin["lora_r"], origin["lora_alpha"], freeze_embeddings=bool(origin["freeze_embeddings"]))
+    side = None if (sizes := origin.get("side_network")) is None else side_network_config(sizes, "config.json")
+    prepare_model(model, origin["lora_r"], origin["lora_alpha"], 0.0, bool(origin["freeze_embeddings"]), side)
     cache, longest = FeatureCache(model, processor), config["origin"]["settings"]["max_completion_length"]
     start_weights = copied(model)
     before = measure(model, prompts, cache, longest, desc="before")

@@ -7,7 +7,13 @@ from transformers import TrainingArguments
 
 from rl_reward_network.flags import check_at_least, check_range
 from rl_reward_network.grpo.ranks import LONGEST_WAIT
-from rl_reward_network.grpo.settings import ROWS_AT_ONCE, GRPOSettings, MaskPolicyName, check_settings
+from rl_reward_network.grpo.settings import (
+    ROWS_AT_ONCE,
+    SIDE_LEARNING_RATE,
+    GRPOSettings,
+    MaskPolicyName,
+    check_settings,
+)
 
 
 @dataclass
@@ -27,6 +33,7 @@ class Sa2VAGRPOConfig(TrainingArguments, GRPOSettings):  # type: ignore[misc]  #
     """
 
     learning_rate: float = 1e-5
+    side_learning_rate: float = SIDE_LEARNING_RATE
     mask_beta: float = 0.04
     max_completion_length: int = 64
     mask_policy: MaskPolicyName = "gaussian"

@@ -17,11 +17,13 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from rl_reward_network.artefacts import pixels_digest
+from rl_reward_network.data.windows import augmented
 from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL, GRPOPrompt, segment_question
 from rl_reward_network.grpo.settings import ROWS_AT_ONCE
 from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding, decode, evaluating, selected_rows
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.models.sa2va.pixels_sa2va import QUESTIONS, draw_region, upsample_mask_logits
+from rl_reward_network.models.sa2va.prediction_sa2va import image_features
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.models.sa2va.templates import IMAGE_PLACEHOLDER, SEG_ANSWERS
 
@@ -44,13 +46,12 @@ class ImageFeatures:
 
     def to(self, device: torch.device | str) -> "ImageFeatures":
         """The same features on another device."""
-        maps = tuple(level.to(device) for level in self.sam.maps)
-        return ImageFeatures(self.vision.to(device), Sam2Features(maps))  # type: ignore[arg-type]
+        return ImageFeatures(self.vision.to(device), self.sam.to(device))
 
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        return int(self.vision.nbytes + sum(level.nbytes for level in self.sam.maps))
+        return int(self.vision.nbytes + self.sam.nbytes)
 
 
 class FeatureCache:
@@ -69,10 +70,19 @@ class FeatureCache:
         self.entries: OrderedDict[str, ImageFeatures] = OrderedDict()
         self.hits = self.misses = self.nbytes = 0
 
-    def get(self, images: Sequence[np.ndarray]) -> tuple[list[str], dict[str, ImageFeatures]]:
-        """The digest of each image, uint8 (H, W, 3), and digest -> features on the model's device."""
+    def get(self, images: Sequence[np.ndarray], repeated: bool = True) -> tuple[list[str], dict[str, ImageFeatures]]:
+        """The digest of each image, uint8 (H, W, 3), and digest -> features on the model's device.
+
+        Args:
+            images: of a batch.
+            repeated: they will be asked for again; augmented ones are not, and are not kept.
+        """
         digests = [pixels_digest(image) for image in images]
         different = dict(zip(digests, images, strict=True))
+        if not repeated:
+            return digests, {
+                digest: encode_image(self.model, self.processor, image) for digest, image in different.items()
+            }
         return digests, {digest: self._get_one(digest, image) for digest, image in different.items()}
 
     def get_region(self, image: np.ndarray, region: np.ndarray, repeated: bool) -> ImageFeatures:
@@ -110,8 +120,7 @@ class FeatureCache:
 def encode_image(model: Any, processor: Sa2VAProcessor, image: np.ndarray) -> ImageFeatures:
     """Output of both encoders for one uint8 (H, W, 3) image."""
     with evaluating(model):
-        sam_pixels = processor.sam_pixel_values(image).to(model.device)
-        return ImageFeatures(vision_features(model, processor, image), model.get_sam_features(sam_pixels))
+        return ImageFeatures(vision_features(model, processor, image), image_features(model, processor, [image]))
 
 
 def encode_region(model: Any, processor: Sa2VAProcessor, image: np.ndarray) -> ImageFeatures:
@@ -412,10 +421,19 @@ class PromptBatch:
         return text
 
 
-def open_batch(prompts: Sequence[GRPOPrompt], cache: FeatureCache) -> PromptBatch:
-    """Decode images and masks, and look up or compute the features of each image."""
+def open_batch(
+    prompts: Sequence[GRPOPrompt], cache: FeatureCache, views: np.random.Generator | None = None
+) -> PromptBatch:
+    """Decode images and masks, and look up or compute the features of each image.
+
+    With `views`, every image with a true mask is replaced by a random view of it (`windows.augmented`).
+    """
     images, masks = (list(column) for column in zip(*(prompt.load() for prompt in prompts), strict=True))
-    image_ids, features = cache.get(images)
+    if views is not None:
+        for row, truth in enumerate(masks):
+            if truth is not None:
+                images[row], masks[row] = augmented(images[row], truth, views)
+    image_ids, features = cache.get(images, repeated=views is None)
     image_indices = [list(features).index(image_id) for image_id in image_ids]
     return PromptBatch(prompts, images, masks, image_ids, image_indices, list(features.values()), cache)
 

@@ -26,7 +26,7 @@ from rl_reward_network.models.sa2va.grounding_sa2va import mask_losses
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 from rl_reward_network.rewards.learned import ForegroundMaps
 
-FINER = 2  # the grid of mask losses over the decoder's; SAM 2's square (4) is no better (docs/log.md)
+FINER = 2  # the grid of mask losses over SAM 2's masks; its square (4) is no better (docs/log.md)
 Numbers = Tensor | float
 
 
@@ -370,9 +370,10 @@ def supervised_mask_losses(masks: MeanMasks, bce_weight: float, dice_weight: flo
     labelled = [(image.truth, logits) for image, logits in masks if image.truth is not None]
     if not labelled:
         raise ValueError("supervised training needs true masks, and no prompt of this batch has one")
+    scales = [FINER if image.features.sam.side_pixels is None else 1 for image, _ in masks if image.truth is not None]
     losses = []
-    for truth, logits in labelled:  # images differ in size
-        size = [FINER * side for side in logits.shape]
+    for (truth, logits), scale in zip(labelled, scales, strict=True):  # images differ in size
+        size = [scale * side for side in logits.shape]
         finer = F.interpolate(logits[None, None], size=size, mode="bilinear")[0]
         losses.append(sum(mask_losses(finer, torch.from_numpy(truth)[None], bce_weight, dice_weight).values()))
     return torch.stack([torch.as_tensor(loss) for loss in losses])

@@ -59,6 +59,28 @@ class LoRAArgs:
 
 
 @dataclass(frozen=True)
+class AdapterArgs:
+    """What may adapt beside the parts that Sa2VA's own fine-tuning trains."""
+
+    side_network: bool = False
+    """Add a side network, a small U-Net that refines masks at a finer resolution: for thin objects (docs/grpo.md)."""
+    side_pixels: Rare[int] = 512
+    """Side in pixels of the square that the side network sees, and of its masks; a multiple of 64."""
+
+    def __post_init__(self) -> None:
+        """Refuse a size that does not fit, and one without a side network."""
+        if self.side_pixels < 64 or self.side_pixels % 64:
+            raise ValueError(f"side_pixels is {self.side_pixels}, expected a multiple of 64")
+        if not self.side_network and changed(self, "side_pixels"):
+            raise ValueError("--side_pixels does nothing without --side_network; leave it out, or give both")
+
+    @property
+    def side(self) -> dict[str, Any] | None:
+        """Fields of `SideNetworkConfig` for the plan; None without a side network."""
+        return {"pixels": self.side_pixels} if self.side_network else None
+
+
+@dataclass(frozen=True)
 class RewardArgs:
     """Rewards: their weights, the reward network, the LLM judge."""
 
@@ -154,6 +176,7 @@ class PlanArgs:
     regions: Annotated[RegionConfig, tyro.conf.arg(name="")] = field(default_factory=RegionConfig)
     grpo: Annotated[GRPOSettings, tyro.conf.arg(name="")] = field(default_factory=GRPOSettings)
     lora: Annotated[LoRAArgs, tyro.conf.arg(name="")] = field(default_factory=LoRAArgs)
+    adapters: Annotated[AdapterArgs, tyro.conf.arg(name="")] = field(default_factory=AdapterArgs)
     rewards: Annotated[RewardArgs, tyro.conf.arg(name="")] = field(default_factory=RewardArgs)
     max_labelled: int | None = None
     """With --objective supervised: use at most so many labelled images (regions), those of the reward network's
@@ -198,6 +221,7 @@ def make_plan(args: PlanArgs, inputs: "GRPOInputs", network: "RewardNetwork | No
         args.rewards.mask_rewards_by_loop,
         args.max_labelled,
         args.lora.freeze_embeddings or None,
+        args.adapters.side,
     )
 
 

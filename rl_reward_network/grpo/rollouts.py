@@ -206,9 +206,12 @@ class RolloutGenerator:
                 columns["loop2"] = self.captions_of_masks(batch, teacher, masks)
         return replace(rollouts, columns=columns)
 
-    def references(self, prompts: Sequence[GRPOPrompt]) -> MicroBatch:
-        """For supervised training: the reference caption as one completion of advantage 1, the reference answer."""
-        batch = open_batch(prompts, self.cache)
+    def references(self, prompts: Sequence[GRPOPrompt], views: np.random.Generator | None = None) -> MicroBatch:
+        """For supervised training: the reference caption as one completion of advantage 1, the reference answer.
+
+        With `views`, on random views of the images.
+        """
+        batch = open_batch(prompts, self.cache, views)
         images, captions = prompt_images(batch), []
         for image, prompt in zip(images, prompts, strict=True):
             if self.config.mask_to_caption_weight and prompt.caption and image.truth is not None:

@@ -37,6 +37,8 @@ class GRPOSettings:
     """Forward passes per optimisation step."""
     learning_rate: float | None = None
     """Peak learning rate of AdamW, falling to 0: 1e-3 on a model of the embedded one's size, else 1e-5."""
+    side_learning_rate: Rare[float | None] = None
+    """Peak learning rate of a side network: 3e-3."""
     warmup_steps: Rare[int] = 5
     """Optimisation steps in which the learning rate rises."""
     max_grad_norm: Rare[float] = 1.0
@@ -71,6 +73,9 @@ class GRPOSettings:
     0.25 on annotated images, whose objects are often thin (docs/log.md)."""
     dice_weight: Rare[float | None] = None
     """Supervised training: weight of the Dice loss of masks: 0.5 on captioned regions, 2 on annotated images."""
+    augment: Rare[bool] = False
+    """Supervised training on annotated images: in each step another random view of every image (rotation, scale,
+    reflection, contrast), so that features are computed anew."""
     loss_type: Rare[LossType] = "dapo"
     """How token losses are averaged."""
     importance_sampling_level: Rare[Level] = "token"
@@ -117,6 +122,7 @@ class GRPOSettings:
     """A DeepSpeed configuration of ZeRO-1 or 2, as scripts/deepspeed_zero2.json, with --dtype float32."""
 
 
+SIDE_LEARNING_RATE = 3e-3  # as the reward network's, a U-Net of the same kind
 SMALL = {"learning_rate": 1e-3, "per_device_train_batch_size": 64, "max_completion_length": 24}  # see docs/log.md
 LARGE = {"learning_rate": 1e-5, "per_device_train_batch_size": 8, "max_completion_length": 128, "max_steps": -1}
 MODES = {
@@ -146,6 +152,7 @@ def with_preset(settings: GRPOSettings, mode: Mode, small: bool) -> GRPOSettings
         small: whether the model is of the embedded one's size.
     """
     preset: dict[str, Any] = MODES[mode] | (SMALL if small else LARGE) | {"mask_beta": settings.beta}
+    preset["side_learning_rate"] = SIDE_LEARNING_RATE
     if settings.num_train_epochs is not None:
         preset["max_steps"] = -1
     missing = {name: value for name, value in preset.items() if getattr(settings, name) is None}
@@ -271,6 +278,7 @@ class GRPOPlan:
         mask_rewards: loop -> name in `rewards.table.MASK_REWARDS` -> weight, beside those of `weights`; None without.
         freeze_embeddings: True leaves the token embeddings and the head of a Qwen-VL as they are; None trains them.
         max_labelled: most prompts with a true mask that supervised training uses; None uses all.
+        side_network: fields of `SideNetworkConfig` of the side network that is added; None adds none.
     """
 
     mode: str
@@ -286,6 +294,7 @@ class GRPOPlan:
     mask_rewards: dict[str, dict[str, float]] | None = None
     max_labelled: int | None = None
     freeze_embeddings: bool | None = None
+    side_network: dict[str, Any] | None = None
 
 
 ROWS_AT_ONCE = 128  # most answers of one batch

@@ -44,6 +44,7 @@ from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype, load_sa2va_model, weight_dtype
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
+from rl_reward_network.models.sa2va.side_network import side_network_config
 from rl_reward_network.report.cost import RunCost
 from rl_reward_network.reward_training.stage import named
 from rl_reward_network.rewards.captions import meteor_variant
@@ -63,6 +64,7 @@ WHY_FROZEN = {
     "language model": "LoRA trains in its place",
     "SAM 2 prompt encoder": BEHIND_SEG,
     "SAM 2 mask decoder": BEHIND_SEG,
+    "side network": BEHIND_SEG,
     "SAM 2 memory": "for video alone",
 }
 PROBED = 4  # prompts on which unreached tensors are found
@@ -198,7 +200,8 @@ def _make_training(
     inputs.set_up(processor)
     origin = describe(inputs, plan, weights_fingerprint(model))
     set_seed(inputs.config.seed)  # the initial weights of LoRA are random
-    prepare_model(model, plan.lora_r, plan.lora_alpha, plan.lora_dropout, bool(plan.freeze_embeddings))
+    side = None if plan.side_network is None else side_network_config(plan.side_network)
+    prepare_model(model, plan.lora_r, plan.lora_alpha, plan.lora_dropout, bool(plan.freeze_embeddings), side)
     args = training_arguments(inputs, plan, run)
     maps = None if network is None else ForegroundMaps.beside(run, network.to(inputs.device))
     rewards = loop_rewards(plan, inputs.kind, judge, maps)

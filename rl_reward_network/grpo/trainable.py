@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rl_reward_network.grpo.settings import check_lora_dropout
 from rl_reward_network.models.lora import freeze_parameters, setup_lora
+from rl_reward_network.models.sa2va.side_network import SideNetworkConfig
 
 CANDIDATE_HEADS = "grounding_encoder.mask_decoder.output_hypernetworks_mlps."
 ATTENTION_DROPOUT = ("attention_dropout", "dropout_p")  # attributes of attention layers in transformers
@@ -17,17 +18,25 @@ SELECTABLE = ("1", "2", "3")  # 0 is the head of the single mask, which Sa2VA ne
 
 
 def prepare_model(
-    model: Any, r: int, lora_alpha: int, lora_dropout: float = 0.0, freeze_embeddings: bool = False
+    model: Any,
+    r: int,
+    lora_alpha: int,
+    lora_dropout: float = 0.0,
+    freeze_embeddings: bool = False,
+    side_network: SideNetworkConfig | None = None,
 ) -> None:
     """Put LoRA on a loaded Sa2VA, freeze all but what its family trains, and make trainable tensors float32.
 
-    `freeze_embeddings` also freezes token embeddings and head, which a Qwen-VL trains.
+    `freeze_embeddings` also freezes token embeddings and head, which a Qwen-VL trains. A `side_network` is added where
+    the model has none; one that is there trains, too.
 
     Raises:
         ValueError: dropout is not 0, or `setup_lora` refuses.
     """
     check_lora_dropout(lora_dropout)
     setup_lora(model, r, lora_alpha, 0.0)
+    if side_network is not None:
+        model.add_side_network(side_network)
     _no_dropout(model)
     freeze_parameters(model, freeze_embeddings)
     for parameter in model.parameters():

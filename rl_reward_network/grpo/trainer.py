@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
+import numpy as np
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
@@ -189,6 +190,17 @@ class Sa2VAGRPOTrainer(Trainer):
         parts += outputs.answer_log_probs if self.args.answer_weight else []
         return anchor + sum(part.float().sum() for part in parts)
 
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """The Trainer's optimiser, with the side network's own learning rate."""
+        optimizer = super().create_optimizer(model)
+        side = {id(p) for p in self.sa2va.side_network.parameters()} if self.sa2va.side_network is not None else set()
+        for group in list(optimizer.param_groups):
+            own = [p for p in group["params"] if id(p) in side]
+            if own:
+                group["params"] = [p for p in group["params"] if id(p) not in side]
+                optimizer.add_param_group({**group, "params": own, "lr": self.args.side_learning_rate})
+        return optimizer
+
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LRScheduler:
         """The configured schedule, with a warm-up that begins above 0: a run of one step must learn, too."""
         schedule = super().create_scheduler(num_training_steps, optimizer)
@@ -269,7 +281,7 @@ class Sa2VAGRPOTrainer(Trainer):
             prompts = self._prompt_batches()
             if self.args.objective == "supervised":
                 with mixed_precision(self.sa2va):
-                    return [self.rollout_generator.references(of_batch) for _, of_batch in prompts]
+                    return [self.rollout_generator.references(batch, self._views(n)) for n, batch in prompts]
             batches, terms = zip(
                 *(self.generate_and_score(of_batch, number) for number, of_batch in prompts), strict=True
             )
@@ -285,6 +297,12 @@ class Sa2VAGRPOTrainer(Trainer):
             self.prompt_outcomes = []
         self._note_spread(advantages)
         return [with_advantages(batch, of_loops) for batch, of_loops in zip(batches, advantages, strict=True)]
+
+    def _views(self, number: int) -> np.random.Generator | None:
+        """Randomness of the views in one batch of this step; None without augmentation."""
+        if not self.args.augment:
+            return None
+        return np.random.default_rng([self.args.seed, self.state.global_step, number])
 
     def generate_and_score(self, prompts: Sequence[GRPOPrompt], number: int) -> tuple[MicroBatch, dict[str, Terms]]:
         """The rollouts of one micro-batch with the reference's outputs, still without advantages, and their terms."""

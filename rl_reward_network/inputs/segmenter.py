@@ -121,7 +121,9 @@ def answers_fingerprint(model: Sa2VAForConditionalGeneration, processor: Sa2VAPr
     limits = f"tiles={processor.max_tiles} tokens={max_new_tokens} dtype={model.dtype} rules={MASK_RULES}"
     limits += "" if processor.image_resize == "prediction" else f" resize={processor.image_resize}"
     limits += "" if model.device.type == "cpu" else f" {model.device.type}"  # whose sums round otherwise
-    apart = ("transformers_version", "image_resize")  # the second is in `limits`, as the processor's counts
+    apart = ["transformers_version", "image_resize"]  # the second is in `limits`, as the processor's counts
+    if model.config.side_network is None:
+        apart.append("side_network")  # a field since 0.14
     config = {name: value for name, value in model.config.to_dict().items() if name not in apart}
     words = sorted(processor.tokenizer.get_vocab().items())
     own: list[Any] = []  # what a Qwen-VL has in files of its own

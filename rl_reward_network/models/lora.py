@@ -2,7 +2,7 @@
 
 A folder of trained tensors holds LoRA in the format of peft (`adapter_config.json`, `adapter_model.safetensors`), all
 other trained tensors under the model's names (`trainable.safetensors`), and LoRA's sizes with the type of the language
-model (`lora.json`).
+model and the sizes of a side network (`lora.json`).
 
 Which layers get LoRA, and what trains beside it, is part of the model's family (`families.FAMILIES`): LoRA, mlp1,
 text_hidden_fcs and the mask decoder in an InternVL; LoRA, the token embeddings, the head, text_hidden_fcs and the mask
@@ -29,8 +29,9 @@ from transformers import PreTrainedModel
 
 from rl_reward_network.artefacts import read_json, whole_folder
 from rl_reward_network.models.sa2va.families import EMBEDDINGS
+from rl_reward_network.models.sa2va.side_network import side_network_config
 
-WEIGHTS, SETTINGS, LANGUAGE = "trainable.safetensors", "lora.json", "model_type"
+WEIGHTS, SETTINGS, LANGUAGE, SIDE = "trainable.safetensors", "lora.json", "model_type", "side_network"
 PEFT_WEIGHTS, PEFT_CONFIG, PEFT_PREFIX = "adapter_model.safetensors", "adapter_config.json", "base_model.model."
 FOREIGN = "merge it into the weights by peft (merge_and_unload), and put ours on the merged model"
 # Fields of peft's configuration that say where an adapter comes from, not what it computes.
@@ -88,30 +89,34 @@ def parameter_table(model: nn.Module) -> list[tuple[str, int, int]]:
         "SAM 2 image encoder": "grounding_encoder.vision_encoder.",
         "SAM 2 prompt encoder": "grounding_encoder.prompt_encoder.",
         "SAM 2 mask decoder": "grounding_encoder.mask_decoder.",
+        "side network": "side_network.",
     }
     members: dict[str, list[Tensor]] = {part: [] for part in ("vision tower", *parts, "LoRA", "SAM 2 memory")}
     for name, parameter in model.named_parameters():
         part = next((part for part, prefix in parts.items() if name.startswith(prefix)), "SAM 2 memory")
         members["LoRA" if "lora_" in name else part].append(parameter)
-    absent = "mlp1" if members["merger"] else "merger"  # an InternVL has one, a Qwen-VL the other
+    absent = ["mlp1" if members["merger"] else "merger"]  # an InternVL has one, a Qwen-VL the other
+    absent += [] if members["side network"] else ["side network"]
     return [
         (part, sum(p.numel() for p in tensors), sum(p.numel() for p in tensors if p.requires_grad))
         for part, tensors in members.items()
-        if part != absent
+        if part not in absent
     ]
 
 
 def unreached_parameters(model: nn.Module, losses: Iterable[Tensor]) -> list[str]:
     """Names of trainable parameters without a gradient after one backward pass of each loss.
 
-    A gradient that is 0 everywhere counts as none, except for `lora_A`: it is 0 at first because `lora_B` is 0.
+    A gradient that is 0 everywhere counts as none, except behind a layer that begins at 0: `lora_A` is behind `lora_B`,
+    and a side network behind its last layer.
     """
     model.zero_grad(set_to_none=True)
     for loss in losses:
         loss.backward()
     names = []
     for name, parameter in model.named_parameters():
-        zero = parameter.grad is None or ("lora_A" not in name and not parameter.grad.any())
+        behind_zero = "lora_A" in name or name.startswith("side_network.")
+        zero = parameter.grad is None or not (behind_zero or parameter.grad.any())
         if parameter.requires_grad and zero:
             names.append(name)
     model.zero_grad(set_to_none=True)
@@ -145,6 +150,8 @@ def save_trainable(model: PreTrainedModel, folder: Path) -> None:
             model.peft_config["default"].save_pretrained(str(temporary))
         if settings:
             settings |= {LANGUAGE: model.config.text_config.model_type}
+        if model.config.side_network:
+            settings = {**(settings or {}), SIDE: model.config.side_network}
         (temporary / SETTINGS).write_text(json.dumps(settings) + "\n", encoding="utf-8")
 
 
@@ -168,15 +175,17 @@ def _read_tensors(file: Path) -> dict[str, Tensor]:
         raise ValueError(f"{file}: not a whole safetensors file ({error})") from error
 
 
-def load_trainable(model: PreTrainedModel, folder: str | Path) -> None:
-    """Load saved tensors into a model; LoRA layers of the saved sizes are added where it has none.
+def load_trainable(model: Any, folder: str | Path) -> None:
+    """Load saved tensors into a model; LoRA layers and a side network of the saved sizes are added where it has none.
 
     Raises:
         ValueError: a file is missing or broken, the model is of another family, a tensor does not fit it, or the
             adapter of the folder or of the model is another than `setup_lora` makes.
     """
     folder = Path(folder)
-    settings = _read_settings(folder, model.config.text_config.model_type)
+    settings, side = _read_settings(folder, model.config.text_config.model_type)
+    if side is not None:
+        model.add_side_network(side_network_config(side, str(folder / SETTINGS)))
     state = read_trainable(folder)
     if settings:
         config = _lora_config(model, **settings)
@@ -198,9 +207,14 @@ def load_trainable(model: PreTrainedModel, folder: str | Path) -> None:
             parameters[name].copy_(tensor)
 
 
-def _read_settings(folder: Path, language: str) -> dict[str, Any] | None:
-    """Arguments of `setup_lora`, None without LoRA; a ValueError if the adapter is of another language model."""
+def _read_settings(folder: Path, language: str) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """Arguments of `setup_lora`, None without LoRA, and the sizes of a side network, None without one.
+
+    Raises:
+        ValueError: the adapter is of another language model.
+    """
     settings: dict[str, Any] | None = read_json(folder / SETTINGS)
+    side = settings.pop(SIDE, None) if settings else None
     if settings and LANGUAGE not in settings:
         raise ValueError(f"{folder / SETTINGS}: written by version 0.10 or earlier; version 0.12 reads it")
     if settings and (trained_on := settings.pop(LANGUAGE)) != language:
@@ -208,7 +222,7 @@ def _read_settings(folder: Path, language: str) -> dict[str, Any] | None:
             f"{folder / SETTINGS}: the adapter is of a {trained_on!r} language model, this model has a {language!r}; "
             "give the model that the adapter was trained on"
         )
-    return settings
+    return settings or None, side
 
 
 def merge_lora(model: PreTrainedModel) -> None:

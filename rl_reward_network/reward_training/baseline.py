@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rl_reward_network.models.precision import mixed_precision
 from rl_reward_network.reward_training.masks import RewardExample, true_dice
-from rl_reward_network.reward_training.train import mixed_precision
 
 SIDE = 256
 WIDTHS = (24, 48, 96, 96)

@@ -11,6 +11,7 @@ import numpy as np
 from rl_reward_network.artefacts import write_json
 from rl_reward_network.data.items import Sample
 from rl_reward_network.data.splits import Split
+from rl_reward_network.data.windows import LabelledImages
 from rl_reward_network.data_import.write import import_notes
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, describe_run
@@ -23,7 +24,6 @@ from rl_reward_network.reward_training.calibration import calibrated
 from rl_reward_network.reward_training.masks import DAMAGED, SEGMENTER, RewardExamples, source_masks, true_dice
 from rl_reward_network.reward_training.train import (
     PRESETS,
-    LabelledImages,
     RewardTrainingConfig,
     labelled_images,
     train_reward_network,

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,26 +21,14 @@ from tqdm import tqdm
 
 from rl_reward_network.curves import Curves, load_checkpoint, save_checkpoint
 from rl_reward_network.data.items import Sample
+from rl_reward_network.data.windows import WINDOW, LabelledImages, draw_batch, window_side
+from rl_reward_network.models.precision import mixed_precision
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig, UNet, soft_overlap
 from rl_reward_network.reward_training.masks import true_dice, true_mask
 from rl_reward_network.rewards.learned import foreground_prob
 from rl_reward_network.run import CHECKPOINT
 
 WARM_UP = 0.15  # share of the steps in which the learning rate rises
-WINDOW = 512  # largest side of a window in pixels of the original image
-ON_OBJECT = 0.75  # share of windows centred on a pixel of the object, in images larger than the window
-ROTATION = 20.0  # degrees, to either side
-ZOOM = 1.3  # factor, to either side
-CONTRAST, BRIGHTNESS = (0.8, 1.25), (-0.1, 0.1)
-
-
-class LabelledImages(NamedTuple):
-    """N images, which may differ in size, with their true masks."""
-
-    images: list[np.ndarray]
-    """uint8 (H, W, 3), RGB."""
-    truths: list[np.ndarray]
-    """bool (H, W)."""
 
 
 @dataclass(frozen=True)
@@ -224,15 +212,6 @@ def _step(
     return {"loss": loss.item(), "cross_entropy": cross_entropy.item(), "dice_loss": dice_loss.item()}
 
 
-def mixed_precision(device: torch.device) -> torch.autocast:
-    """Autocast to bfloat16 where the hardware multiplies matrices in it; elsewhere it would be slower, so disabled."""
-    if device.type == "cuda":
-        fast = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        fast = any(torch.cpu.get_capabilities().get(name) for name in ("amx_bf16", "avx512_bf16"))
-    return torch.autocast(device.type, torch.bfloat16, enabled=fast)
-
-
 def _set_learning_rate(optimizer: torch.optim.Optimizer, config: RewardTrainingConfig, step: int) -> None:
     """Set the learning rate, which depends on the step only and therefore needs no state."""
     progress = step / config.steps
@@ -275,58 +254,3 @@ def labelled_images(samples: Iterable[Sample]) -> LabelledImages:
     """
     images, truths = zip(*((sample.load_image(), true_mask(sample)) for sample in samples), strict=True)
     return LabelledImages(list(images), list(truths))
-
-
-def window_side(images: Iterable[np.ndarray], largest: int, multiple: int) -> int:
-    """Side of the windows in pixels: that of the largest image, rounded up to a multiple, but at most `largest`."""
-    side = max(max(image.shape[:2]) for image in images)
-    return min(largest, -(-side // multiple) * multiple)
-
-
-def draw_batch(data: LabelledImages, count: int, side: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """Windows with random position, rotation, scale, reflection, contrast and brightness.
-
-    Args:
-        data: N images; none is drawn twice while `count` is at most N.
-        count: B.
-        side: S in pixels.
-        rng: source of randomness.
-
-    Returns:
-        image float32 (B, 3, S, S) in [0, 1], truth float32 (B, 1, S, S) of 0 and 1.
-    """
-    total = len(data.images)
-    picks = rng.choice(total, count, replace=total < count)
-    windows = torch.cat([_draw_window(data.images[pick], data.truths[pick], side, rng) for pick in picks])
-    contrast, brightness = (
-        torch.from_numpy(rng.uniform(*limits, (count, 1, 1, 1))).float() for limits in (CONTRAST, BRIGHTNESS)
-    )
-    image = windows[:, :3] * (contrast / 255)  # a change of contrast keeps middle grey
-    return image.add_(0.5 - 0.5 * contrast + brightness).clamp_(0, 1), (windows[:, 3:] > 0.5).float()
-
-
-def _draw_window(image: np.ndarray, truth: np.ndarray, side: int, rng: np.random.Generator) -> Tensor:
-    """float32 (1, 4, S, S): a window in a random pose, RGB in [0, 255] and the interpolated truth in [0, 1].
-
-    It is reflected beyond the image border.
-    """
-    zoom, angle = ZOOM ** rng.uniform(-1, 1), np.radians(rng.uniform(-ROTATION, ROTATION))
-    size, centre = np.array(truth.shape[::-1]), _centre(truth, side / zoom, rng)  # (x, y)
-    mirror = np.diag([rng.choice([-1, 1]), 1])
-    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]) @ mirror / zoom
-    pose = np.column_stack([turn * side / size[:, None], 2 * centre / size - 1])  # in the units of affine_grid
-    grid = F.affine_grid(torch.from_numpy(pose[None]).float(), [1, 1, side, side], align_corners=False)
-
-    pixels = torch.cat([torch.from_numpy(array).float() for array in (image, truth[..., None])], dim=2)
-    return F.grid_sample(pixels.permute(2, 0, 1)[None], grid, padding_mode="reflection", align_corners=False)
-
-
-def _centre(truth: np.ndarray, side: float, rng: np.random.Generator) -> np.ndarray:
-    """(x, y) of a random window of this side, which reaches beyond the image only where the image is smaller."""
-    size = np.array(truth.shape[::-1], dtype=float)
-    margin = np.minimum(side, size) / 2
-    pixels = np.flatnonzero(truth)
-    if len(pixels) and rng.random() < ON_OBJECT:
-        row, column = np.unravel_index(pixels[rng.integers(len(pixels))], truth.shape)
-        return np.clip([column, row], margin, size - margin)
-    return rng.uniform(margin, size - margin)

@@ -112,7 +112,7 @@ class MaskMaker:
             prompt: None is the one that the policy chooses, or, without a policy, the maker's own.
             before: called with the prompt before it is answered.
         """
-        features = image_features(self.model, self.processor, image)  # used for both the policy and the masks
+        features = image_features(self.model, self.processor, [image])  # used for both the policy and the masks
         scorer = self.scorer(image)
         prompt = prompt or self._choose(image, features, scorer)
         before(prompt)

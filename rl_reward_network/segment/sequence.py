@@ -248,7 +248,7 @@ class SequenceMaker:
     def __post_init__(self) -> None:
         """Check the memory."""
         if self.memory:
-            check_memory(self.maker.model.grounding_encoder)
+            check_memory(self.maker.model)
 
     def __call__(self, checked: CheckedSequence) -> SegmentedSequence:
         """Ask about the chosen frames, write the missing masks, then overlay.avi, frames.csv and sequence.json."""

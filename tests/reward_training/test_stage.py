@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from rl_reward_network.artefacts import read_json, write_json
+from rl_reward_network.data.windows import LabelledImages
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.inputs.unlabelled import Unlabelled
@@ -28,7 +29,6 @@ from rl_reward_network.reward_training.stage import (
     run_reward_stage,
     sized,
 )
-from rl_reward_network.reward_training.train import LabelledImages
 from rl_reward_network.run import REWARD_RUN, Run
 from tests.conftest import tiny_reward_plan as plan_of
 from tests.conftest import write_tiny_data

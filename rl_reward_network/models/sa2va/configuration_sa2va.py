@@ -9,6 +9,7 @@ from transformers.configuration_utils import PreTrainedConfig, SubConfigSpec
 from transformers.models.auto import AutoConfig
 
 from rl_reward_network.models.sa2va.families import Family, family_of, original_family, supported
+from rl_reward_network.models.sa2va.side_network import SideNetworkConfig, side_network_config
 from rl_reward_network.models.sa2va.templates import TEMPLATES, template_name
 
 # SAM 2.0 Hiera-L, part of every released Sa2VA; the field names are those of `sam2_sizes.json`.
@@ -44,6 +45,7 @@ class Sa2VAConfig(PreTrainedConfig):
             and of `[SEG]`, looked up by text in a checkpoint's tokenizer.
         never_sampled_ids: placeholder ids that generation must not produce.
         original_config: the official `config.json` of this model, for conversion back to that layout.
+        side_network: fields of `SideNetworkConfig`; None without a side network, as in every official model.
 
     Source: bytedance/Sa2VA@9832e1a (names follow transformers' InternVLConfig).
     """
@@ -69,12 +71,27 @@ class Sa2VAConfig(PreTrainedConfig):
     seg_token_id: int = 151674
     never_sampled_ids: list[int] | None = None
     original_config: dict[str, Any] | None = None
+    side_network: dict[str, Any] | None = None
     tie_word_embeddings: bool = False
 
     @property
     def family(self) -> Family:
         """The row of `families.FAMILIES`."""
         return family_of(self.text_config)
+
+    @property
+    def side(self) -> SideNetworkConfig | None:
+        """Sizes of the side network, None without one.
+
+        Raises:
+            ValueError: sizes that this version cannot build.
+        """
+        return None if self.side_network is None else side_network_config(self.side_network)
+
+    @property
+    def side_pixels(self) -> int | None:
+        """Side in pixels of the side network's input, None without one."""
+        return None if self.side is None else self.side.pixels
 
     @property
     def tokens_per_tile(self) -> int:

@@ -49,7 +49,10 @@ QWEN_VL_KEYS = (("model.lm_head.*", "lm_head.*"), ("model.model.*", "model.*"))
 # The head reads the final norm: `[SEG]` states of Qwen3-VL are those before it (`body_qwen_vl.NormedHead`).
 QWEN3_VL_KEYS = (("model.model.language_model.norm.*", "lm_head.norm.*"), *QWEN_VL_KEYS)
 EMBEDDINGS = ("lm_head.weight", "model.language_model.embed_tokens.")  # the head included
-GROUNDING = ("text_hidden_fcs.", "grounding_encoder.mask_decoder.", "grounding_encoder.prompt_encoder.")
+GROUNDING = (
+    *("text_hidden_fcs.", "grounding_encoder.mask_decoder.", "grounding_encoder.prompt_encoder."),
+    "side_network.",
+)
 LORA_TARGETS = r"model\.language_model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)"
 
 

@@ -4,7 +4,8 @@
 prompt, `get_image_embeddings` and `get_prompt_embeddings` run without gradients, and the mask decoder copies the image
 for every prompt (broadcasting is a third faster for eleven prompts).
 
-Axes: B images, K `[SEG]` of one image, C SAM 2 width, S side of the input, h w the decoder's grid.
+Axes: B images, K `[SEG]` of one image, C SAM 2 width, S side of the input, h w the grid of the masks: the decoder's, or
+that of a side network (`side_network`), which refines the decoder's masks.
 
 The losses use all pixels of the decoder's grid: no point sampling, so they are deterministic. The truth is averaged
 over the area of each cell. Sa2VA's own recipe samples it by `nearest`, which takes the corner of a cell: targets are
@@ -21,6 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rl_reward_network.models.sa2va.side_network import SideNetwork
+
 BCE_WEIGHT, DICE_WEIGHT = 2.0, 0.5
 
 
@@ -30,14 +33,33 @@ class Sam2Features:
 
     Args:
         maps: (B, C, S/4, S/4), (B, C, S/8, S/8), (B, C, S/16, S/16) for an S x S input.
+        side_pixels: uint8 (B, 3, P, P), the input of the side network; None without one.
     """
 
     maps: tuple[Tensor, Tensor, Tensor]
+    side_pixels: Tensor | None = None
 
     def __getitem__(self, index: int) -> "Sam2Features":
         """The features of one image, batch axis kept."""
         fine, middle, coarse = (level[index : index + 1] for level in self.maps)
-        return Sam2Features((fine, middle, coarse))
+        side_pixels = None if self.side_pixels is None else self.side_pixels[index : index + 1]
+        return Sam2Features((fine, middle, coarse), side_pixels)
+
+    def to(self, device: torch.device | str) -> "Sam2Features":
+        """The same features on another device."""
+        maps = tuple(level.to(device) for level in self.maps)
+        return Sam2Features(maps, None if self.side_pixels is None else self.side_pixels.to(device))  # type: ignore[arg-type]
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return sum(tensor.nbytes for tensor in (*self.maps, *([] if self.side_pixels is None else [self.side_pixels])))
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(h, w) of the masks that are decoded from these features."""
+        height, width = (self.maps[0] if self.side_pixels is None else self.side_pixels).shape[-2:]
+        return height, width
 
     def pooled(self) -> Tensor:
         """(B, C): the coarsest map averaged over the image, as a summary of its appearance."""
@@ -52,7 +74,8 @@ class DecodedMasks:
         mask_logits: float32 (K, h, w), of the candidate with the highest predicted IoU among candidates 1 to 3.
         iou_scores: float32 (K,), that predicted IoU.
         selected: int64 (K,), index of that candidate, 1 to 3.
-        candidates: float32 (K, 4, h, w), logits of all; candidate 0 is the single-mask token, unused by Sa2VA.
+        candidates: float32 (K, 4, h, w), logits of all, refined by the side network if there is one; candidate 0 is the
+            single-mask token, unused by Sa2VA.
         candidate_scores: float32 (K, 4), predicted IoU of all.
         object_score_logits: float32 (K,); unused, as in the reference: a negative value does not empty the mask.
     """
@@ -77,12 +100,15 @@ def sparse_prompts(sam: Any, seg_embeddings: Tensor) -> Tensor:
     return torch.cat([nothing, seg_embeddings[:, None]], dim=1)
 
 
-def decode_masks(sam: Any, features: Sam2Features, seg_embeddings: Tensor) -> DecodedMasks:
-    """The masks of K `[SEG]` embeddings on one image; differentiable in both and in the decoder's weights.
+def decode_masks(
+    sam: Any, features: Sam2Features, seg_embeddings: Tensor, side: SideNetwork | None = None
+) -> DecodedMasks:
+    """The masks of K `[SEG]` embeddings on one image; differentiable in both and in the weights of decoder and `side`.
 
     Args:
         features: of one image (B = 1).
         seg_embeddings: (K, C).
+        side: the side network that refines the masks, for features with its pixels.
     """
     fine, middle, coarse = features.maps
     decoder = sam.mask_decoder
@@ -91,7 +117,12 @@ def decode_masks(sam: Any, features: Sam2Features, seg_embeddings: Tensor) -> De
     pixels = decoder.activation(decoder.upscale_layer_norm(pixels))
     pixels = decoder.activation(decoder.upscale_conv2(pixels) + decoder.conv_s0(fine))  # (K, C/8, h, w)
     weights = [network(tokens[:, 2 + i]) for i, network in enumerate(decoder.output_hypernetworks_mlps)]
-    candidates = (torch.stack(weights, dim=1) @ pixels.flatten(2)).unflatten(2, pixels.shape[-2:]).float()
+    of_masks = torch.stack(weights, dim=1)  # (K, 4, C/8)
+    candidates = (of_masks @ pixels.flatten(2)).unflatten(2, pixels.shape[-2:]).float()
+    if side is not None:
+        assert features.side_pixels is not None, "`prediction_sa2va.image_features` makes features with the pixels"
+        (x,) = side(features.side_pixels, coarse)
+        candidates = side.refine(x, candidates.flatten(0, 1), of_masks.flatten(0, 1)).unflatten(0, of_masks.shape[:2])
     scores = decoder.iou_prediction_head(tokens[:, 1]).float()
     selected = scores[:, 1:].argmax(dim=1) + 1
     rows = torch.arange(len(selected), device=selected.device)

@@ -168,8 +168,13 @@ def to_original(ours: Mapping[str, torch.Tensor], config: Sa2VAConfig) -> dict[s
     """The inverse of `to_ours`, bit for bit.
 
     Raises:
-        ValueError: a key that our model does not have.
+        ValueError: a key that our model does not have, or a side network.
     """
+    if config.side_network is not None:
+        raise ValueError(
+            "the official layout cannot hold a side network; keep our layout, which "
+            "Sa2VAForConditionalGeneration loads, or train without --side_network"
+        )
     family = family_of(config.text_config)
     language: Table = [_compile(*names[::-1]) for names in family.renames]
     original: dict[str, torch.Tensor] = {}

@@ -9,8 +9,9 @@ decoder's grid, S side of a tile.
 Source: bytedance/Sa2VA@9832e1a. Unlike the reference, the SAM 2 image encoder runs once per image, not per `[SEG]`.
 """
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
 from rl_reward_network.models.sa2va.grounding_sa2va import DecodedMasks, Sam2Features, decode_masks, sam_features
 from rl_reward_network.models.sa2va.key_map_sa2va import to_original, to_ours
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
+from rl_reward_network.models.sa2va.side_network import SideNetwork, SideNetworkConfig
 from rl_reward_network.models.sa2va.templates import TEMPLATES
 
 
@@ -66,7 +68,8 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
     """Sa2VA: generates text, and a mask for each generated `[SEG]`.
 
     `model` is the vision-language body, `lm_head` its head, `text_hidden_fcs` projects a `[SEG]` state into SAM 2's
-    prompt space, `grounding_encoder` is SAM 2 (with the memory of an original checkpoint, for sequences).
+    prompt space, `grounding_encoder` is SAM 2 (with the memory of an original checkpoint, for sequences),
+    `side_network` refines its masks, or is None.
     """
 
     config: Sa2VAConfig  # type: ignore[assignment]
@@ -85,6 +88,7 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
             nn.Linear(width, width), nn.ReLU(), nn.Linear(width, sam_width), nn.Dropout(0.0)
         )
         self.grounding_encoder = AutoModel.from_config(config.sam2_config)
+        self.side_network = None if config.side is None else SideNetwork(config.side, sam_width)
         self.post_init()
 
     @classmethod
@@ -245,8 +249,26 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
     predict_video = video_sa2va.predict_video
 
     def get_sam_features(self, sam_pixel_values: Tensor) -> Sam2Features:
-        """SAM 2's maps of (B, 3, S, S) images; see `grounding_sa2va.sam_features`."""
+        """SAM 2's maps of (B, 3, S, S) images; see `grounding_sa2va.sam_features`.
+
+        `prediction_sa2va.image_features` makes them of images, with the pixels for a side network.
+        """
         return sam_features(self.grounding_encoder, sam_pixel_values)
+
+    def add_side_network(self, config: SideNetworkConfig) -> None:
+        """Put a side network beside SAM 2, in float32; masks stay as they are until it is trained.
+
+        Raises:
+            ValueError: there is one already, of other sizes.
+        """
+        if self.config.side is not None and self.config.side != config:
+            raise ValueError(
+                f"side_network: the model has one of {self.config.side}; leave out the settings of another"
+            )
+        if self.side_network is None:
+            self.config.side_network = json.loads(json.dumps(asdict(config)))  # as it is read back
+            width = self.config.sam2_config.vision_config.fpn_hidden_size
+            self.side_network = SideNetwork(config, width).to(self.device).train(self.training)
 
     def seg_embeddings(self, last_hidden_state: Tensor, input_ids: Tensor) -> list[Tensor]:
         """Per sample (K, C): the projected state AT each `[SEG]` token, in order."""
@@ -257,7 +279,7 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
 
     def decode_masks(self, features: Sam2Features, seg_embeddings: Tensor) -> DecodedMasks:
         """Masks of K `[SEG]` embeddings (K, C) on one image; see `grounding_sa2va.decode_masks`."""
-        return decode_masks(self.grounding_encoder, features, seg_embeddings)
+        return decode_masks(self.grounding_encoder, features, seg_embeddings, self.side_network)
 
 
 def _read_config(folder: CheckpointFolder) -> Sa2VAConfig:

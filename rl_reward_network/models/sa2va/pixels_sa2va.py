@@ -73,6 +73,11 @@ def sam_pixels(image: ImageLike, side: int) -> torch.Tensor:
     return _normalise(_to_tensor(squashed)[None].float() / 255, mean, std)
 
 
+def square_pixels(image: ImageLike, side: int) -> torch.Tensor:
+    """uint8 (3, side, side): the image squashed to a square, RGB; an image of this size stays as it is."""
+    return _to_tensor(to_rgb(image).resize((side, side)))
+
+
 def region_cells(regions: np.ndarray, grid: int, image: ImageLike | None = None) -> torch.Tensor:
     """bool (N, g, g) from region masks (N, H, W): the cells of the token grid that belong to each region.
 
@@ -151,11 +156,14 @@ def to_rgb(image: ImageLike) -> Image.Image:
 
 
 def upsample_mask_logits(mask_logits: torch.Tensor, size: tuple[int, int], sam_image_size: int = 1024) -> torch.Tensor:
-    """float32 (K, H, W) logits at image size (H, W) from the decoder's (K, h, w).
+    """float32 (K, H, W) logits at image size (H, W) from those of the masks' grid (K, h, w).
 
-    Two steps, with SAM 2's square in between, as in the reference: a single step would change 0.5 % of the pixels.
+    Two steps, with SAM 2's square in between, as in the reference: a single step would change 0.5 % of the pixels. The
+    masks of a side network may be finer than this square, and need one.
     """
-    square = F.interpolate(mask_logits[:, None].float(), size=(sam_image_size,) * 2, mode="bilinear")
+    square = mask_logits[:, None].float()
+    if max(square.shape[-2:]) < sam_image_size:
+        square = F.interpolate(square, size=(sam_image_size,) * 2, mode="bilinear")
     return F.interpolate(square, size=tuple(size), mode="bilinear")[:, 0]
 
 

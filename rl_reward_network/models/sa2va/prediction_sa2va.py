@@ -19,7 +19,7 @@ from transformers.cache_utils import DynamicCache
 
 from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding, decode, evaluating, selected_rows
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
-from rl_reward_network.models.sa2va.pixels_sa2va import ImageLike, to_rgb, upsample_mask_logits
+from rl_reward_network.models.sa2va.pixels_sa2va import ImageLike, square_pixels, to_rgb, upsample_mask_logits
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.models.sa2va.templates import IMAGE_PLACEHOLDER, SEG_ANSWERS
 
@@ -32,7 +32,7 @@ class Segmentation:
 
     Args:
         answer: text, special tokens kept.
-        mask_logits: float32 (K, h, w) on the decoder's grid, one per `[SEG]`; K may be 0.
+        mask_logits: float32 (K, h, w) on the masks' grid, one per `[SEG]`; K may be 0.
         iou_scores: float32 (K,), IoU of each mask as predicted by SAM 2.
         vision_features: float32 (C,), SAM 2's coarsest map averaged over the image; the same for all prompts.
         image_size: (H, W) of the image.
@@ -105,7 +105,7 @@ def predict_forward(
     with evaluating(model):
         (answer,) = answer_batch(model, processor, inputs, Decoding(max_new_tokens=max_new_tokens))
         if image is not None:
-            features = model.get_sam_features(inputs["sam_pixel_values"])
+            features = image_features(model, processor, [image])
             size = to_rgb(image).size[::-1]
             (segmentation,) = _segmentations(model, processor, features, [answer], size, MASKS_AT_ONCE)
             probabilities = segmentation.probabilities()[:, None]
@@ -164,7 +164,7 @@ def segment(
     results = []
     with evaluating(model):
         for index, image in enumerate(images):
-            features = sam_features[index] if sam_features else image_features(model, processor, image)
+            features = sam_features[index] if sam_features else image_features(model, processor, [image])
             answers = _answer_prompts(model, image, texts, processor, batch_size, max_new_tokens, guess)
             guess = answers[0].token_ids  # the answer for the next image is most likely the same
             size = to_rgb(image).size[::-1]
@@ -173,10 +173,13 @@ def segment(
 
 
 @torch.no_grad()
-def image_features(model: Any, processor: Sa2VAProcessor, image: ImageLike) -> Sam2Features:
-    """SAM 2's maps of one image."""
-    features: Sam2Features = model.get_sam_features(processor.sam_pixel_values(image).to(model.device))
-    return features
+def image_features(model: Any, processor: Sa2VAProcessor, images: Sequence[ImageLike]) -> Sam2Features:
+    """SAM 2's maps of B images, and the pixels for the side network if the model has one."""
+    pixels = torch.cat([processor.sam_pixel_values(image) for image in images]).to(model.device)
+    side_pixels, side = None, model.config.side_pixels
+    if side is not None:
+        side_pixels = torch.stack([square_pixels(image, side) for image in images]).to(model.device)
+    return Sam2Features(model.get_sam_features(pixels).maps, side_pixels)
 
 
 def _segmentations(
@@ -185,8 +188,7 @@ def _segmentations(
     """Answers on one image of size (H, W) with the masks of their `[SEG]`, `at_once` decoded at a time."""
     states = [answer.states_at(processor.seg_token_id) for answer in answers]
     flat = [state for group in states for state in group]
-    grid = features.maps[0].shape[-2:]
-    logits, scores = [torch.zeros(0, *grid, device=model.device)], [torch.zeros(0, device=model.device)]
+    logits, scores = [torch.zeros(0, *features.grid, device=model.device)], [torch.zeros(0, device=model.device)]
     for start in range(0, len(flat), at_once):
         embeddings = model.text_hidden_fcs(torch.stack(flat[start : start + at_once]))
         decoded = model.decode_masks(features, embeddings)

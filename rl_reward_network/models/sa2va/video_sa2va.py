@@ -65,7 +65,7 @@ def predict_video(
     Raises:
         ValueError: no frame, a frame that is no image or of another size, or a SAM 2 without memory.
     """
-    check_memory(model.grounding_encoder)
+    check_memory(model)
     frames = list(same_size(video))
     found = _answer(model, frames[:FRAMES_SEEN], text, processor, Decoding(max_new_tokens))
     size = frames[0].size[::-1]
@@ -124,7 +124,7 @@ def masks_with_memory(
     Raises:
         ValueError: a SAM 2 without memory, or prompted below 1; while iterating, an error of `same_size`.
     """
-    check_memory(model.grounding_encoder)
+    check_memory(model)
     if prompted < 1:
         raise ValueError(f"prompted is {prompted}, expected 1 or more: without a prompt there is nothing to remember")
     if not len(seg_embeddings):
@@ -204,7 +204,7 @@ def _masks_with_memory(
     memories = [SequenceMemory(sam, group, prompted) for group in seg_embeddings.split(SEGS_AT_ONCE)]
     for frame in same_size(frames):
         with evaluating(model):
-            features = image_features(model, processor, frame)
+            features = image_features(model, processor, [frame])
             logits = torch.cat([memory.next_masks(features) for memory in memories])
         yield logits
 
@@ -215,9 +215,8 @@ def _masks_without_memory(
 ) -> Iterator[Tensor]:
     groups, checked = seg_embeddings.split(MASKS_AT_ONCE), same_size(frames)
     while batch := list(islice(checked, batch_size)):
-        pixels = torch.cat([processor.sam_pixel_values(frame) for frame in batch])
         with evaluating(model):
-            features = model.get_sam_features(pixels.to(model.device))
+            features = image_features(model, processor, batch)
             logits = [
                 torch.cat([model.decode_masks(features[index], group).mask_logits for group in groups])
                 for index in range(len(batch))
@@ -227,7 +226,7 @@ def _masks_without_memory(
 
 def _no_masks(model: Any, frames: Iterable[ImageLike], processor: Sa2VAProcessor) -> Iterator[Tensor]:
     """What an answer without `[SEG]` gives: (0, h, w) for each frame, and SAM 2 does not run."""
-    side = processor.sam_image_size // 4
+    side = model.config.side_pixels or processor.sam_image_size // 4
     for _ in same_size(frames):
         yield torch.zeros(0, side, side, device=model.device)
 
@@ -313,8 +312,17 @@ class SequenceMemory:
         return tokens, torch.cat([positions, torch.zeros_like(split)]), len(split)
 
 
-def check_memory(sam: Any) -> None:
-    """Raise a ValueError unless SAM 2 has a memory, and its object pointers can be cut into tokens of its width."""
+def check_memory(model: Any) -> None:
+    """Raise a ValueError unless SAM 2 has a memory, whose object pointers can be cut into tokens of its width.
+
+    A side network is refused, too: it refines the mask of each frame by itself, and no memory was trained on its masks.
+    """
+    sam = model.grounding_encoder
+    if model.side_network is not None:
+        raise ValueError(
+            "this model has a side network, whose masks SAM 2's memory does not know; segment the frames without "
+            "memory (masks_without_memory)"
+        )
     if not hasattr(sam, "memory_attention"):
         raise ValueError(
             f"this model's SAM 2 has no memory: sam2_config.model_type in config.json is {sam.config.model_type!r}, "

@@ -220,7 +220,7 @@ def test_features_that_are_known_already_give_the_same_masks_and_no_second_encod
 ):
     image = smooth_image(64, 80)
     ((expected,),) = tiny_model.segment([image], PROMPTS[:1], tiny_processor)
-    features = image_features(tiny_model, tiny_processor, image)
+    features = image_features(tiny_model, tiny_processor, [image])
     monkeypatch.setattr(type(tiny_model), "get_sam_features", lambda *_: pytest.fail("encoded again"))
     ((found,),) = tiny_model.segment([image], PROMPTS[:1], tiny_processor, sam_features=[features])
     torch.testing.assert_close(found.mask_logits, expected.mask_logits, rtol=0, atol=0)

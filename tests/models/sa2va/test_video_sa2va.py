@@ -57,7 +57,7 @@ def golden() -> dict[str, Any]:
     memories: list[torch.Tensor] = []
     hook = model.grounding_encoder.memory_encoder.register_forward_hook(lambda *call: memories.append(call[2][0][0]))
     masks = listed(masks_with_memory(model, rolled, expected["seg_embeddings"], processor))
-    last = image_features(model, processor, rolled[6])
+    last = image_features(model, processor, [rolled[6]])
     with torch.no_grad():
         _encode(model.grounding_encoder, last.maps[2], expected["video_low_res_mask_logits"][6])
     hook.remove()
@@ -155,7 +155,7 @@ def test_two_segs_equal_two_runs(tiny_video_model, tiny_processor, frames, seg, 
 def test_frames_without_memory_equal_images(tiny_video_model, tiny_processor, frames, seg, batch_size):
     found = listed(masks_without_memory(tiny_video_model, frames, seg, tiny_processor, batch_size))
     with torch.no_grad():
-        features = [image_features(tiny_video_model, tiny_processor, frame) for frame in frames]
+        features = [image_features(tiny_video_model, tiny_processor, [frame]) for frame in frames]
         expected = torch.stack([tiny_video_model.decode_masks(maps, seg).mask_logits for maps in features])
     assert found.shape == (8, 2, 64, 64)
     torch.testing.assert_close(found, expected, atol=1e-3, rtol=0)
@@ -365,4 +365,4 @@ def test_a_low_object_score_changes_the_pointer_and_not_the_mask(tiny_video_mode
 
 def test_models_without_a_working_memory_are_refused(tiny_model):
     with pytest.raises(ValueError, match=r"d_model\) is 32, .* multiple .* 64; .*masks_without_memory"):
-        check_memory(tiny_model.grounding_encoder)
+        check_memory(tiny_model)

@@ -1,0 +1,151 @@
+"""The side network: a small U-Net beside SAM 2 that sees the image at a finer resolution than SAM 2's decoder.
+
+SAM 2's masks have a quarter of the resolution of its input, and its frozen encoder may never have seen objects as thin
+as the user's. The side network reads the image itself, joins SAM 2's coarsest map at its bottom, and gives two things
+for each pixel: a vector, whose product with a mask's hypernetwork weights is added to the mask's logits, and a gate,
+which scales SAM 2's own logits. The weights come from the `[SEG]` embedding, so `[SEG]` still decides what is
+segmented, and all prompts of an image share one pass.
+
+    logits = (1 + gate) * upsampled(SAM 2's logits) + weights @ vectors
+
+The last layer starts at 0: the first masks are SAM 2's, bilinearly upsampled. Without the gate SAM 2's large wrong
+logits would have to be cancelled pixel by pixel (docs/log.md). GroupNorm in place of BatchNorm: a mask must not depend
+on the other images of its batch, or on whether the model trains.
+
+Axes: B images, K `[SEG]` of one image, C SAM 2 width, P side of the network's input.
+"""
+
+from contextlib import nullcontext
+from dataclasses import dataclass, fields
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rl_reward_network.models.precision import mixed_precision
+
+NORM_GROUPS = 8
+
+
+@dataclass(frozen=True)
+class SideNetworkConfig:
+    """Sizes of a side network; `Sa2VAConfig.side_network` holds them as a dictionary."""
+
+    pixels: int = 512
+    """P: side of the square that the image is squashed to; masks have this resolution."""
+    channels: tuple[int, ...] = (24, 48, 96, 128, 128)
+    """Channels of each level, multiples of 8; each further level has half the size of the previous one."""
+    packing: int = 4
+    """Pixels along each axis that the first level packs into channels."""
+    features: bool = True
+    """Whether SAM 2's coarsest map joins at the bottom."""
+
+    @property
+    def stride(self) -> int:
+        """Pixels of the image per cell of the coarsest level."""
+        return int(self.packing * 2 ** (len(self.channels) - 1))
+
+    def __post_init__(self) -> None:
+        """Raise a ValueError for sizes that do not fit each other."""
+        if not self.channels or self.packing < 1 or any(width < 1 or width % NORM_GROUPS for width in self.channels):
+            raise ValueError(
+                f"side_network: channels are {self.channels} and packing is {self.packing}, expected multiples of "
+                f"{NORM_GROUPS}, and 1 or more"
+            )
+        if self.pixels < 1 or self.pixels % self.stride:
+            raise ValueError(
+                f"side_network: pixels is {self.pixels}, expected a multiple of {self.stride}; {self.stride * 16} fits"
+            )
+
+
+def side_network_config(values: dict[str, object], where: str = "config.json") -> SideNetworkConfig:
+    """The sizes of a dictionary, as `dataclasses.asdict` makes it.
+
+    Raises:
+        ValueError: an unknown field, or sizes that do not fit; names `where`.
+    """
+    if unknown := values.keys() - {field.name for field in fields(SideNetworkConfig)}:
+        raise ValueError(f"{where}: side_network has unknown fields {sorted(unknown)}; this version cannot build it")
+    channels = values.get("channels", SideNetworkConfig.channels)
+    return SideNetworkConfig(**{**values, "channels": tuple(channels)})  # type: ignore[arg-type]
+
+
+class SideNetwork(nn.Module):
+    """See the description of this file.
+
+    Args:
+        config: sizes.
+        sam_width: C.
+    """
+
+    def __init__(self, config: SideNetworkConfig, sam_width: int) -> None:
+        """Initialise the weights from torch's global seed, those of the last layer with 0."""
+        super().__init__()
+        self.config, channels = config, config.channels
+        inputs = (3 * config.packing**2, *channels)
+        self.down = nn.ModuleList(_block(i, o) for i, o in zip(inputs, channels, strict=False))
+        if config.features:
+            self.join = nn.Sequential(nn.Conv2d(sam_width, channels[-1], 1), nn.GroupNorm(NORM_GROUPS, channels[-1]))
+        pairs = list(pairwise(channels))[::-1]  # (finer, coarser), from the coarsest up
+        self.up = nn.ModuleList(_block(finer + coarser, finer) for finer, coarser in pairs)
+        self.head = nn.Conv2d(channels[0], (sam_width // 8 + 1) * config.packing**2, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)  # type: ignore[arg-type]
+
+    def forward(self, image: Tensor, coarse: Tensor) -> Tensor:
+        """What the masks of B images are made of, (B, channels of the first level, P / packing, P / packing).
+
+        In training it is computed in bfloat16 where the hardware has it.
+
+        Args:
+            image: uint8 (B, 3, P, P), RGB.
+            coarse: SAM 2's coarsest map (B, C, S/16, S/16).
+        """
+        with mixed_precision(image.device) if self.training else nullcontext():
+            return self._features(image, coarse)
+
+    def _features(self, image: Tensor, coarse: Tensor) -> Tensor:
+        pixels = image.to(self.head.weight.dtype) / 255
+        levels = [self.down[0](F.pixel_unshuffle(pixels * 4 - 2, self.config.packing))]
+        for block in self.down[1:]:
+            levels.append(block(F.avg_pool2d(levels[-1], 2)))
+        x = levels.pop()
+        if self.config.features:
+            x = x + self.join(F.interpolate(coarse.to(pixels.dtype), size=x.shape[-2:], mode="bilinear"))
+        for block in self.up:
+            x = block(torch.cat([F.interpolate(x, scale_factor=2), levels.pop()], dim=1))
+        return x
+
+    def refine(self, x: Tensor, mask_logits: Tensor, weights: Tensor) -> Tensor:
+        """Refined mask logits float32 (N, P, P) of N masks of one image.
+
+        Args:
+            x: of `forward`, for this image, without the batch axis.
+            mask_logits: float32 (N, h, w), SAM 2's.
+            weights: (N, C/8), of the hypernetworks.
+        """
+        upsampled = F.interpolate(mask_logits[:, None], size=(self.config.pixels,) * 2, mode="bilinear")[:, 0]
+        x = x.to(self.head.weight.dtype)
+        # The last layer is linear: contracting its weights first spares maps of C/8 channels at full resolution.
+        count = len(weights)
+        one = weights.new_ones(count, 1)
+        for_vector = torch.cat([weights, torch.zeros_like(one)], dim=1)
+        for_gate = torch.cat([torch.zeros_like(weights[:1]), one[:1]], dim=1)
+        rows = torch.cat([for_vector, for_gate])  # (N + 1, C/8 + 1)
+        kernel = (rows @ self.head.weight.flatten(1).unflatten(0, (rows.shape[1], -1)).flatten(1)).unflatten(
+            1, (-1, len(x))
+        )
+        bias = rows @ self.head.bias.unflatten(0, (rows.shape[1], -1))  # type: ignore[union-attr]
+        packed = torch.einsum("npd,dhw->nphw", kernel, x) + bias[..., None, None]
+        added = F.pixel_shuffle(packed, self.config.packing)[:, 0].float()
+        return upsampled * (1 + added[-1]) + added[:-1]
+
+
+def _block(inputs: int, outputs: int) -> nn.Sequential:
+    """Two layers of 3x3 convolution, GroupNorm and SiLU."""
+    layers: list[nn.Module] = []
+    for width in (inputs, outputs):
+        convolution = nn.Conv2d(width, outputs, 3, padding=1, bias=False)
+        layers += [convolution, nn.GroupNorm(NORM_GROUPS, outputs), nn.SiLU()]
+    return nn.Sequential(*layers)
