@@ -29,7 +29,7 @@ class GRPOSettings:
     ] = None
     """Captions, not regions, per process and forward pass, a multiple of num_generations: 64 on a model of
     the embedded one's size, else 8. Fewer than num_generations are one group, accumulated in fewer passes."""
-    num_generations: int = 4
+    num_generations: Rare[int] = 4
     """Captions per region, one group: rewards are compared within it."""
     num_mask_generations: Rare[int] = 8
     """Masks per phrase, one group; they share one pass of the language model."""
