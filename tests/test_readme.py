@@ -18,6 +18,7 @@ from PIL import Image
 from rl_reward_network import __version__
 from rl_reward_network.cli.main import COMMANDS, MOVED, SUBCOMMANDS, main
 from rl_reward_network.data.annotations import read_annotations
+from rl_reward_network.data.names import read_classes
 from rl_reward_network.data.readers import read_region_data
 from rl_reward_network.models import sa2va
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
@@ -244,7 +245,9 @@ def test_every_python_snippet_runs(page: str, number: int, names: dict[str, Any]
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks("json", PAGES[page])])
 def test_the_example_annotations_are_read(page: str, tmp_path: Path) -> None:
-    (example,) = blocks("json", PAGES[page])
+    example, classes = blocks("json", PAGES[page])
+    (tmp_path / "classes.json").write_text(classes)
+    assert [one.name for one in read_classes(tmp_path / "classes.json")] == ["right artery", "left artery"]
     records = json.loads(example)
     (tmp_path / "annotations.json").write_text(example)
     for record in records:

@@ -31,6 +31,9 @@ class Args:
     """The class that is the mask: name, number or #rrggbb; several with commas between, or all for the union."""
     phrase: str | None = None
     """The phrase of the object; by default the class's name, or "blood vessel" for none or several."""
+    classes: Path | None = None
+    """A file with several classes that are asked for by name, their wordings and their certain absences, in place of
+    --label and --phrase; docs/your-data.md describes it."""
     frames: Rare[str] = "middle"
     """Frames of a DICOM file with several: first, middle or all."""
     skip: Rare[int] = 0
@@ -50,7 +53,7 @@ def main(args: Args) -> None:
     if args.to is not None:
         check_target(args.source, args.to)
     flags = args.groups, args.group_regex, args.label, args.phrase, args.layout, args.frames, args.skip
-    options = ImportOptions(*flags)
+    options = ImportOptions(*flags, classes=args.classes)
     survey = survey_source(args.source, options)
     print("\n".join(report_lines(survey)))
     survey.check()
@@ -58,4 +61,6 @@ def main(args: Args) -> None:
         print(f"nothing was written; next: the same command with --to {args.to or 'FOLDER'} --write")
         return
     write_import(survey, args.to)
-    print(f"imported: {args.to}; next: DATA_ROOT={args.to} bash run_step2_finetune.sh quick")
+    by_name = f"sa2va-rl grpo quick --objective supervised --data_root {args.to}"
+    next_command = by_name if survey.named else f"DATA_ROOT={args.to} bash run_step2_finetune.sh quick"
+    print(f"imported: {args.to}; next: {next_command}")

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -12,12 +13,11 @@ from tqdm import tqdm
 
 from rl_reward_network.data.annotations import first_faults
 from rl_reward_network.data.mask_checks import looks_like_mask
+from rl_reward_network.data.names import ALL, NamedClass, read_classes
 from rl_reward_network.data_import.files import some, unread_note
 from rl_reward_network.data_import.groups import NONE, Groups, groups_of
 from rl_reward_network.data_import.items import Found, Item
 from rl_reward_network.data_import.layouts import AUTO, LAYOUTS, recognise_layout
-
-ALL = "all"
 
 
 def chosen_classes(label: str | None, classes: Iterable[str], class_ids: dict[str, str]) -> list[str] | None:
@@ -114,9 +114,15 @@ class ImportOptions:
     skip: int = 0
     own_groups: bool = False
     """Of unlabelled images: one whose group is not known is a group of its own."""
+    classes: Path | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a negative limit."""
+        """Refuse a negative limit, and a class beside those of a file."""
+        for name in ("label", "phrase") if self.classes else ():
+            if getattr(self, name) is not None:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r}, but {self.classes} names the classes: leave it out"
+                )
         if self.skip < 0:
             raise ValueError(f"skip is {self.skip}, expected 0 or more: at most so many broken files are left out")
 
@@ -146,6 +152,7 @@ class Survey:
         leaks: number of suspected pairs, and the most similar ones: index, index, correlation.
         open_points: what has to be repaired or decided before anything can be written.
         skipped: broken files that are left out, each with what is wrong; names no patient where names are hidden.
+        named: the classes that are asked for by name, with categories as the masks name them; () for one phrase.
     """
 
     source: Path
@@ -160,6 +167,7 @@ class Survey:
     leaks: tuple[int, list[tuple[int, int, float]]]
     open_points: tuple[str, ...]
     skipped: tuple[str, ...]
+    named: tuple[NamedClass, ...] = ()
 
     @property
     def phrase(self) -> str:
@@ -202,9 +210,14 @@ def survey_source(source: Path, options: ImportOptions) -> Survey:
         groups, groups_from = groups_of(found.items, options.groups, options.group_regex, options.own_groups)
     except ValueError as error:
         points.append(str(error))
-    classes = None
+    classes, asked_for = None, tuple[NamedClass, ...]()
     try:
-        classes = _classes(seen, found, options.label)
+        if options.classes:
+            asked_for = _named_classes(options.classes, seen, found)
+            classes = sorted(set().union(*(_categories(one, found, seen) for one in asked_for)), key=class_order)
+            found, seen, groups = _only_asked(asked_for, found, seen, groups)
+        else:
+            classes = _classes(seen, found, options.label)
     except ValueError as error:
         points.append(str(error))
     leaks = _leaks(seen, found, groups)
@@ -212,6 +225,60 @@ def survey_source(source: Path, options: ImportOptions) -> Survey:
         *(source, options, layout, description, found, seen, classes, groups, groups_from, leaks),
         tuple(points),
         skipped,
+        asked_for,
+    )
+
+
+def _named_classes(path: Path, seen: list[Seen], found: Found) -> tuple[NamedClass, ...]:
+    """The classes of a file, their categories by the names that the masks have.
+
+    Raises:
+        ValueError: as `read_classes`, or a category that the source does not have; names class, field and remedy.
+    """
+    known = list(class_counts(seen, found))
+    resolved = []
+    for number, one in enumerate(read_classes(path)):
+        where, fields = f"{path}: class {number} ({one.name!r})", dict[str, Any]()
+        if not one.ids:
+            raise ValueError(f"{where}: `ids` is missing; give the categories of its mask, or {ALL!r}")
+        for key in ("ids", "asked_only_with", "asked_not_with", "absent_with"):
+            names = {part: ALL if part == ALL else _named(part, known, found.class_ids) for part in getattr(one, key)}
+            if unknown := [part for part, name in names.items() if name is None]:
+                listed = ", ".join(known) or "nothing"
+                raise ValueError(f"{where}: `{key}` has {unknown[0]!r}, but the masks hold {listed}; correct it")
+            fields[key] = tuple(name for name in names.values() if name is not None)
+        resolved.append(replace(one, **fields))
+    return tuple(resolved)
+
+
+def _categories(one: NamedClass, found: Found, seen: list[Seen]) -> set[str]:
+    """The categories of a class's mask."""
+    return set(class_counts(seen, found)) if ALL in one.ids else set(one.ids)
+
+
+def present(pixels: dict[str, int]) -> list[str]:
+    """The classes that an image has."""
+    return [name for name, count in pixels.items() if count]
+
+
+def _only_asked(
+    named: tuple[NamedClass, ...], found: Found, seen: list[Seen], groups: Groups | None
+) -> tuple[Found, list[Seen], Groups | None]:
+    """Images, decoded ones and groups without those in which no class is asked for; a note counts them."""
+    asked = [any(one.asked(present(image.pixels or {})) is not None for one in named) for image in seen]
+    wanted = {image.item.name for image, is_asked in zip(seen, asked, strict=True) if is_asked}
+    if not wanted:
+        raise ValueError("no image has a mask for a class of classes.json; correct its `ids`, or name other data")
+    kept = [item.name in wanted for item in found.items]
+    if all(kept):
+        return found, seen, groups
+    note = f"{kept.count(False)} image(s) in which no class is asked for, left out"
+    items = [item for item, keep in zip(found.items, kept, strict=True) if keep]
+    groups = groups and [group for group, keep in zip(groups, kept, strict=True) if keep]
+    return (
+        replace(found, items=items, notes=[*found.notes, note]),
+        [image for image in seen if image.item.name in wanted],
+        groups,
     )
 
 
@@ -300,7 +367,7 @@ def report_lines(survey: Survey) -> list[str]:
         f"layout: {survey.description}",
         f"images: {len(items)}, {labelled} with a mask{_sizes(survey)}",
         *_class_lines(survey),
-        f"phrase: {survey.phrase}{_default_phrase(survey)}",
+        *_phrase_lines(survey),
         f"groups: {_group_line(survey)}",
         *(f"note: {note}" for note in survey.found.notes),
         *_skipped(survey),
@@ -325,8 +392,23 @@ def _class_lines(survey: Survey) -> list[str]:
         lines.append(f"class {name}: in {images} images, {pixels / max(total, 1):.2%} of the pixels{used}")
     labelled = [one.pixels for one in survey.seen if one.pixels is not None]
     empty = sum(not any(pixels.get(name) for name in survey.classes or ()) for pixels in labelled)
-    if survey.classes and empty:
+    if survey.classes and empty and not survey.named:
         lines.append(f"empty masks: {empty}, which mean that the object is absent")
+    return lines
+
+
+def _phrase_lines(survey: Survey) -> list[str]:
+    """The phrase; or each class that is asked for by name, with its images and certain absences."""
+    if not survey.options.classes:
+        return [f"phrase: {survey.phrase}{_default_phrase(survey)}"]
+    lines = []
+    for one in survey.named:
+        asked = [
+            categories for image in survey.seen if (categories := one.asked(present(image.pixels or {}))) is not None
+        ]
+        absent = asked.count(())
+        counts = f"{len(asked) - absent} images, certainly absent in {absent}"
+        lines.append(f"asked for by name: {one.name}: {counts}; {len(one.phrases)} wordings, 1 held out")
     return lines
 
 

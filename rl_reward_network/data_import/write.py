@@ -1,9 +1,11 @@
-"""Write an imported data set in our own format: annotations.json, images/, masks/, import.json, perhaps skipped.txt."""
+"""Write an imported data set in our own format: annotations.json, images/, masks/, import.json.
+
+Perhaps skipped.txt, and classes.json where objects are asked for by name.
+"""
 
 import hmac
 import shutil
 from collections import Counter
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -13,11 +15,12 @@ from PIL import Image
 from tqdm import tqdm
 
 from rl_reward_network.artefacts import read_json, secret_key, whole_folder, write_json
+from rl_reward_network.data.names import CLASSES_FILE, as_json
 from rl_reward_network.data.splits import patient_key
 from rl_reward_network.data_import.groups import NONE, Groups
 from rl_reward_network.data_import.items import Item
 from rl_reward_network.data_import.layouts import LAYOUTS
-from rl_reward_network.data_import.survey import Survey
+from rl_reward_network.data_import.survey import Survey, present
 
 IMPORT_FILE = "import.json"  # beside the annotations of imported data
 FORMAT_VERSION = 2  # 2: names of patients are hashed in one spelling
@@ -44,6 +47,7 @@ def import_notes(data_root: Path) -> tuple[str, ...]:
     )
 
 
+Asked = dict[str, tuple[str, tuple[str, ...]]]  # phrase -> folder of its masks, and the categories of the mask
 SKIPPED_FILE = "skipped.txt"  # what --skip has left out
 KEY_FILE = ".group_key"  # in the parent of imported data: the imports of a folder name patients alike
 
@@ -106,14 +110,18 @@ def write_import(survey: Survey, to: Path) -> None:
     check_target(survey.source, to)
     items, groups = survey.found.items, survey.groups or []
     groups = _hidden(groups, secret_key(to.parent / KEY_FILE)) if survey.found.private else groups
-    masks = _mask_names(items)
+    masks, asked = _mask_names(items), _asked(survey)
     with whole_folder(to) as folder:
         with ThreadPoolExecutor() as threads:
-            jobs = threads.map(lambda item: _write_item(folder, item, masks[item.name], survey.classes or []), items)
+            jobs = threads.map(lambda item: _write_item(folder, item, masks[item.name], asked[item.name]), items)
             for _ in tqdm(jobs, "writing", len(items), leave=False, unit="image", delay=2):
                 pass
-        records = [_record(item, *group, masks, survey.phrase) for item, group in zip(items, groups, strict=True)]
+        records = [
+            _record(item, *group, masks[item.name], asked[item.name]) for item, group in zip(items, groups, strict=True)
+        ]
         write_json(folder / "annotations.json", records)
+        if survey.named:
+            write_json(folder / CLASSES_FILE, as_json(survey.named))
         if survey.skipped:
             (folder / SKIPPED_FILE).write_text("\n".join(survey.skipped) + "\n", encoding="utf-8")
         write_json(folder / IMPORT_FILE, _origin(survey))
@@ -135,8 +143,24 @@ def _mask_names(items: list[Item]) -> dict[str, str]:
     return {str(path): f"{path.with_suffix('') if stems[path.with_suffix('')] == 1 else path}.png" for path in paths}
 
 
-def _write_item(folder: Path, item: Item, mask_name: str, classes: list[str]) -> None:
-    """Copy or write an image, and write its mask."""
+def _asked(survey: Survey) -> dict[str, Asked]:
+    """Image name -> what is asked of it."""
+    if not survey.named:
+        return {item.name: {survey.phrase: ("masks", tuple(survey.classes or ()))} for item in survey.found.items}
+    asked: dict[str, Asked] = {}
+    for image in survey.seen:
+        there = present(image.pixels or {})
+        categories = {number: one.asked(there) for number, one in enumerate(survey.named)}
+        asked[image.item.name] = {
+            survey.named[number].name: (f"masks/{number}", names)
+            for number, names in categories.items()
+            if names is not None
+        }
+    return asked
+
+
+def _write_item(folder: Path, item: Item, mask_name: str, asked: Asked) -> None:
+    """Copy or write an image, and write its masks."""
     place = folder / "images" / item.name
     place.parent.mkdir(parents=True, exist_ok=True)
     image = item.load_image()
@@ -145,18 +169,21 @@ def _write_item(folder: Path, item: Item, mask_name: str, classes: list[str]) ->
     else:
         Image.fromarray(image).save(place)
     if item.load_masks is not None:
-        mask = np.zeros(image.shape[:2], bool)
-        for name, part in item.load_masks((image.shape[0], image.shape[1])).items():
-            mask |= part & (name in classes)
-        place = folder / "masks" / mask_name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(mask.astype(np.uint8) * 255).save(place)
+        parts = item.load_masks((image.shape[0], image.shape[1]))
+        for below, categories in asked.values():
+            mask = np.zeros(image.shape[:2], bool)
+            for name in categories:
+                mask |= parts.get(name, False)
+            place = folder / below / mask_name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(mask.astype(np.uint8) * 255).save(place)
 
 
-def _record(item: Item, group: str, series: str | None, masks: Mapping[str, str], phrase: str) -> dict[str, Any]:
+def _record(item: Item, group: str, series: str | None, mask_name: str, asked: Asked) -> dict[str, Any]:
     """The record of annotations.json."""
-    mask = {"mask_png": f"masks/{masks[item.name]}"} if item.load_masks else {}
-    return {"image": item.name, "text": [phrase], **mask, "group": group, **({"series": series} if series else {})}
+    files = [f"{below}/{mask_name}" for below, _ in asked.values()]
+    mask = {"mask_png": files[0] if len(files) == 1 else files} if item.load_masks else {}
+    return {"image": item.name, "text": list(asked), **mask, "group": group, **({"series": series} if series else {})}
 
 
 def _origin(survey: Survey) -> dict[str, Any]:

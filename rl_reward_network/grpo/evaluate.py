@@ -13,10 +13,11 @@ import torch
 
 from rl_reward_network.data.splits import spread
 from rl_reward_network.data_import.write import import_notes
+from rl_reward_network.grpo.by_name import answers_of, held_out_prompts, picked, questions_of
 from rl_reward_network.grpo.card import training_facts
 from rl_reward_network.grpo.checkpoint import TRAINABLE
 from rl_reward_network.grpo.image_context import FeatureCache
-from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
+from rl_reward_network.grpo.inputs import GRPOInputs, count_images, of_images, open_grpo_inputs
 from rl_reward_network.grpo.measure import Measured, iou_of_captions, measure, unpacked
 from rl_reward_network.grpo.merge import evaluation_folder, load_base, trained_config
 from rl_reward_network.grpo.prompts import GRPOPrompt, image_prompt
@@ -30,6 +31,7 @@ from rl_reward_network.models.lora import load_trainable
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.side_network import side_network_config
 from rl_reward_network.report.before_after import BeforeAfter, ReportItem, label, write_before_after
+from rl_reward_network.report.by_name import NamesSection, names_section
 from rl_reward_network.report.page import Origin, made_by
 from rl_reward_network.report.statistics import few_patients_note, plain_segmenter
 from rl_reward_network.report.table import Results, paired_rows, picks
@@ -64,8 +66,8 @@ def run_grpo_evaluation(
         final_model: of a GRPO run, or one of its checkpoints.
         data_root, base_model: where data and Sa2VA are now, if they were moved since training.
         gpu: index; -1 is the CPU; None is as in training.
-        items: maximum number of test prompts; the folder is then `evaluation_<number>`. None is all, of the captioned
-            regions of a quick run 120.
+        items: maximum number of test images (regions); the folder is then `evaluation_<number>`. None is all, of the
+            captioned regions of a quick run 120.
 
     Raises:
         ValueError: the run is not complete, or data or model differ from those in training.
@@ -113,13 +115,19 @@ def _evaluate(
         before.values["iou_of_drawn_by_base"] = before.values["iou_of_drawn"]
         with swapped(model, start_weights):
             after.values["iou_of_drawn_by_base"] = iou_of_captions(model, prompts, cache, after.captions)
+    by_name = None
+    if inputs.by_name:
+        reworded = held_out_prompts(prompts)
+        held = measure(model, reworded, cache, longest, desc="held-out wording") if reworded else None
+        by_name = by_name_section(prompts, before, after, held, inputs.config.seed)
     minutes = (time.perf_counter() - start) / 60
     flags = {"data_root": data_root, "base_model": base_model, "gpu": gpu, "images": items}
     origin = _origin(inputs, config, final_model, flags)
     result = _result(inputs, config, prompts, before, after, run, minutes)
     notes += few_patients_note(min(gain.groups for gain in result.gains.values()), "test groups")
-    result = replace(result, notes=notes, origin=origin, unlabelled=section)
-    return result, write_before_after(evaluation_folder(final_model, None if items is None else len(prompts)), result)
+    result = replace(result, notes=notes, origin=origin, unlabelled=section, by_name=by_name)
+    folder = evaluation_folder(final_model, None if items is None else count_images(prompts))
+    return result, write_before_after(folder, result)
 
 
 def _test_prompts(inputs: GRPOInputs, mode: str, items: int | None) -> tuple[list[GRPOPrompt], tuple[str, ...]]:
@@ -129,7 +137,7 @@ def _test_prompts(inputs: GRPOInputs, mode: str, items: int | None) -> tuple[lis
     if items is None and most >= len(prompts):
         return prompts, ()
     note = f"quick: {most} of {len(prompts)} test regions; evaluate --images {len(prompts)} takes all."
-    return spread(prompts, most, inputs.config.seed), () if items else (note,)
+    return of_images(spread(prompts, len(prompts), inputs.config.seed), most), () if items else (note,)
 
 
 def _open(config: dict[str, Any], run: Path, data_root: Path | None, model_path: str, gpu: int | None) -> GRPOInputs:
@@ -165,6 +173,25 @@ def _result(
         shown=pictured(prompts, before, after, criterion),
         curves=tuple(json.loads(line) for line in lines if line),
     )
+
+
+def by_name_section(
+    prompts: list[GRPOPrompt], before: Measured, after: Measured, held: Measured | None, seed: int
+) -> NamesSection | None:
+    """The section of the report, of the labelled prompts; None without any.
+
+    Args:
+        prompts: of the test split.
+        before, after: both models, asked in wordings that train.
+        held: the trained model, asked in the held-out wordings; None without them.
+        seed: of the bootstrap.
+    """
+    labelled = np.array([prompt.labelled for prompt in prompts])
+    if not labelled.any():
+        return None
+    columns = {"before": before, "after": after, **({"held-out wording": held} if held else {})}
+    models = {title: answers_of(picked(measured, labelled)) for title, measured in columns.items()}
+    return names_section(questions_of([prompt for prompt in prompts if prompt.labelled]), models, seed)
 
 
 def segmenter_note(maps: ForegroundMaps, prompts: list[GRPOPrompt], after: Measured) -> tuple[str, ...]:

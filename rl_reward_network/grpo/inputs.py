@@ -8,20 +8,27 @@ from typing import Any, Literal
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 
-from rl_reward_network.data.annotations import compile_group_regex
+from rl_reward_network.data.annotations import compile_group_regex, phrase_key
 from rl_reward_network.data.grasp_any_region import is_hub_id
 from rl_reward_network.data.images import given_levels
-from rl_reward_network.data.items import levels_of, region_fingerprint
+from rl_reward_network.data.items import Sample, levels_of, region_fingerprint
+from rl_reward_network.data.names import CLASSES_FILE, classes_of, wordings_fingerprint
 from rl_reward_network.data.readers import DATASET_NAMES, IMAGES, read_region_data, recognise
 from rl_reward_network.data.splits import Split, load_split, make_split, select, spread
 from rl_reward_network.depth import levels_of_bits
 from rl_reward_network.embedded.datasets import DEFAULT_FOLDER, embedded_regions, is_rendered
 from rl_reward_network.flags import changed
-from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL, GRPOPrompt, image_prompt, region_prompt
+from rl_reward_network.grpo.prompts import (
+    DESCRIBE,
+    DESCRIBE_REAL,
+    GRPOPrompt,
+    image_prompt,
+    named_prompt,
+    region_prompt,
+)
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig
 from rl_reward_network.inputs.loading import (
     check_named,
-    check_one_phrase,
     check_readable,
     images_summary,
     own_format,
@@ -46,11 +53,12 @@ class GRPOInputs:
     Args:
         config: model, data, seeds and device, with the `grey_levels` of the data.
         regions: format of the data, questions and tiles.
-        kind: regions (with captions), or images (one prompt for all).
+        kind: regions (with captions), or images (one prompt for all, or one per class).
         summary: one line on the data.
         prompts: of all splits.
         split: by image, video or patient.
         unlabelled: further images for training alone, without masks.
+        wordings: fingerprint of the wordings of classes that are asked for by name; None without `CLASSES_FILE`.
     """
 
     config: RunConfig
@@ -60,6 +68,12 @@ class GRPOInputs:
     prompts: list[GRPOPrompt]
     split: Split
     unlabelled: Unlabelled | None = None
+    wordings: str | None = None
+
+    @property
+    def by_name(self) -> bool:
+        """Whether several classes are asked for, each by its name."""
+        return any(prompt.name for prompt in self.prompts)
 
     @property
     def unlabelled_prompts(self) -> list[GRPOPrompt]:
@@ -126,17 +140,40 @@ def open_grpo_inputs(
 
 
 def _open_images(config: RunConfig, regions: RegionConfig, split_file: Path | None) -> GRPOInputs:
-    """Annotated images, all with one prompt."""
+    """Annotated images, all with one prompt; or of several phrases, each image with a prompt per phrase."""
     root = config.data_root
     _refuse(root, "annotated images", changed(regions, "max_regions", "describe_question", "region_prompt"))
     samples = read_samples(root, config.group_regex, given_levels(config.bit_depth, config.grey_levels))
     config = replace(config, grey_levels=levels_of(samples) or None)
-    check_one_phrase(samples, root)
     split = load_split(split_file, samples) if split_file else split_samples(samples, root, config.split_seed)
+    if len({phrase_key(sample.text) for sample in samples}) > 1 or (root / CLASSES_FILE).is_file():
+        return _open_named(config, regions, samples, split)
     prompts = [image_prompt(sample, regions.segment_question) for sample in samples]
     unlabelled = unlabelled_of(config, samples, split, finished=split_file is not None)
     summary = images_summary(samples, root, unlabelled)
     return GRPOInputs(config, regions, "images", summary, prompts, split, unlabelled)
+
+
+def _open_named(config: RunConfig, regions: RegionConfig, samples: list[Sample], split: Split) -> GRPOInputs:
+    """Images of several classes that are asked for by name."""
+    root, classes = config.data_root, classes_of(config.data_root)
+    _refuse(
+        root, "images of several phrases", changed(regions, "segment_question") + changed(config, "unlabelled_root")
+    )
+    phrases = {phrase_key(sample.text): sample.text for sample in samples}
+    if classes and (unknown := sorted(phrases.keys() - classes.keys())):
+        raise ValueError(
+            f"{root / CLASSES_FILE}: annotations.json has the phrase {phrases[unknown[0]]!r}, which is the `name` of no"
+            " class; add the class, or delete the file to ask by the phrases themselves"
+        )
+    prompts = [named_prompt(sample, classes.get(phrase_key(sample.text))) for sample in samples]
+    images, labelled = {prompt.image_key for prompt in prompts}, sum(sample.labelled for sample in samples)
+    summary = (
+        f"{len(images)} annotated images, {len(phrases)} phrases, {labelled} of {len(samples)} questions with a mask"
+    )
+    return GRPOInputs(
+        config, regions, "images", summary, prompts, split, wordings=wordings_fingerprint(classes.values())
+    )
 
 
 def _open_regions(config: RunConfig, regions: RegionConfig, split_file: Path | None) -> GRPOInputs:
@@ -212,15 +249,30 @@ def check_prompts(prompts: Sequence[GRPOPrompt]) -> None:
 def validation_prompts(inputs: GRPOInputs) -> list[GRPOPrompt]:
     """The prompts of each validation, those with a true mask first: only they can choose the weights.
 
+    Of images that are asked for several classes, all prompts of as many images.
+
     Raises:
         ValueError: there are none.
     """
     prompts = inputs.pick("val")
-    return sorted(spread(prompts, len(prompts), inputs.config.seed), key=lambda prompt: not prompt.labelled)[:VALIDATED]
+    ordered = sorted(spread(prompts, len(prompts), inputs.config.seed), key=lambda prompt: not prompt.labelled)
+    return of_images(ordered, VALIDATED)
+
+
+def of_images(prompts: Sequence[GRPOPrompt], most: int) -> list[GRPOPrompt]:
+    """The prompts, in their order, of the first `most` images; a captioned region counts as an image."""
+    keys = list(dict.fromkeys(prompt.image_key or prompt.sample_id for prompt in prompts))[:most]
+    kept = set(keys)
+    return [prompt for prompt in prompts if (prompt.image_key or prompt.sample_id) in kept]
+
+
+def count_images(prompts: Sequence[GRPOPrompt]) -> int:
+    """The number of different images (regions)."""
+    return len({prompt.image_key or prompt.sample_id for prompt in prompts})
 
 
 def within_budget(inputs: GRPOInputs, prompts: Sequence[GRPOPrompt], most: int) -> list[GRPOPrompt]:
-    """At most `most` labelled prompts, those of the `reward` split first, so that `policy` stays free of labels.
+    """The prompts of at most `most` labelled images, those of the `reward` split first: `policy` stays free of labels.
 
     With equal seeds these are the images of a reward network of the same budget, up to the size of the `reward` split,
     and a smaller budget is a subset of a larger one.
@@ -231,7 +283,8 @@ def within_budget(inputs: GRPOInputs, prompts: Sequence[GRPOPrompt], most: int) 
         most: 1 or more.
     """
     by_split = [select(prompts, inputs.split, name) for name in ("reward", "policy")]
-    return [prompt for part in by_split for prompt in spread(part, len(part), inputs.config.seed)][:most]
+    ordered = [prompt for part in by_split for prompt in spread(part, len(part), inputs.config.seed)]
+    return of_images(ordered, most)
 
 
 def labelled_prompts(prompts: Sequence[GRPOPrompt], use: str) -> list[GRPOPrompt]:

@@ -179,8 +179,8 @@ class PlanArgs:
     adapters: Annotated[AdapterArgs, tyro.conf.arg(name="")] = field(default_factory=AdapterArgs)
     rewards: Annotated[RewardArgs, tyro.conf.arg(name="")] = field(default_factory=RewardArgs)
     max_labelled: int | None = None
-    """With --objective supervised: use at most so many labelled images (regions), those of the reward network's
-    patients first, one per series before a second; a smaller number is a subset of a larger one."""
+    """With --objective supervised: use at most so many labelled images (regions), each with all of its phrases; those
+    of the reward network's patients first, one per series before a second; a smaller number is a subset of a larger."""
     no_ema: Rare[bool] = False
     """Use the model itself as the EMA teacher, without a moving average (--ema_decay 0)."""
     eval_steps: Rare[int | None] = None
@@ -204,6 +204,11 @@ def make_plan(args: PlanArgs, inputs: "GRPOInputs", network: "RewardNetwork | No
     check_together(args, network is not None)
     if inputs.kind == "images":
         _check_images(args, network is not None)
+    if inputs.by_name and network is not None:
+        raise ValueError(
+            "--reward_net judges one kind of object, but these images are asked for several classes: give labels "
+            "(--objective supervised, --loop2_iou_weight), or a data folder of that one phrase"
+        )
     settings = _hyperparameters(args, inputs.kind, network is not None)
     check_settings(settings)
     r = _or(args.lora.lora_r, LORA_R["small" if args.small else "large"])

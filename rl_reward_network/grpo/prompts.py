@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rl_reward_network.data.items import RegionSample, Sample
+from rl_reward_network.data.names import NamedClass
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 
 TAG = re.compile(r"<[^<>\s]*>|\[SEG\]")
@@ -29,6 +30,9 @@ class GRPOPrompt:
         labelled: whether there is a true mask.
         load: returns image, uint8 (H, W, 3), and mask, bool (H, W), or None without labels.
         describe: of loop 1, for the caption of a marked region.
+        name: of the class that the question asks for; "" where all images have one question.
+        held_out: the question in a wording that trains nowhere; "" without one.
+        image_key: equal for the prompts of one image; may hold a patient's name.
     """
 
     group_id: str
@@ -39,6 +43,9 @@ class GRPOPrompt:
     labelled: bool
     load: Callable[[], tuple[np.ndarray, np.ndarray | None]] = field(repr=False)
     describe: str = DESCRIBE
+    name: str = ""
+    held_out: str = ""
+    image_key: str = field(default="", repr=False)
 
 
 def region_prompt(sample: RegionSample, describe: str = DESCRIBE) -> GRPOPrompt:
@@ -65,6 +72,20 @@ def image_prompt(sample: Sample, question: str) -> GRPOPrompt:
         question,
         sample.labelled,
         lambda: (sample.load_image(), sample.load_mask()),
+        image_key=str(sample.image_path),
+    )
+
+
+def named_prompt(sample: Sample, named: NamedClass | None) -> GRPOPrompt:
+    """The prompt of an image and a class, for the mask loop; without a class of a file the phrase is all of it.
+
+    Equal samples are asked in equal words. The wordings of a class are shared out among its images.
+    """
+    question = segment_question(named.wording(sample.sample_id) if named else sample.text)
+    return replace(
+        image_prompt(sample, question),
+        name=named.name if named else sample.text,
+        held_out=segment_question(named.held_out) if named else "",
     )
 
 

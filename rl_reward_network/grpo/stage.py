@@ -23,6 +23,7 @@ from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.inputs import (
     GRPOInputs,
     check_prompts,
+    count_images,
     labelled_prompts,
     validation_prompts,
     with_unlabelled,
@@ -138,7 +139,7 @@ def run_grpo_stage(
             peak = peak_memory_gib(inputs.device)
             labels = {
                 "reward": _labels_used(trainer, inputs.split),
-                "weights": {"val": outcome.labelled if outcome else 0},
+                "weights": {"val": count_images([p for p in validation.prompts if p.labelled]) if validation else 0},
             }
             trained = sum(count for _, _, count in parameter_table(trainer.sa2va))
             seconds = {"training": trainer.seconds}  # of all processes
@@ -350,6 +351,7 @@ def describe(inputs: GRPOInputs, plan: GRPOPlan, fingerprint: str) -> dict[str, 
         "data_fingerprint": inputs.split.fingerprint,
         "split_seed": inputs.split.seed,
         "unlabelled": None if inputs.unlabelled is None else inputs.unlabelled.fingerprint,
+        "wordings": inputs.wordings,
         "model_fingerprint": fingerprint,
     }
     del settings["eval_steps"]
@@ -380,11 +382,12 @@ def _begin(run: Run, inputs: GRPOInputs, training: _Training, frozen: list[str],
 
 
 def _labels_used(trainer: Sa2VAGRPOTrainer, split: Split) -> dict[str, int]:
-    """Split -> number of training prompts whose true mask the training uses."""
+    """Split -> number of training images (regions) whose true masks the training uses."""
     of_masks = any(term.weight and name in MASK_REWARDS for name, term in trainer.rewards["loop2"].items())
     if not (trainer.args.objective == "supervised" or trainer.args.mask_to_caption_weight or of_masks):
         return {}
-    return {name: sum(prompt.labelled for prompt in select(trainer.prompts, split, name)) for name in split.groups}
+    labelled = [prompt for prompt in trainer.prompts if prompt.labelled]
+    return {name: count_images(select(labelled, split, name)) for name in split.groups}
 
 
 def wanted_settings(inputs: GRPOInputs, plan: GRPOPlan) -> dict[str, Any]:

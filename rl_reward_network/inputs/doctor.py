@@ -21,6 +21,7 @@ from rl_reward_network.artefacts import pixels_digest
 from rl_reward_network.data.images import DATA_SET, given_levels
 from rl_reward_network.data.items import RegionSample, Sample, levels_of, region_fingerprint
 from rl_reward_network.data.mask_checks import has_filled_loops
+from rl_reward_network.data.names import classes_of
 from rl_reward_network.data.readers import REGIONS, read_region_data, recognise
 from rl_reward_network.data.ridges import IMAGES, check_labels
 from rl_reward_network.data.splits import Split, make_split, select, spellings, spread
@@ -188,7 +189,11 @@ def _images(config: RunConfig) -> Finding:
     """Annotated images, for all three trainings."""
     root = config.data_root
     samples = read_samples(root, config.group_regex, given_levels(config.bit_depth, None))
-    check_one_phrase(samples, root)
+    by_name = []
+    if classes := classes_of(root):
+        by_name = [f"asked for by name, in GRPO with labels alone: {', '.join(one.name for one in classes.values())}"]
+    else:
+        check_one_phrase(samples, root)
     split = split_samples(samples, root, config.split_seed)
     images = sample_statistics(samples, root / "images")
     few = {
@@ -207,7 +212,7 @@ def _images(config: RunConfig) -> Finding:
     labels = check_labels((image, mask) for image, mask in pairs if mask is not None)
     look = [f"look: {note}" for note in (*unread_note(root), labels.note) if note]
     notes = (*origin, *_notes(images), *look, *(() if origin else _spelling_note(samples)))
-    return Finding("\n".join([summary, *_grey(samples, config.bit_depth), *_foreground(images)]), notes)
+    return Finding("\n".join([summary, *by_name, *_grey(samples, config.bit_depth), *_foreground(images)]), notes)
 
 
 def _regions(config: RunConfig, settings: RegionConfig) -> Finding:

@@ -245,7 +245,8 @@ def check_one_phrase(samples: list[Sample], data_root: Path) -> None:
     if len(phrases) > 1:
         raise ValueError(
             f"{data_root / 'annotations.json'}: text holds {len(phrases)} different phrases, {phrases[:3]} first; "
-            "a prompt policy is for one kind of object: make one data folder for each, with --prompts for it"
+            "a prompt policy is for one kind of object: make one data folder for each, with --prompts for it, or train "
+            "by name (sa2va-rl grpo --objective supervised)"
         )
 
 

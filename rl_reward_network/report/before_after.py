@@ -12,6 +12,7 @@ import numpy as np
 
 from rl_reward_network.artefacts import write_json
 from rl_reward_network.report import page
+from rl_reward_network.report.by_name import NamesSection, by_name_html
 from rl_reward_network.report.figures import curves
 from rl_reward_network.report.overlays import BLUE, GREEN, ORANGE, picture
 from rl_reward_network.report.statistics import INTERVALS, Estimate
@@ -84,6 +85,7 @@ class BeforeAfter:
         notice: a first sentence that matters more than the verdict, such as that training made the model worse.
         origin: date, version, command and files, for the top of the page alone.
         unlabelled: the section on the run's unlabelled images.
+        by_name: the section on classes that are asked for by name.
     """
 
     results: Results
@@ -95,6 +97,7 @@ class BeforeAfter:
     notice: str = ""
     origin: page.Origin = field(default_factory=page.Origin)
     unlabelled: UnlabelledSection | None = None
+    by_name: NamesSection | None = None
 
     @property
     def before(self) -> Row:
@@ -158,6 +161,7 @@ def summary(result: BeforeAfter) -> dict[str, Any]:
         "notes": list(result.notes),
         "config": result.config,
         **({"unlabelled": result.unlabelled.summary} if result.unlabelled else {}),
+        **({"by_name": result.by_name.summary} if result.by_name else {}),
     }
 
 
@@ -186,6 +190,7 @@ def _page(result: BeforeAfter, header: str) -> str:
             table_of(result.gains, columns).html(),
             f"<p>{legend(result.gains)}</p>",
             page.table(["over all items", "before", "after"], totals) if totals else "",
+            *by_name_html(result.by_name),
             *section_html(result.unlabelled),
             "<h2>Training</h2>\n" + page.figure(plot, "Rewards and validation") if plot else "",
             _images_heading(result) if result.shown else "",
@@ -230,4 +235,6 @@ def show_changes(result: BeforeAfter) -> None:
         ("", lambda line: line[1]),
     ]
     table_of(zip(lines + totals, words, strict=True), columns).show("means over groups, before and after fine-tuning")
+    for title, table in result.by_name.tables(intervals=False).items() if result.by_name else ():
+        table.show(title)
     print("\n".join((result.verdict.sentence, *result.notes)))

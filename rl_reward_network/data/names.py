@@ -1,0 +1,136 @@
+"""Objects asked for by name: `classes.json` beside annotations.json, with the wordings of each class.
+
+The file is a list of classes. `name` is the class's phrase in annotations.json.
+
+| key | meaning |
+|---|---|
+| `name` | of the class; one class each |
+| `phrases` | wordings that train, at least one |
+| `held_out` | a wording that no training sees, for the test |
+| `ids` | of an import: categories of the source, by name or number, whose union is the mask; `"all"` |
+| `asked_only_with` | of an import: the class is asked for only where one of these categories is there |
+| `asked_not_with` | of an import: the class is not asked for where one of these is there |
+| `absent_with` | of an import: where one of these is there and none of `ids`, the class is certainly absent |
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rl_reward_network.artefacts import read_json
+from rl_reward_network.data.annotations import phrase_key
+
+CLASSES_FILE = "classes.json"
+ALL = "all"
+LISTS = ("phrases", "ids", "asked_only_with", "asked_not_with", "absent_with")
+
+
+@dataclass(frozen=True)
+class NamedClass:
+    """A class and how it is asked for; the fields are those of `CLASSES_FILE`.
+
+    Attributes:
+        ids: names or numbers of categories; ("all",) are all of them; () outside of an import.
+    """
+
+    name: str
+    phrases: tuple[str, ...]
+    held_out: str
+    ids: tuple[str, ...] = ()
+    asked_only_with: tuple[str, ...] = ()
+    asked_not_with: tuple[str, ...] = ()
+    absent_with: tuple[str, ...] = ()
+
+    def wording(self, sample_id: str) -> str:
+        """One of `phrases`, the same for equal ids, each for about as many ids."""
+        return self.phrases[int(hashlib.sha256(sample_id.encode()).hexdigest(), 16) % len(self.phrases)]
+
+    def asked(self, present: Iterable[str]) -> tuple[str, ...] | None:
+        """The categories whose union is the mask in an image with these; () for an empty mask; None: not asked."""
+        there = sorted(set(present))
+        own = tuple(name for name in there if name in self.ids or ALL in self.ids)
+        if not own:
+            return () if set(self.absent_with) & set(there) else None
+        wanted = not self.asked_only_with or set(self.asked_only_with) & set(there)
+        return own if wanted and not set(self.asked_not_with) & set(there) else None
+
+
+def read_classes(path: Path) -> list[NamedClass]:
+    """The classes of a file.
+
+    Raises:
+        ValueError: names file, class, field and remedy.
+    """
+    value = read_json(path)
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"{path}: expected a list of classes {{name, phrases, held_out}}; see docs/your-data.md")
+    classes = [_parsed(entry, f"{path}: class {number}") for number, entry in enumerate(value)]
+    _check_wordings(classes, path)
+    return classes
+
+
+def classes_of(folder: Path) -> dict[str, NamedClass]:
+    """`phrase_key` of the name -> class, of a data folder; {} without `CLASSES_FILE`. Raises as `read_classes`."""
+    path = folder / CLASSES_FILE
+    return {phrase_key(one.name): one for one in read_classes(path)} if path.is_file() else {}
+
+
+def as_json(classes: Sequence[NamedClass]) -> list[dict[str, Any]]:
+    """The content of a `CLASSES_FILE`."""
+    return [{key: value for key, value in asdict(one).items() if value} for one in classes]
+
+
+def wordings_fingerprint(classes: Iterable[NamedClass]) -> str | None:
+    """12 hex digits that change with any wording; None without classes."""
+    wordings = sorted([one.name, *one.phrases, one.held_out] for one in classes)
+    return hashlib.sha256(json.dumps(wordings).encode()).hexdigest()[:12] if wordings else None
+
+
+def _parsed(entry: Any, where: str) -> NamedClass:
+    """A class of the file."""
+    if not isinstance(entry, dict):
+        raise ValueError(f"{where} is {entry!r:.40}, expected an object {{name, phrases, held_out}}")
+    where = f"{where} ({entry['name']!r})" if isinstance(entry.get("name"), str) else where
+    if unknown := sorted(entry.keys() - NamedClass.__dataclass_fields__.keys()):
+        known = ", ".join(NamedClass.__dataclass_fields__)
+        raise ValueError(f"{where}: field {unknown[0]!r} is not known; the fields are {known}")
+    for key in ("name", "held_out"):
+        if not isinstance(entry.get(key), str) or not phrase_key(entry[key]):
+            raise ValueError(f"{where}: `{key}` is {entry.get(key)!r}, expected a phrase such as 'the left kidney'")
+    lists = {key: _texts(entry[key], f"{where}: `{key}`") for key in LISTS if key in entry}
+    if not lists.get("phrases"):
+        raise ValueError(f"{where}: `phrases` is missing or empty; give at least one wording, such as the name")
+    return NamedClass(**{"phrases": (), **lists, "name": entry["name"].strip(), "held_out": entry["held_out"].strip()})
+
+
+def _texts(value: Any, where: str) -> tuple[str, ...]:
+    """A list of texts or whole numbers, or one of them, as texts."""
+    values = value if isinstance(value, list) else [value]
+    if not all(isinstance(one, str | int) and not isinstance(one, bool) and str(one).strip() for one in values):
+        raise ValueError(f"{where} is {value!r:.60}, expected a list of texts")
+    return tuple(str(one).strip() for one in values)
+
+
+def _check_wordings(classes: Sequence[NamedClass], path: Path) -> None:
+    """Refuse a name or wording of two classes, and a held-out wording that trains."""
+    names: dict[str, str] = {}
+    owners: dict[str, str] = {}
+    for one in classes:
+        if phrase_key(one.name) in names:
+            raise ValueError(f"{path}: class {one.name!r}: another class has this `name`; join them, or rename one")
+        names[phrase_key(one.name)] = one.name
+        for key in {phrase_key(phrase) for phrase in one.phrases}:
+            if owners.setdefault(key, one.name) != one.name:
+                raise ValueError(
+                    f"{path}: class {one.name!r}: `phrases` has {key!r}, which is a wording of {owners[key]!r}, too; "
+                    "leave it out of one"
+                )
+    for one in classes:
+        if owner := owners.get(phrase_key(one.held_out)):
+            raise ValueError(
+                f"{path}: class {one.name!r}: `held_out` is {one.held_out!r}, but that wording trains {owner!r}; "
+                "give one that is in no `phrases`"
+            )

@@ -1,0 +1,39 @@
+"""What an evaluation measures of classes that are asked for by name: each class, absences, and a held-out wording."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from rl_reward_network.grpo.measure import Measured, unpacked
+from rl_reward_network.grpo.prompts import GRPOPrompt
+from rl_reward_network.report.by_name import Answers, Questions
+
+
+def held_out_prompts(prompts: Sequence[GRPOPrompt]) -> list[GRPOPrompt]:
+    """The prompts in their held-out wording; [] unless all have one."""
+    return [replace(prompt, question=prompt.held_out) for prompt in prompts] if all(p.held_out for p in prompts) else []
+
+
+def questions_of(prompts: Sequence[GRPOPrompt]) -> Questions:
+    """The questions of labelled prompts; decodes their masks."""
+    truths = [prompt.load()[1] for prompt in prompts]
+    there = np.array([truth is not None and bool(truth.any()) for truth in truths])
+    return Questions([prompt.name for prompt in prompts], [prompt.group_id for prompt in prompts], there)
+
+
+def answers_of(measured: Measured) -> Answers:
+    """The answers of a model."""
+    masks = (unpacked(mask) for mask in measured.masks)
+    return Answers(measured.values["dice"], np.array([mask is None or not mask.any() for mask in masks]))
+
+
+def picked(measured: Measured, kept: np.ndarray) -> Measured:
+    """What was measured of some prompts, bool (N,)."""
+    numbers = np.flatnonzero(kept)
+
+    def some(column: list) -> list:  # type: ignore[type-arg]
+        return [column[number] for number in numbers]
+
+    values = {name: column[kept] for name, column in measured.values.items()}
+    return Measured(values, some(measured.captions), some(measured.masks), some(measured.drawn), measured.overlap[kept])

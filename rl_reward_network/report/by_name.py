@@ -1,0 +1,191 @@
+"""How well each class is found that is asked for by its name, and whether an absent one is recognised.
+
+Axes: N questions, each about one class in one image; M models (or wordings) answer all of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from rl_reward_network.report.statistics import RESAMPLES, Estimate, mean_interval, tail_probability
+from rl_reward_network.report.table import Column, Table, table_of
+
+ALL_CLASSES = "mean of classes"
+
+
+@dataclass(frozen=True, eq=False)
+class Questions:
+    """N questions.
+
+    Args:
+        names: class of each.
+        groups: group (patient) of each.
+        there: bool (N,), whether the true mask has a pixel.
+    """
+
+    names: Sequence[str]
+    groups: Sequence[str]
+    there: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """A model's answers to N questions.
+
+    Args:
+        dice: float64 (N,) in [0, 1].
+        empty: bool (N,), whether the mask has no pixel, or is missing.
+    """
+
+    dice: np.ndarray
+    empty: np.ndarray
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """One class; estimates are means over groups, in the order of the models.
+
+    Args:
+        name: of the class, or `ALL_CLASSES`.
+        images: images that have the class.
+        dice: of these images, an empty answer counts as 0.
+        missed: share of them with an empty answer.
+        absent: images that certainly lack the class.
+        recognised: share of these with an empty answer; the rest are false alarms.
+    """
+
+    name: str
+    images: int
+    dice: tuple[Estimate | None, ...]
+    missed: tuple[Estimate | None, ...]
+    absent: int
+    recognised: tuple[Estimate | None, ...]
+
+
+@dataclass(frozen=True)
+class NamesSection:
+    """The section of a report on classes that are asked for by name.
+
+    Args:
+        models: titles of the M models.
+        rows: of each class, and of all.
+    """
+
+    models: tuple[str, ...]
+    rows: tuple[ClassRow, ...]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The entry "by_name" of eval.json."""
+        return {"models": list(self.models), "rows": [asdict(row) for row in self.rows]}
+
+    def tables(self, intervals: bool = True) -> dict[str, Table]:
+        """Title -> table; with `intervals` False of means alone, for a terminal."""
+        found: list[Column[ClassRow]] = [("class", lambda row: row.name), ("images", lambda row: row.images)]
+        absent: list[Column[ClassRow]] = [("class", lambda row: row.name), ("absent in", lambda row: row.absent)]
+        for number, model in enumerate(self.models):
+            found.append((f"Dice, {model}", partial(_cell, "dice", number, intervals)))
+            found.append((f"missed, {model}", partial(_cell, "missed", number, False)))
+            absent.append((f"recognised, {model}", partial(_cell, "recognised", number, intervals)))
+        tables = {"classes that are there": table_of([row for row in self.rows if row.images], found)}
+        if lacking := [row for row in self.rows if row.absent]:
+            tables["classes that are certainly absent"] = table_of(lacking, absent)
+        return tables
+
+
+def names_section(questions: Questions, models: Mapping[str, Answers], seed: int = 0) -> NamesSection:
+    """The section of N questions.
+
+    Args:
+        questions: N.
+        models: title -> its answers.
+        seed: of the bootstrap.
+    """
+    answers = list(models.values())
+    columns: dict[str, tuple[list[np.ndarray], np.ndarray]] = {
+        "dice": ([one.dice for one in answers], questions.there),
+        "missed": ([one.empty.astype(float) for one in answers], questions.there),
+        "recognised": ([one.empty.astype(float) for one in answers], ~questions.there),
+    }
+    rows = []
+    for name in (*dict.fromkeys(questions.names), ALL_CLASSES):
+        own = np.array([name in (one, ALL_CLASSES) for one in questions.names])
+        estimates = {
+            key: tuple(_estimate(column, own & counted, questions, seed) for column in of_models)
+            for key, (of_models, counted) in columns.items()
+        }
+        images, absent = int((own & questions.there).sum()), int((own & ~questions.there).sum())
+        dices, missed, recognised = (estimates[key] for key in columns)
+        rows.append(ClassRow(name, images, dices, missed, absent, recognised))
+    return NamesSection(tuple(models), tuple(rows))
+
+
+def _estimate(values: np.ndarray, counted: np.ndarray, questions: Questions, seed: int) -> Estimate | None:
+    """The mean over the classes of the counted questions; None without any."""
+    picked = np.flatnonzero(counted).tolist()
+    if not len(picked):
+        return None
+    names = [questions.names[number] for number in picked]
+    return mean_of_classes(values[picked], names, [questions.groups[number] for number in picked], seed)
+
+
+def mean_of_classes(
+    values: np.ndarray, names: Sequence[str], groups: Sequence[str], seed: int = 0, resamples: int = RESAMPLES
+) -> Estimate:
+    """The mean over classes of the means over groups, each with the same weight, and its 95 % interval over groups.
+
+    With one class it is `mean_interval`. A resample of the groups that lacks a class has the mean of the others.
+
+    Args:
+        values: float (N,), finite.
+        names: class of each.
+        groups: group of each.
+        seed, resamples: of the bootstrap.
+    """
+    classes, of_class = np.unique(np.asarray(names), return_inverse=True)
+    if len(classes) == 1:
+        return mean_interval(values, groups, seed, resamples)
+    found, of_group = np.unique(np.asarray(groups), return_inverse=True)
+    sums, counts = np.zeros((2, len(found), len(classes)))
+    np.add.at(sums, (of_group, of_class), values)
+    np.add.at(counts, (of_group, of_class), 1.0)
+    has = counts > 0
+    means = np.divide(sums, counts, out=np.zeros_like(sums), where=has)
+
+    def mean(weights: np.ndarray) -> np.ndarray:
+        """float64 (R,) of weights (R, groups)."""
+        total, of_means = weights @ has, weights @ means
+        of_classes = np.divide(of_means, total, out=np.full_like(of_means, np.nan), where=total > 0)
+        return np.asarray(np.nanmean(of_classes, axis=1))
+
+    count, value = len(found), float(mean(np.ones((1, len(found))))[0])
+    if count < 2:
+        return Estimate(value, None, None, count)
+    draws = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=resamples)
+    tail = 100 * tail_probability(count)
+    low, high = np.percentile(mean(draws.astype(float)), (tail, 100 - tail)).tolist()
+    return Estimate(value, low, high, count)
+
+
+def _cell(key: str, number: int, interval: bool, row: ClassRow) -> str:
+    """An estimate of a row, or its mean alone; "-" without one."""
+    estimate: Estimate | None = getattr(row, key)[number]
+    return "-" if estimate is None else str(estimate) if interval else f"{estimate.mean:.3f}"
+
+
+def by_name_html(section: NamesSection | None) -> list[str]:
+    """HTML of the section; [] without one."""
+    if section is None:
+        return []
+    parts = ["<h2>By name</h2>", f"<p>{EXPLAINED}</p>"]
+    return [*parts, *(f"<p>{title}:</p>{table.html()}" for title, table in section.tables().items())]
+
+
+EXPLAINED = (
+    "Each image is asked for the classes by name. An absent class is recognised where the mask is empty; every other "
+    "answer is a false alarm. Missed: an empty mask of a class that is there, whose Dice is 0. The mean of classes "
+    "weighs them alike. The held-out wording is in no training question."
+)

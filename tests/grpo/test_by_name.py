@@ -1,0 +1,111 @@
+"""A run on images that are asked for several classes by name: questions, budget, training, evaluation, refusals."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rl_reward_network.artefacts import read_json
+from rl_reward_network.grpo.evaluate import run_grpo_evaluation
+from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs, validation_prompts, within_budget
+from rl_reward_network.grpo.plan import PlanArgs, make_plan
+from rl_reward_network.inputs.config import RegionConfig, RunConfig
+from rl_reward_network.report.by_name import ALL_CLASSES
+from tests.conftest import tube_image
+from tests.grpo.nano import PLAN, changed, train
+from tests.models.test_reward_network import network_of
+
+CLASSES = [
+    {"name": "tube", "phrases": ["the tube", "the bright tube"], "held_out": "the tube in the picture"},
+    {"name": "ring", "phrases": ["the ring"], "held_out": "the round ring"},
+]
+
+
+def write_named(folder: Path, images: int = 8) -> Path:
+    """Each image has a tube and certainly no ring."""
+    (folder / "images").mkdir(parents=True)
+    for kind in ("tube", "ring"):
+        (folder / kind).mkdir()
+    records = []
+    for number in range(images):
+        image, mask = tube_image(48, number)
+        Image.fromarray(image).save(folder / "images" / f"{number}.png")
+        for kind, truth in (("tube", mask), ("ring", mask & False)):
+            Image.fromarray(truth.astype(np.uint8) * 255).save(folder / kind / f"{number}.png")
+        files = [f"{kind}/{number}.png" for kind in ("tube", "ring")]
+        records.append({"image": f"{number}.png", "text": ["Tube", "ring"], "mask_png": files, "group": number})
+    (folder / "annotations.json").write_text(json.dumps(records))
+    (folder / "classes.json").write_text(json.dumps(CLASSES))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> GRPOInputs:
+    folder = tmp_path_factory.mktemp("named")
+    return open_grpo_inputs(RunConfig(data_root=write_named(folder / "data"), output_dir=folder / "out", gpu=-1))
+
+
+def test_every_image_is_asked_for_every_class_in_its_wordings(named: GRPOInputs) -> None:
+    assert named.summary == "8 annotated images, 2 phrases, 16 of 16 questions with a mask"
+    questions = Counter((prompt.name, prompt.question, prompt.held_out) for prompt in named.prompts)
+    tube = "Please segment the tube in the picture."
+    assert {key for key in questions if key[0] == "tube"} == {
+        ("tube", "Please segment the tube.", tube),
+        ("tube", "Please segment the bright tube.", tube),
+    }
+    assert questions["ring", "Please segment the ring.", "Please segment the round ring."] == 8
+
+
+def test_a_budget_counts_images_with_all_their_questions(named: GRPOInputs) -> None:
+    prompts = named.pick("reward", "policy")
+    for most in (1, 3):
+        chosen = within_budget(named, prompts, most)
+        assert Counter(Counter(prompt.image_key for prompt in chosen).values()) == {2: most}
+    assert len(validation_prompts(named)) == 2 * len({prompt.image_key for prompt in named.pick("val")})
+
+
+def test_without_a_file_the_phrases_are_the_questions(tmp_path: Path) -> None:
+    (write_named(tmp_path) / "classes.json").unlink()
+    prompts = open_grpo_inputs(RunConfig(data_root=tmp_path, gpu=-1)).prompts
+    assert {(p.name, p.question, p.held_out) for p in prompts} == {
+        ("Tube", "Please segment Tube.", ""),
+        ("ring", "Please segment ring.", ""),
+    }
+
+
+def test_what_does_not_fit_several_classes_is_refused(named: GRPOInputs, tmp_path: Path) -> None:
+    config = named.config
+    with pytest.raises(ValueError, match=r"segment_question is for other data, but .* holds images of several phrases"):
+        open_grpo_inputs(config, RegionConfig(segment_question="Where?"))
+    with pytest.raises(ValueError, match="--reward_net judges one kind of object, but these images are asked for"):
+        make_plan(PlanArgs(), named, network_of())
+    (write_named(tmp_path) / "classes.json").write_text(json.dumps(CLASSES[1:]))
+    with pytest.raises(ValueError, match=r"classes.json: annotations.json has the phrase 'Tube', which is the `name`"):
+        open_grpo_inputs(RunConfig(data_root=tmp_path, gpu=-1))
+
+
+def test_a_run_is_evaluated_class_by_class(named: GRPOInputs) -> None:
+    plan = changed(PLAN, objective="supervised", mask_to_caption_weight=0.0, max_steps=2, save_steps=2)
+    run = train(named, replace(plan, eval_steps=2, max_labelled=3), named.config.output_dir / "run")
+    config = read_json(run / "config.json")
+    assert config["labels"] == 3, "images, not questions"
+    assert config["origin"]["wordings"]
+    result, page = run_grpo_evaluation(run / "final_model")
+    assert result.by_name is not None
+    assert result.by_name.models == ("before", "after", "held-out wording")
+    rows = {row.name: row for row in result.by_name.rows}
+    assert {name: (row.images, row.absent) for name, row in rows.items()} == {
+        "tube": (2, 0),
+        "ring": (0, 2),
+        ALL_CLASSES: (2, 2),
+    }
+    dice = rows["tube"].dice[1]
+    found = [n for n, prompt in enumerate(named.pick("test")) if prompt.name == "tube"]
+    assert dice is not None
+    assert dice.mean == pytest.approx(result.after.values["dice"][found].mean())
+    assert read_json(page.with_name("eval.json"))["by_name"]["rows"][0]["name"] in rows
+    assert "certainly absent" in page.read_text()

@@ -1,0 +1,62 @@
+"""The section on classes that are asked for by name: every number by hand."""
+
+import numpy as np
+import pytest
+
+from rl_reward_network.report.by_name import ALL_CLASSES, Answers, Questions, mean_of_classes, names_section
+from rl_reward_network.report.statistics import mean_interval
+
+NAMES = ["left", "left", "left", "right", "right", "right"]
+GROUPS = ["a", "a", "b", "a", "b", "c"]
+QUESTIONS = Questions(NAMES, GROUPS, np.array([True, True, True, True, False, False]))
+DICE = np.array([0.2, 0.4, 0.9, 0.6, 1.0, 0.0])
+EMPTY = np.array([True, False, False, False, True, False])
+
+
+def test_classes_weigh_alike_and_groups_within_a_class() -> None:
+    section = names_section(QUESTIONS, {"before": Answers(DICE * 0, ~EMPTY), "after": Answers(DICE, EMPTY)})
+    left, right, every = section.rows
+    assert (left.name, left.images, left.absent) == ("left", 3, 0)
+    assert left.dice[1] is not None
+    assert left.dice[1].mean == pytest.approx((0.3 + 0.9) / 2)
+    assert left.missed[1] is not None
+    assert left.missed[1].mean == pytest.approx((0.5 + 0) / 2)
+    assert left.recognised == (None, None)
+    assert (right.images, right.absent) == (1, 2)
+    assert right.recognised[0] is not None
+    assert right.recognised[0].mean == pytest.approx(0.5)
+    assert right.recognised[1] is not None
+    assert right.recognised[1].mean == pytest.approx(0.5)
+    assert every.name == ALL_CLASSES
+    assert every.dice[1] is not None
+    assert every.dice[1].mean == pytest.approx((0.6 + 0.6) / 2)
+    assert every.dice[0] is not None
+    assert every.dice[0].mean == 0
+
+
+def test_one_class_has_the_interval_of_all_other_reports() -> None:
+    rng = np.random.default_rng(0)
+    values, groups = rng.random(60), [str(number % 30) for number in range(60)]
+    assert mean_of_classes(values, ["v"] * 60, groups) == mean_interval(values, groups)
+
+
+def test_the_interval_of_classes_is_over_groups() -> None:
+    rng = np.random.default_rng(1)
+    groups = [str(number % 50) for number in range(100)]
+    names = ["left"] * 50 + ["right"] * 50
+    of_group = np.tile(rng.random(50), 2)  # both classes of a group are alike: pairs tell no more than one of them
+    both = mean_of_classes(of_group, names, groups)
+    one = mean_interval(of_group[:50], groups[:50])
+    assert both.mean == pytest.approx(one.mean)
+    assert both.low is not None
+    assert one.low is not None
+    assert both.low == pytest.approx(one.low, abs=0.01)
+    assert mean_of_classes(np.array([0.2, 0.4]), ["left", "right"], ["a", "a"]).low is None
+
+
+def test_tables_show_absences_apart() -> None:
+    tables = names_section(QUESTIONS, {"after": Answers(DICE, EMPTY)}).tables(intervals=False)
+    found, absent = tables.values()
+    assert found.head == ("class", "images", "Dice, after", "missed, after")
+    assert found.lines[0] == ("left", 3, "0.600", "0.250")
+    assert absent.lines == (("right", 2, "0.500"), (ALL_CLASSES, 2, "0.500"))
