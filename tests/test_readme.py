@@ -245,9 +245,10 @@ def test_every_python_snippet_runs(page: str, number: int, names: dict[str, Any]
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks("json", PAGES[page])])
 def test_the_example_annotations_are_read(page: str, tmp_path: Path) -> None:
-    example, classes = blocks("json", PAGES[page])
-    (tmp_path / "classes.json").write_text(classes)
-    assert [one.name for one in read_classes(tmp_path / "classes.json")] == ["right artery", "left artery"]
+    example, *classes = blocks("json", PAGES[page])
+    for content in classes:
+        (tmp_path / "classes.json").write_text(content)
+        assert [one.name for one in read_classes(tmp_path / "classes.json")] == ["right artery", "left artery"]
     records = json.loads(example)
     (tmp_path / "annotations.json").write_text(example)
     for record in records:
