@@ -120,7 +120,7 @@ def test_dataset_name_takes_a_hub_id_or_a_folder(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=rf"^dataset_name is {name}, but data_root is D"):
             checked(f"--dataset_name {name} --data_root D")
     with pytest.raises(
-        ValueError, match=r"^dataset_name is 'gra', expected one of auto, gar, dam, annotations, a hub id"
+        ValueError, match=r"^dataset_name is 'gra', expected one of auto, gar, dam, names, annotations, a hub id"
     ):
         checked("--dataset_name gra")
 

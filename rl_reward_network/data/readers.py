@@ -16,6 +16,7 @@ from rl_reward_network.data.describe_anything import DOWNLOAD, read_describe_any
 from rl_reward_network.data.grasp_any_region import is_hub_id, locate, read_grasp_any_region, recognise_grasp_any_region
 from rl_reward_network.data.images import IMAGE_SUFFIXES
 from rl_reward_network.data.items import RegionSample, Sample
+from rl_reward_network.data.named_regions import read_named_regions, recognise_named_regions
 from rl_reward_network.depth import Levels
 
 MAX_NAMES_LISTED = 6
@@ -37,7 +38,9 @@ IMAGES: dict[str, tuple[Recognise, ReadImages]] = {
 REGIONS: dict[str, tuple[Recognise, ReadRegions]] = {
     "gar": (recognise_grasp_any_region, read_grasp_any_region),
     "dam": (recognise_describe_anything, read_describe_anything),
+    "names": (recognise_named_regions, read_named_regions),
 }
+BY_REQUEST = ("names",)  # another reading of a folder, never recognised by itself
 READERS: dict[str, tuple[Recognise, Callable[..., list[Any]]]] = {**REGIONS, **IMAGES}
 DATASET_NAMES = ("auto", *READERS)
 
@@ -58,7 +61,8 @@ def recognise(path: Path | str, dataset_name: str = "auto") -> str:
     folder = Path(path)
     if not folder.is_dir():
         return _recognise_hub_id(path) if dataset_name in ("auto", "gar") else dataset_name
-    descriptions = {name: text for name, (recognises, _) in READERS.items() if (text := recognises(folder))}
+    tried = {name: reader for name, reader in READERS.items() if name == dataset_name or name not in BY_REQUEST}
+    descriptions = {name: text for name, (recognises, _) in tried.items() if (text := recognises(folder))}
     if dataset_name in descriptions or (dataset_name != "auto" and not descriptions):
         return dataset_name  # in the second case the reader raises an error on what is missing
     if len(descriptions) > 1:

@@ -1,10 +1,11 @@
-"""What an evaluation measures of classes that are asked for by name: each class, absences, and a held-out wording."""
+"""What an evaluation measures of names: each class, absences and a held-out wording; and captions that are names."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from rl_reward_network.data.annotations import phrase_key
 from rl_reward_network.grpo.measure import Measured, unpacked
 from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.report.by_name import Answers, Questions
@@ -26,6 +27,17 @@ def answers_of(measured: Measured) -> Answers:
     """The answers of a model."""
     masks = (unpacked(mask) for mask in measured.masks)
     return Answers(measured.values["dice"], np.array([mask is None or not mask.any() for mask in masks]))
+
+
+def exact_share(prompts: Sequence[GRPOPrompt], measured: Measured) -> float:
+    """Share of the captions that are the reference but for case, a final dot and an article."""
+    pairs = zip(prompts, measured.captions, strict=True)
+    return float(np.mean([_bare(caption) == _bare(prompt.caption) for prompt, caption in pairs]))
+
+
+def _bare(caption: str) -> str:
+    first, _, rest = phrase_key(caption).partition(" ")
+    return rest if first in ("a", "an", "the") and rest else phrase_key(caption)
 
 
 def picked(measured: Measured, kept: np.ndarray) -> Measured:

@@ -13,7 +13,7 @@ import torch
 
 from rl_reward_network.data.splits import spread
 from rl_reward_network.data_import.write import import_notes
-from rl_reward_network.grpo.by_name import answers_of, held_out_prompts, picked, questions_of
+from rl_reward_network.grpo.by_name import answers_of, exact_share, held_out_prompts, picked, questions_of
 from rl_reward_network.grpo.card import training_facts
 from rl_reward_network.grpo.checkpoint import TRAINABLE
 from rl_reward_network.grpo.image_context import FeatureCache
@@ -164,6 +164,8 @@ def _result(
     labelled = bool(np.isfinite(before.values["dice"]).any())
     criterion = "iou_of_drawn" if "iou_of_drawn" in before.values else "dice" if labelled else "learned"
     totals = {"cIoU": (before.phrase_ciou, after.phrase_ciou)} if labelled else {}
+    if inputs.regions.dataset_name == "names":
+        totals["name exact"] = exact_share(prompts, before), exact_share(prompts, after)
     rows = paired_rows(before.values, after.values, groups, inputs.config.seed)
     return BeforeAfter(
         Results(rows, tuple((prompt.sample_id, prompt.group_id) for prompt in prompts), criterion),

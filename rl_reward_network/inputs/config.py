@@ -106,8 +106,8 @@ class RegionConfig:
     """Inputs of GRPO alone: the format of its data, its questions, and the tiles of an image."""
 
     dataset_name: str = "auto"
-    """Format of data_root: gar, dam, annotations, or auto, which recognises it. A hub id or a folder is another way to
-    name data_root."""
+    """Format of data_root: gar, dam, annotations, or auto, which recognises it; names reads annotated images as regions
+    that their phrases caption. A hub id or a folder is another way to name data_root."""
     use_flash_attn: Rare[bool] = False
     """FlashAttention 2 in the image encoders (pip install flash-attn, a GPU); the language model keeps torch's fused
     attention, since it is trained on packed rows with a mask."""

@@ -92,7 +92,9 @@ def test_images_without_annotations_are_an_error_that_says_what_is_missing(tmp_p
     with pytest.raises(ValueError, match=rf"images: the images of .*annotations\.json; give {tmp_path / 'data'}$"):
         recognise(tmp_path / "data" / "images")
     assert recognise(tmp_path / "data") == "annotations"
-    with pytest.raises(ValueError, match=r"data: holds annotated images, expected captioned regions \(gar or dam\)"):
+    with pytest.raises(
+        ValueError, match=r"data: holds annotated images, expected captioned regions \(gar or dam or names\)"
+    ):
         read_region_data(tmp_path / "data")
 
 

@@ -10,8 +10,10 @@ import pytest
 from PIL import Image
 
 from rl_reward_network.artefacts import read_json
+from rl_reward_network.grpo.by_name import exact_share
 from rl_reward_network.grpo.evaluate import run_grpo_evaluation
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs, validation_prompts, within_budget
+from rl_reward_network.grpo.measure import Measured
 from rl_reward_network.grpo.plan import PlanArgs, make_plan
 from rl_reward_network.inputs.config import RegionConfig, RunConfig
 from rl_reward_network.report.by_name import ALL_CLASSES
@@ -109,3 +111,24 @@ def test_a_run_is_evaluated_class_by_class(named: GRPOInputs) -> None:
     assert dice.mean == pytest.approx(result.after.values["dice"][found].mean())
     assert read_json(page.with_name("eval.json"))["by_name"]["rows"][0]["name"] in rows
     assert "certainly absent" in page.read_text()
+
+
+def test_the_same_folder_holds_regions_with_names(named: GRPOInputs) -> None:
+    regions = open_grpo_inputs(named.config, RegionConfig(dataset_name="names"))
+    assert regions.kind == "regions"
+    assert regions.summary == "annotated images, captioned by their phrases, 8 images, 8 regions"
+    assert {prompt.caption for prompt in regions.prompts} == {"Tube"}, "an absent ring is no region"
+    assert regions.split.groups == named.split.groups
+    assert {prompt.group_id for prompt in regions.pick("test")} == {prompt.group_id for prompt in named.pick("test")}
+    image, mask = regions.prompts[0].load()
+    own_image, own_mask = next(p for p in named.prompts if p.sample_id == regions.prompts[0].sample_id).load()
+    assert (image == own_image).all()
+    assert mask is not None
+    assert (mask == own_mask).all()
+
+
+def test_a_caption_is_exact_but_for_case_dot_and_article(named: GRPOInputs) -> None:
+    prompts = open_grpo_inputs(named.config, RegionConfig(dataset_name="names")).prompts[:5]
+    captions = ["the tube.", "Tube", "a tube", "tubes", "the ring"]
+    measured = Measured({}, captions, [None] * 5, [None] * 5, np.zeros((5, 2), int))
+    assert exact_share(prompts, measured) == 3 / 5
