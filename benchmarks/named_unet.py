@@ -60,12 +60,7 @@ def train_unet(train: Sequence[NamedImage], val: Sequence[NamedImage], minutes: 
         minutes: of training, validations not counted.
         seed: of weights and windows.
     """
-    torch.manual_seed(seed)
-    config, classes = RewardNetworkConfig(), len(train[0].known)
-    net = UNet(config.channels, config.packing)
-    net.head = nn.Conv2d(config.channels[0], classes * config.packing**2, 1)
-    nn.init.constant_(net.head.bias, INITIAL_LOGIT)  # type: ignore[arg-type]
-    net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    net = make_unet(len(train[0].known), seed)
     optimizer = torch.optim.AdamW(net.parameters(), lr=PEAK, weight_decay=WEIGHT_DECAY)
     rng, spent, step, validated, best = np.random.default_rng(seed), 0.0, 0, 0, (-1.0, net.state_dict())
     while validated < VALIDATIONS:
@@ -75,7 +70,7 @@ def train_unet(train: Sequence[NamedImage], val: Sequence[NamedImage], minutes: 
             rise, fall = min(1.0, (progress + 0.002) / WARM_UP), max(0.0, (progress - WARM_UP) / (1 - WARM_UP))
             group["lr"] = PEAK * (rise * (1 + math.cos(math.pi * min(fall, 1.0))) / 2 + 1e-3)
         picks = rng.choice(len(train), min(BATCH, len(train)), replace=False)
-        _step(net, optimizer, draw([train[pick] for pick in picks], rng), coarse=progress < COARSE)
+        take_step(net, optimizer, draw([train[pick] for pick in picks], rng), coarse=progress < COARSE)
         spent, step = spent + time.monotonic() - start, step + 1
         if spent >= 60 * minutes * (validated + 1) / VALIDATIONS:
             validated += 1
@@ -89,8 +84,19 @@ def train_unet(train: Sequence[NamedImage], val: Sequence[NamedImage], minutes: 
     return net.eval()
 
 
-def _step(net: UNet, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor, Tensor], coarse: bool) -> None:
-    """One optimiser step, on half of the resolution while `coarse`."""
+def make_unet(classes: int, seed: int) -> UNet:
+    """A member of a reward network with an output per class."""
+    torch.manual_seed(seed)
+    config = RewardNetworkConfig()
+    net = UNet(config.channels, config.packing)
+    net.head = nn.Conv2d(config.channels[0], classes * config.packing**2, 1)
+    nn.init.constant_(net.head.bias, INITIAL_LOGIT)  # type: ignore[arg-type]
+    net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return net
+
+
+def take_step(net: UNet, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor, Tensor], coarse: bool) -> float:
+    """One optimiser step, on half of the resolution while `coarse`; the loss."""
     image, truth, known = batch
     if coarse:
         image, truth = F.avg_pool2d(image, 2), F.avg_pool2d(truth, 2)
@@ -99,11 +105,14 @@ def _step(net: UNet, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tens
     cross_entropy = F.binary_cross_entropy_with_logits(logits, truth, reduction="none").mean(dim=(2, 3))
     overlap = soft_overlap(logits.sigmoid().unsqueeze(2), truth.unsqueeze(2))[0]  # (B, C)
     there = known * (truth.sum(dim=(2, 3)) > 0)  # an empty mask has no overlap to learn
-    loss = (cross_entropy * known).sum() / known.sum() + DICE_WEIGHT * ((1 - overlap) * there).sum() / there.sum()
+    loss = (cross_entropy * known).sum() / known.sum() + DICE_WEIGHT * (
+        (1 - overlap) * there
+    ).sum() / there.sum().clamp(min=1)
     optimizer.zero_grad()
     loss.backward()
     torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
     optimizer.step()
+    return float(loss.detach())
 
 
 def draw(images: Sequence[NamedImage], rng: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
