@@ -43,6 +43,8 @@ class Args:
     """Seeds of everything that is trained; by default --seed alone. Values of an image are means over seeds."""
     reward_net: Path | None = None
     """Folder of a trained reward network (REWARD_NET); by default the newest that fits, or a new one."""
+    side_network: bool = False
+    """Supervised training adds a side network, which refines masks of thin objects, and GRPO after it keeps it."""
     run_folder: Rare[Path | None] = None
     """Folder of this comparison; by default <output_dir>/compare_<time>."""
     resume: bool = False
@@ -57,6 +59,8 @@ def check(args: Args) -> "ComparePlan":
     """
     if "combined" in args.methods and "weights" not in args.methods:
         raise ValueError("methods: combined needs the best of the fine-tuned weights; give weights as well")
+    if args.side_network and "weights" not in args.methods:
+        raise ValueError("--side_network is trained with the weights; give --methods weights as well, or leave it out")
     seeds = args.seeds if args.seeds is not None else (args.inputs.seed,)
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds are {list(seeds)}, expected different numbers of 0 or more")
@@ -73,7 +77,8 @@ def check(args: Args) -> "ComparePlan":
         from rl_reward_network.models.reward_network import RewardNetwork
 
         network = RewardNetwork.from_pretrained(args.reward_net).fingerprint
-    return ComparePlan(args.mode, tuple(group for group in GROUPS if group in args.methods), tuple(seeds), network)
+    groups = tuple(group for group in GROUPS if group in args.methods)
+    return ComparePlan(args.mode, groups, tuple(seeds), network, args.side_network or None)
 
 
 def main(args: Args) -> None:

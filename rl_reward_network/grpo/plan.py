@@ -21,6 +21,7 @@ from rl_reward_network.grpo.settings import (
     check_settings,
     default_mask_policy,
     with_preset,
+    with_side_network,
 )
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig
 from rl_reward_network.models.default import is_small
@@ -232,7 +233,13 @@ def make_plan(args: PlanArgs, inputs: "GRPOInputs", network: "RewardNetwork | No
 
 def _hyperparameters(args: PlanArgs, kind: str, learned: bool) -> GRPOSettings:
     """Hyperparameters with the presets of mode, model and data."""
-    settings, captions = with_preset(args.grpo, args.mode, args.small), kind == "regions"
+    captions, chosen = kind == "regions", args.grpo
+    if captions and chosen.augment:
+        raise ValueError("--augment turns images, but captions may say where a region is; leave it out")
+    if args.adapters.side_network:
+        supervised_images = chosen.objective == "supervised" and not captions
+        chosen = with_side_network(chosen, args.small, supervised_images)
+    settings = with_preset(chosen, args.mode, args.small)
     pathwise = learned and not captions and settings.objective == "grpo" and not args.shuffle_rewards
     weights = {name: _or(getattr(settings, name), value) for name, value in MASK_LOSSES[kind].items()}
     return replace(

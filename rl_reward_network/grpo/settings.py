@@ -39,8 +39,8 @@ class GRPOSettings:
     """Peak learning rate of AdamW, falling to 0: 1e-3 on a model of the embedded one's size, else 1e-5."""
     side_learning_rate: Rare[float | None] = None
     """Peak learning rate of a side network: 3e-3."""
-    warmup_steps: Rare[int] = 5
-    """Optimisation steps in which the learning rate rises."""
+    warmup_steps: Rare[float | None] = None
+    """Optimisation steps in which the learning rate rises, or below 1 their share: 5, with a side network 0.15."""
     max_grad_norm: Rare[float] = 1.0
     """Largest norm of the gradient; a larger one is scaled down to it."""
     num_train_epochs: Annotated[float | None, tyro.conf.arg(aliases=["--num-epochs"])] = None
@@ -70,12 +70,13 @@ class GRPOSettings:
     """supervised: learn the reference captions and masks instead of rewards, the comparison for GRPO."""
     bce_weight: Rare[float | None] = None
     """Supervised training: weight of the binary cross-entropy of masks: 2 on captioned regions, as in Sa2VA's recipe;
-    0.25 on annotated images, whose objects are often thin (docs/log.md)."""
+    0.25 on annotated images, whose objects are often thin, and 1 with a side network (docs/log.md)."""
     dice_weight: Rare[float | None] = None
-    """Supervised training: weight of the Dice loss of masks: 0.5 on captioned regions, 2 on annotated images."""
-    augment: Rare[bool] = False
+    """Supervised training: weight of the Dice loss of masks: 0.5 on captioned regions and with a side network, 2 on
+    annotated images."""
+    augment: Rare[bool | None] = None
     """Supervised training on annotated images: in each step another random view of every image (rotation, scale,
-    reflection, contrast), so that features are computed anew."""
+    reflection, contrast), whose features are computed anew. By default with a side network alone."""
     loss_type: Rare[LossType] = "dapo"
     """How token losses are averaged."""
     importance_sampling_level: Rare[Level] = "token"
@@ -129,6 +130,7 @@ MODES = {
     "quick": {"num_train_epochs": 1.0, "max_steps": 140, "logging_steps": 1},  # max_steps is a small model's:
     "full": {"num_train_epochs": 3.0, "max_steps": 400, "logging_steps": 5},  # 5 and 14 minutes on two CPU cores
 }
+WITH_SIDE = {"warmup_steps": 0.15, "augment": True, "bce_weight": 1.0, "dice_weight": 0.5}  # as the reward network's
 MASK_LOSSES = {  # of supervised training, by kind of data; chosen on validation items, see docs/log.md
     "regions": {"bce_weight": 2.0, "dice_weight": 0.5},
     "images": {"bce_weight": 0.25, "dice_weight": 2.0},
@@ -152,12 +154,26 @@ def with_preset(settings: GRPOSettings, mode: Mode, small: bool) -> GRPOSettings
         small: whether the model is of the embedded one's size.
     """
     preset: dict[str, Any] = MODES[mode] | (SMALL if small else LARGE) | {"mask_beta": settings.beta}
-    preset["side_learning_rate"] = SIDE_LEARNING_RATE
+    preset |= {"side_learning_rate": SIDE_LEARNING_RATE, "warmup_steps": 5}
     if settings.num_train_epochs is not None:
         preset["max_steps"] = -1
     missing = {name: value for name, value in preset.items() if getattr(settings, name) is None}
     whole: GRPOSettings = with_whole_groups(replace(settings, **missing))
     return whole
+
+
+def with_side_network(settings: GRPOSettings, small: bool, supervised_images: bool) -> GRPOSettings:
+    """Settings of a run that adds a side network, with the user's changes; `with_preset` comes after.
+
+    Args:
+        settings: the user's, None where the preset counts.
+        small: whether the model is of the embedded one's size.
+        supervised_images: whether it is trained on true masks of annotated images.
+    """
+    preset: dict[str, Any] = WITH_SIDE if supervised_images else {"warmup_steps": WITH_SIDE["warmup_steps"]}
+    if small and supervised_images:
+        preset = preset | {"per_device_train_batch_size": 8 * settings.num_generations}
+    return replace(settings, **{name: value for name, value in preset.items() if getattr(settings, name) is None})
 
 
 def with_whole_groups(settings: Any) -> Any:
@@ -229,6 +245,8 @@ def _check_counts(settings: Any) -> None:
 
 def _check_objective(settings: Any) -> None:
     supervised = settings.objective == "supervised"
+    if settings.augment and not supervised:
+        raise ValueError("augment is True, but rewards are of whole images as they are; leave it out")
     if supervised and settings.num_iterations > 1:
         raise ValueError(
             f"num_iterations is {settings.num_iterations}, expected 1 with supervised training: it has no rollouts "

@@ -59,12 +59,14 @@ class ComparePlan:
         groups: of methods.
         seeds: of everything that is trained.
         reward_net: fingerprint of a reward network that is given; None finds or trains one.
+        side_network: whether supervised training adds one; None, as in earlier versions, adds none.
     """
 
     mode: Mode
     groups: tuple[Group, ...]
     seeds: tuple[int, ...]
     reward_net: str | None = None
+    side_network: bool | None = None
 
 
 def origin_of(inputs: RunInputs, plan: ComparePlan) -> dict[str, Any]:
@@ -157,7 +159,9 @@ class _Seed:
             bank = self.inputs.bank
             own_counts = MaskBank(bank.folder, bank.segment, bank.fingerprint, bank.prompts)
             inputs = replace(self.inputs, bank=own_counts)
-            run, reused = TRAINED[name](Job(self.plan.mode, inputs, reward_net, self.runs))
+            run, reused = TRAINED[name](
+                Job(self.plan.mode, inputs, reward_net, self.runs, bool(self.plan.side_network))
+            )
             check_split(name, run, self.inputs.split)
             self.runs[name] = run
             if name in WEIGHTS:

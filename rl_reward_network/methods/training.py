@@ -12,7 +12,7 @@ import torch
 
 from rl_reward_network.artefacts import read_json, weights_fingerprint, write_json
 from rl_reward_network.data.splits import Split, select
-from rl_reward_network.grpo.plan import PlanArgs, RewardArgs, make_plan
+from rl_reward_network.grpo.plan import AdapterArgs, PlanArgs, RewardArgs, make_plan
 from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings
 from rl_reward_network.inputs.config import RegionConfig
 from rl_reward_network.inputs.loading import RunInputs
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 REWARD_NET = "reward_net"  # name of the run that trains the reward network
 SUPERVISED_STEPS = {"quick": 200, "full": 300}  # of a model of the embedded one's size; others train for epochs
+SIDE_STEPS = {"quick": 200, "full": 700}  # the same with a side network
 GRPO_STEPS = {"quick": 60, "full": 140}
 MERGED = "merged"  # in the folder of a GRPO run: the checkpoint that the comparison segments with
 MERGED_FROM = "merged_from.json"  # in `MERGED`: the digest of the final model
@@ -64,12 +65,14 @@ class Job:
         inputs: data, split and frozen model, with the seed of the run.
         reward_net: reward network that the user names; None finds or trains one.
         runs: name -> finished run, of those before.
+        side_network: whether supervised training adds one; what is trained after it keeps it.
     """
 
     mode: Mode
     inputs: RunInputs
     reward_net: Path | None
     runs: Mapping[str, Path]
+    side_network: bool = False
 
     @property
     def network(self) -> Path:
@@ -138,7 +141,8 @@ def train_weights(
     supervised = settings.objective == "supervised"
     config = job.inputs.config
     if is_small(config.model_path):
-        settings = replace(settings, max_steps=(SUPERVISED_STEPS if supervised else GRPO_STEPS)[job.mode])
+        supervised_steps = SIDE_STEPS if job.side_network else SUPERVISED_STEPS
+        settings = replace(settings, max_steps=(supervised_steps if supervised else GRPO_STEPS)[job.mode])
     if after is not None:
         config = replace(config, model_path=str(job.runs[after] / MERGED))
     question, tiles = job.inputs.prompts[0], job.inputs.prompt_config.max_tiles
@@ -161,7 +165,10 @@ def grpo_plan(job: Job, inputs: "GRPOInputs", settings: GRPOSettings, network: R
     supervised = settings.objective == "supervised"
     rewards = RewardArgs(loop2_iou_weight=1.0 if network is None and not supervised else None)
     labels = _label_budget(job) if supervised else None
-    args = PlanArgs(job.mode, inputs.config, inputs.regions, settings, rewards=rewards, max_labelled=labels)
+    adapters = AdapterArgs(job.side_network and supervised)
+    args = PlanArgs(
+        job.mode, inputs.config, inputs.regions, settings, rewards=rewards, max_labelled=labels, adapters=adapters
+    )
     return make_plan(args, inputs, network)
 
 

@@ -113,9 +113,11 @@ def unreached_parameters(model: nn.Module, losses: Iterable[Tensor]) -> list[str
     model.zero_grad(set_to_none=True)
     for loss in losses:
         loss.backward()
-    names = []
-    for name, parameter in model.named_parameters():
-        behind_zero = "lora_A" in name or name.startswith("side_network.")
+    names, parameters = [], dict(model.named_parameters())
+    last = parameters.get("side_network.head.weight")
+    side = last is not None and last.grad is not None and bool(last.grad.any())
+    for name, parameter in parameters.items():
+        behind_zero = "lora_A" in name or (side and name.startswith("side_network."))
         zero = parameter.grad is None or not (behind_zero or parameter.grad.any())
         if parameter.requires_grad and zero:
             names.append(name)

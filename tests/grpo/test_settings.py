@@ -12,7 +12,7 @@ from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.settings import GRPOSettings, check_settings, with_preset
 from tests.grpo.nano import config
 
-DATA_DEPEND = {"mask_policy", "pathwise_weight", "bce_weight", "dice_weight"}
+DATA_DEPEND = {"mask_policy", "pathwise_weight", "bce_weight", "dice_weight", "augment"}
 MAY_BE_NONE = {"max_minutes", "epsilon_high", "deepspeed"}
 ALIASES = {  # of the original specification
     "--batch_size": "per_device_train_batch_size",

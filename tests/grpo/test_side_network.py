@@ -1,0 +1,151 @@
+"""Supervised training with a side network on annotated images: views, resume, evaluation and merge."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rl_reward_network.artefacts import read_json
+from rl_reward_network.grpo.evaluate import run_grpo_evaluation
+from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
+from rl_reward_network.grpo.merge import merge_run
+from rl_reward_network.grpo.plan import AdapterArgs, PlanArgs, make_plan
+from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings, RewardWeights
+from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.models.lora import WEIGHTS, load_trainable, read_trainable
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from tests.conftest import write_tiny_data
+from tests.grpo.nano import SETTINGS, train
+
+SETTINGS_OF_IMAGES = SETTINGS | {
+    "objective": "supervised",
+    "mask_to_caption_weight": 0.0,
+    "learning_rate": 1e-3,
+    "side_learning_rate": 3e-3,
+    "augment": True,
+}
+PLAN = GRPOPlan(
+    "quick",
+    RewardWeights(0.0, 0.0, 0.0, 1.0),
+    lora_r=4,
+    lora_alpha=8,
+    settings=GRPOSettings(**SETTINGS_OF_IMAGES),
+    side_network={"pixels": 128},
+)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> GRPOInputs:
+    folder = tmp_path_factory.mktemp("project")
+    return open_grpo_inputs(RunConfig(data_root=write_tiny_data(folder / "data"), output_dir=folder / "out", gpu=-1))
+
+
+@pytest.fixture(scope="module")
+def run(images: GRPOInputs) -> Path:
+    """A finished run of two steps."""
+    return train(images, PLAN, images.config.output_dir / "sa2va_grpo_1")
+
+
+def question_masks(model: Any, processor: Any, inputs: GRPOInputs) -> np.ndarray:
+    prompts = inputs.prompts[:2]
+    found = model.segment([prompt.load()[0] for prompt in prompts], [prompts[0].question], processor)
+    return np.stack([one.probabilities()[0] for (one,) in found])
+
+
+def test_the_whole_side_network_trains(run: Path) -> None:
+    config = read_json(run / "final_model" / "config.json")
+    assert not [name for name in config["frozen_because_unreached"] if name.startswith("side_network.")]
+    trained = read_trainable(run / "final_model" / "trainable")
+    tensors = {name: tensor for name, tensor in trained.items() if name.startswith("side_network.")}
+    assert tensors["side_network.head.weight"].any(), "it begins at 0"
+    rows = {name: count for name, _, count in config["parameters"]}
+    assert rows["side network"] == sum(tensor.numel() for tensor in tensors.values())
+
+
+def test_a_resumed_run_sees_the_same_views(images: GRPOInputs, run: Path) -> None:
+    again = images.config.output_dir / "sa2va_grpo_2"
+    shutil.copytree(run, again, ignore=shutil.ignore_patterns("checkpoint-2", "final_model", "done.json", "eval*"))
+    train(images, PLAN, again)
+    first, second = ((path / "final_model" / "trainable" / WEIGHTS).read_bytes() for path in (run, again))
+    assert first == second
+    losses = [
+        [line for line in (path / "metrics.jsonl").read_text().splitlines() if "loss/mask" in line]
+        for path in (run, again)
+    ]
+    assert losses[0] == losses[1]
+    plain = replace(PLAN, settings=replace(PLAN.settings, augment=False))
+    without = train(images, plain, images.config.output_dir / "sa2va_grpo_3")
+    assert (without / "final_model" / "trainable" / WEIGHTS).read_bytes() != first
+
+
+def test_evaluation_begins_with_the_masks_of_the_base_model(images: GRPOInputs, run: Path) -> None:
+    result, _ = run_grpo_evaluation(run / "final_model")
+    base, processor = load_sa2va_model("sa2va-nano")
+    prompts = images.pick("test")
+    for number, prompt in enumerate(prompts):
+        image, truth = prompt.load()
+        ((found,),) = base.segment([image], [prompt.question], processor)
+        mask = found.masks()[0]
+        dice = 2 * (mask & truth).sum() / (mask.sum() + truth.sum())
+        assert result.before.values["dice"][number] == pytest.approx(dice, abs=0.02), "upsampled in one step, not two"
+    assert (result.after.values["dice"] != result.before.values["dice"]).any()
+
+
+def test_the_merged_model_draws_as_the_unmerged_one(images: GRPOInputs, run: Path, tmp_path: Path) -> None:
+    merge_run(run / "final_model", tmp_path / "merged")
+    unmerged, processor = load_sa2va_model("sa2va-nano")
+    load_trainable(unmerged, run / "final_model" / "trainable")
+    merged, own = load_sa2va_model(str(tmp_path / "merged"))
+    assert merged.config.side_pixels == 128
+    one, other = question_masks(unmerged, processor, images), question_masks(merged, own, images)
+    np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_masks_are_trained_in_reach_of_the_reward_gradient(images: GRPOInputs, tmp_path: Path) -> None:
+    """GRPO on the sampled [SEG] embeddings alone does not reach the side network; bernoulli cells do."""
+    settings = SETTINGS_OF_IMAGES | {"objective": "grpo", "augment": None, "max_steps": 1, "pathwise_weight": 0.0}
+    for policy, reached in (("gaussian", False), ("bernoulli", True)):
+        plan = replace(PLAN, settings=GRPOSettings(**settings | {"mask_policy": policy}))
+        folder = train(images, plan, tmp_path / policy)
+        names = read_json(folder / "config.json")["trainable"]
+        assert any(name.startswith("side_network.") for name in names) == reached
+
+
+def test_presets_of_a_side_network_leave_the_users_values(images: GRPOInputs) -> None:
+    def settings(**values: Any) -> GRPOSettings:
+        grpo = GRPOSettings(objective="supervised", **values)
+        return make_plan(PlanArgs("quick", grpo=grpo, adapters=AdapterArgs(True)), images, None).settings
+
+    preset = settings()
+    assert (preset.augment, preset.bce_weight, preset.dice_weight, preset.warmup_steps) == (True, 1.0, 0.5, 0.15)
+    assert (preset.side_learning_rate, preset.per_device_train_batch_size) == (3e-3, 32)
+    own = settings(augment=False, dice_weight=2.0, side_learning_rate=1e-4)
+    assert (own.augment, own.bce_weight, own.dice_weight, own.side_learning_rate) == (False, 1.0, 2.0, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("adapters", "message"),
+    [
+        ({"side_network": True, "side_pixels": 100}, "side_pixels is 100, expected a multiple of 64"),
+        ({"side_pixels": 256}, "--side_pixels does nothing without --side_network"),
+    ],
+)
+def test_sizes_are_refused_early(adapters: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AdapterArgs(**adapters)
+
+
+def test_its_learning_rate_is_its_own(images: GRPOInputs, tmp_path: Path) -> None:
+    """At rate 0 it stays as it began, while the other tensors move."""
+    still = replace(PLAN, settings=replace(PLAN.settings, side_learning_rate=0.0, max_steps=1))
+    with pytest.warns(UserWarning, match="did not move"):
+        folder = train(images, still, tmp_path / "still")
+    trained = read_trainable(folder / "final_model" / "trainable")
+    assert not trained["side_network.head.weight"].any()
+    base = dict(load_sa2va_model("sa2va-nano")[0].named_parameters())
+    moved = [name for name, tensor in trained.items() if name in base and not torch.equal(tensor, base[name])]
+    assert any(name.startswith("grounding_encoder.mask_decoder.") for name in moved)
