@@ -34,6 +34,7 @@ class Sa2VAGRPOConfig(TrainingArguments, GRPOSettings):  # type: ignore[misc]  #
 
     learning_rate: float = 1e-5
     side_learning_rate: float = SIDE_LEARNING_RATE
+    encoder_learning_rate: float = 1e-6
     mask_beta: float = 0.04
     max_completion_length: int = 64
     mask_policy: MaskPolicyName = "gaussian"

@@ -118,15 +118,18 @@ class FeatureCache:
 
 @torch.no_grad()
 def encode_image(model: Any, processor: Sa2VAProcessor, image: np.ndarray) -> ImageFeatures:
-    """Output of both encoders for one uint8 (H, W, 3) image."""
+    """Output of both encoders for one uint8 (H, W, 3) image; where SAM 2's encoder trains, its pixels."""
+    trains = any(p.requires_grad for p in model.grounding_encoder.vision_encoder.parameters())
     with evaluating(model):
-        return ImageFeatures(vision_features(model, processor, image), image_features(model, processor, [image]))
+        return ImageFeatures(
+            vision_features(model, processor, image), image_features(model, processor, [image], trains)
+        )
 
 
 def encode_region(model: Any, processor: Sa2VAProcessor, image: np.ndarray) -> ImageFeatures:
     """Output of the vision tower alone for one uint8 (H, W, 3) image with a region drawn into it."""
     with evaluating(model):
-        return ImageFeatures(vision_features(model, processor, image), Sam2Features(()))  # type: ignore[arg-type]
+        return ImageFeatures(vision_features(model, processor, image), Sam2Features(()))
 
 
 @torch.no_grad()

@@ -106,7 +106,7 @@ class BernoulliMaskPolicy:
     def mask_logits(self, model: Any, features: Sam2Features, embedding: Tensor, actions: Tensor) -> Tensor:
         """The sampled cells, as blocks."""
         cells = (actions * 2 - 1).reshape(-1, 1, CELLS, CELLS) * CERTAIN_LOGIT
-        return F.interpolate(cells, size=features.maps[0].shape[-2:], mode="nearest")[:, 0].float()
+        return F.interpolate(cells, size=features.decoder_grid, mode="nearest")[:, 0].float()
 
     def log_prob(self, parameters: Tensor, width: Tensor, actions: Tensor) -> Tensor:
         """Mean over cells of log p(cell)."""

@@ -67,11 +67,19 @@ class AdapterArgs:
     """Add a side network, a small U-Net that refines masks at a finer resolution: for thin objects (docs/grpo.md)."""
     side_pixels: Rare[int] = 512
     """Side in pixels of the square that the side network sees, and of its masks; a multiple of 64."""
+    encoder: Rare[Literal["frozen", "lora", "full"]] = "frozen"
+    """What trains of SAM 2's image encoder: nothing, LoRA on its blocks, or all of it. Its features are then computed
+    anew in every step."""
+    encoder_lora_r: Rare[int] = 16
+    """Rank of LoRA on SAM 2's image encoder; its scale is twice the rank."""
 
     def __post_init__(self) -> None:
         """Refuse a size that does not fit, and one without a side network."""
         if self.side_pixels < 64 or self.side_pixels % 64:
             raise ValueError(f"side_pixels is {self.side_pixels}, expected a multiple of 64")
+        check_at_least(self, 1, "encoder_lora_r")
+        if self.encoder != "lora" and changed(self, "encoder_lora_r"):
+            raise ValueError("--encoder_lora_r does nothing without --encoder lora; leave it out, or give both")
         if not self.side_network and changed(self, "side_pixels"):
             raise ValueError("--side_pixels does nothing without --side_network; leave it out, or give both")
 
@@ -79,6 +87,12 @@ class AdapterArgs:
     def side(self) -> dict[str, Any] | None:
         """Fields of `SideNetworkConfig` for the plan; None without a side network."""
         return {"pixels": self.side_pixels} if self.side_network else None
+
+    @property
+    def encoder_plan(self) -> dict[str, Any] | None:
+        """As `GRPOPlan.encoder`."""
+        plans = {"frozen": None, "full": {"train": "full"}, "lora": {"train": "lora", "lora_r": self.encoder_lora_r}}
+        return plans[self.encoder]
 
 
 @dataclass(frozen=True)
@@ -228,6 +242,7 @@ def make_plan(args: PlanArgs, inputs: "GRPOInputs", network: "RewardNetwork | No
         args.max_labelled,
         args.lora.freeze_embeddings or None,
         args.adapters.side,
+        args.adapters.encoder_plan,
     )
 
 

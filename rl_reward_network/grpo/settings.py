@@ -39,6 +39,8 @@ class GRPOSettings:
     """Peak learning rate of AdamW, falling to 0: 1e-3 on a model of the embedded one's size, else 1e-5."""
     side_learning_rate: Rare[float | None] = None
     """Peak learning rate of a side network: 3e-3."""
+    encoder_learning_rate: Rare[float | None] = None
+    """Peak learning rate of SAM 2's image encoder with --encoder full: a tenth of learning_rate."""
     warmup_steps: Rare[float | None] = None
     """Optimisation steps in which the learning rate rises, or below 1 their share: 5, with a side network 0.15."""
     max_grad_norm: Rare[float] = 1.0
@@ -159,6 +161,8 @@ def with_preset(settings: GRPOSettings, mode: Mode, small: bool) -> GRPOSettings
         preset["max_steps"] = -1
     missing = {name: value for name, value in preset.items() if getattr(settings, name) is None}
     whole: GRPOSettings = with_whole_groups(replace(settings, **missing))
+    if whole.encoder_learning_rate is None:
+        whole = replace(whole, encoder_learning_rate=(whole.learning_rate or 0.0) / 10)
     return whole
 
 
@@ -297,6 +301,8 @@ class GRPOPlan:
         freeze_embeddings: True leaves the token embeddings and the head of a Qwen-VL as they are; None trains them.
         max_labelled: most prompts with a true mask that supervised training uses; None uses all.
         side_network: fields of `SideNetworkConfig` of the side network that is added; None adds none.
+        encoder: what trains of SAM 2's image encoder: {"train": "full"}, or {"train": "lora", "lora_r": rank}; None
+            freezes it.
     """
 
     mode: str
@@ -313,6 +319,7 @@ class GRPOPlan:
     max_labelled: int | None = None
     freeze_embeddings: bool | None = None
     side_network: dict[str, Any] | None = None
+    encoder: dict[str, Any] | None = None
 
 
 ROWS_AT_ONCE = 128  # most answers of one batch

@@ -202,7 +202,9 @@ def _make_training(
     origin = describe(inputs, plan, weights_fingerprint(model))
     set_seed(inputs.config.seed)  # the initial weights of LoRA are random
     side = None if plan.side_network is None else side_network_config(plan.side_network)
-    prepare_model(model, plan.lora_r, plan.lora_alpha, plan.lora_dropout, bool(plan.freeze_embeddings), side)
+    prepare_model(
+        model, plan.lora_r, plan.lora_alpha, plan.lora_dropout, bool(plan.freeze_embeddings), side, plan.encoder
+    )
     args = training_arguments(inputs, plan, run)
     maps = None if network is None else ForegroundMaps.beside(run, network.to(inputs.device))
     rewards = loop_rewards(plan, inputs.kind, judge, maps)

@@ -1,7 +1,7 @@
 """The tensors that GRPO trains: LoRA and those with a gradient. All others are frozen and checked for changes."""
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -24,21 +24,23 @@ def prepare_model(
     lora_dropout: float = 0.0,
     freeze_embeddings: bool = False,
     side_network: SideNetworkConfig | None = None,
+    encoder: Mapping[str, Any] | None = None,
 ) -> None:
     """Put LoRA on a loaded Sa2VA, freeze all but what its family trains, and make trainable tensors float32.
 
     `freeze_embeddings` also freezes token embeddings and head, which a Qwen-VL trains. A `side_network` is added where
-    the model has none; one that is there trains, too.
+    the model has none; one that is there trains, too. `encoder` says what trains of SAM 2's image encoder, as
+    `GRPOPlan` has it.
 
     Raises:
         ValueError: dropout is not 0, or `setup_lora` refuses.
     """
     check_lora_dropout(lora_dropout)
-    setup_lora(model, r, lora_alpha, 0.0)
+    setup_lora(model, r, lora_alpha, 0.0, None if encoder is None else encoder.get("lora_r"))
     if side_network is not None:
         model.add_side_network(side_network)
     _no_dropout(model)
-    freeze_parameters(model, freeze_embeddings)
+    freeze_parameters(model, freeze_embeddings, encoder is not None and encoder["train"] == "full")
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()  # steps of RL size would round away in bfloat16

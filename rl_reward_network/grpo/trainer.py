@@ -56,6 +56,7 @@ from rl_reward_network.grpo.rollouts import NOTHING_STORED, MicroBatch, RolloutG
 from rl_reward_network.grpo.trainable import freeze, mixed_precision, unreached_of_candidates
 from rl_reward_network.models.ema import EMA, copied, swapped, trainable_tensors
 from rl_reward_network.models.lora import lora_off, unreached_parameters
+from rl_reward_network.models.sa2va.families import ENCODER
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.rewards.combine import Advantages
 from rl_reward_network.rewards.judge import Judge
@@ -191,14 +192,17 @@ class Sa2VAGRPOTrainer(Trainer):
         return anchor + sum(part.float().sum() for part in parts)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """The Trainer's optimiser, with the side network's own learning rate."""
+        """The Trainer's optimiser, with own learning rates for the side network and SAM 2's encoder."""
         optimizer = super().create_optimizer(model)
-        side = {id(p) for p in self.sa2va.side_network.parameters()} if self.sa2va.side_network is not None else set()
-        for group in list(optimizer.param_groups):
-            own = [p for p in group["params"] if id(p) in side]
-            if own:
-                group["params"] = [p for p in group["params"] if id(p) not in side]
-                optimizer.add_param_group({**group, "params": own, "lr": self.args.side_learning_rate})
+        rates = {"side_network.": self.args.side_learning_rate, ENCODER: self.args.encoder_learning_rate}
+        for part, rate in rates.items():
+            tensors = trainable_tensors(self.sa2va)
+            own_ids = {id(p) for name, p in tensors.items() if name.startswith(part) and "lora_" not in name}
+            for group in list(optimizer.param_groups):
+                own = [p for p in group["params"] if id(p) in own_ids]
+                if own and group["lr"] != rate:
+                    group["params"] = [p for p in group["params"] if id(p) not in own_ids]
+                    optimizer.add_param_group({**group, "params": own, "lr": rate})
         return optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LRScheduler:

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rl_reward_network.artefacts import read_json, whole_folder
-from rl_reward_network.models.sa2va.families import EMBEDDINGS
+from rl_reward_network.models.sa2va.families import EMBEDDINGS, ENCODER, ENCODER_LORA_TARGETS
 from rl_reward_network.models.sa2va.side_network import side_network_config
 
 WEIGHTS, SETTINGS, LANGUAGE, SIDE = "trainable.safetensors", "lora.json", "model_type", "side_network"
@@ -38,15 +38,24 @@ FOREIGN = "merge it into the weights by peft (merge_and_unload), and put ours on
 ORIGIN = {"auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision", "task_type"}
 
 
-def setup_lora(model: PreTrainedModel, r: int = 128, lora_alpha: int = 256, lora_dropout: float = 0.05) -> None:
+def setup_lora(
+    model: PreTrainedModel,
+    r: int = 128,
+    lora_alpha: int = 256,
+    lora_dropout: float = 0.05,
+    encoder_r: int | None = None,
+) -> None:
     """Put LoRA layers on the linear layers of each language-model block, in place; only they are trainable.
 
-    Adapters are float32 for any dtype of the model: bfloat16 would round the small steps of RL to nothing.
+    With `encoder_r` also on those of each block of SAM 2's image encoder, of this rank and twice the alpha. Adapters
+    are float32 for any dtype of the model: bfloat16 would round the small steps of RL to nothing.
 
     Raises:
-        ValueError: the model has LoRA already, has no layer to put it on, r or alpha is not positive, or
+        ValueError: the model has LoRA already, has no layer to put it on, a rank or alpha is not positive, or
             dropout is outside [0, 1).
     """
+    if encoder_r is not None and encoder_r < 1:
+        raise ValueError(f"encoder_r is {encoder_r}, expected 1 or more")
     if _lora_layers(model):
         raise ValueError("the model has LoRA layers already; merge_lora(model) first, or load a fresh one")
     if r < 1 or lora_alpha <= 0 or not 0 <= lora_dropout < 1:
@@ -59,7 +68,7 @@ def setup_lora(model: PreTrainedModel, r: int = 128, lora_alpha: int = 256, lora
         raise ValueError(
             f"the model has no layer for LoRA (names like {targets}); give a Sa2VA whose language model has such layers"
         )
-    config = _lora_config(model, r, lora_alpha, lora_dropout)
+    config = _lora_config(model, r, lora_alpha, lora_dropout, encoder_r)
     model.add_adapter(config)
     config.base_model_name_or_path = None  # transformers writes the word "None" for a model without a hub name
     for name, parameter in model.named_parameters():
@@ -68,9 +77,16 @@ def setup_lora(model: PreTrainedModel, r: int = 128, lora_alpha: int = 256, lora
     model.train(model.training)  # peft's new layers are in training mode, whatever the model's mode is
 
 
-def freeze_parameters(model: PreTrainedModel, freeze_embeddings: bool = False) -> None:
-    """Freeze all parameters except LoRA and the family's `trainable`, of which the embeddings may be frozen, too."""
+def freeze_parameters(model: PreTrainedModel, freeze_embeddings: bool = False, train_encoder: bool = False) -> None:
+    """Freeze all parameters except LoRA and the family's `trainable`.
+
+    Args:
+        model: Sa2VA.
+        freeze_embeddings: also freeze the embeddings of a Qwen-VL.
+        train_encoder: train SAM 2's image encoder, too.
+    """
     trainable: tuple[str, ...] = model.config.family.trainable
+    trainable += (ENCODER,) if train_encoder else ()
     if freeze_embeddings:
         trainable = tuple(name for name in trainable if name not in EMBEDDINGS)
     for name, parameter in model.named_parameters():
@@ -94,7 +110,7 @@ def parameter_table(model: nn.Module) -> list[tuple[str, int, int]]:
     members: dict[str, list[Tensor]] = {part: [] for part in ("vision tower", *parts, "LoRA", "SAM 2 memory")}
     for name, parameter in model.named_parameters():
         part = next((part for part, prefix in parts.items() if name.startswith(prefix)), "SAM 2 memory")
-        members["LoRA" if "lora_" in name else part].append(parameter)
+        members["LoRA" if "lora_" in name and part != "SAM 2 image encoder" else part].append(parameter)
     absent = ["mlp1" if members["merger"] else "merger"]  # an InternVL has one, a Qwen-VL the other
     absent += [] if members["side network"] else ["side network"]
     return [
@@ -252,10 +268,19 @@ def lora_off(model: nn.Module) -> Iterator[None]:
             layer.scaling.update(scaling)
 
 
-def _lora_config(model: PreTrainedModel, r: int, lora_alpha: int, lora_dropout: float) -> LoraConfig:
+def _lora_config(
+    model: PreTrainedModel, r: int, lora_alpha: int, lora_dropout: float, encoder_r: int | None = None
+) -> LoraConfig:
     """The one kind of adapter that this project makes."""
     targets = model.config.family.lora_targets
-    return LoraConfig(r=r, lora_alpha=lora_alpha, lora_dropout=lora_dropout, target_modules=targets, bias="none")
+    own: dict[str, Any] = {}
+    if encoder_r is not None:
+        targets = f"{targets}|{ENCODER_LORA_TARGETS}"
+        own = {
+            "rank_pattern": {ENCODER_LORA_TARGETS: encoder_r},
+            "alpha_pattern": {ENCODER_LORA_TARGETS: 2 * encoder_r},
+        }
+    return LoraConfig(r=r, lora_alpha=lora_alpha, lora_dropout=lora_dropout, target_modules=targets, bias="none", **own)
 
 
 def _lora_settings(model: PreTrainedModel) -> dict[str, Any]:
@@ -265,6 +290,8 @@ def _lora_settings(model: PreTrainedModel) -> dict[str, Any]:
         raise ValueError(f"the model's adapters are {sorted(configs)}, expected one, 'default'; {FOREIGN}")
     present = configs["default"].to_dict()
     settings = {name: present.get(name) for name in ("r", "lora_alpha", "lora_dropout")}
+    if (encoder_r := (present.get("rank_pattern") or {}).get(ENCODER_LORA_TARGETS)) is not None:
+        settings["encoder_r"] = encoder_r
     _check_adapter("the model's adapter", present, _lora_config(model, **settings))
     return settings
 

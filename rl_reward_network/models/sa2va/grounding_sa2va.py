@@ -15,6 +15,7 @@ Source: bytedance/Sa2VA@9832e1a, projects/sa2va: 2.0 x binary cross-entropy + 0.
 weights are the defaults. Fine-tuning has its own (`grpo.settings`).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,35 +35,52 @@ class Sam2Features:
     Args:
         maps: (B, C, S/4, S/4), (B, C, S/8, S/8), (B, C, S/16, S/16) for an S x S input.
         side_pixels: uint8 (B, 3, P, P), the input of the side network; None without one.
+        sam_pixels: float (B, 3, S, S), where the image encoder trains: then there are no maps, and `decode_masks`
+            computes them anew.
     """
 
-    maps: tuple[Tensor, Tensor, Tensor]
+    maps: Any
     side_pixels: Tensor | None = None
+    sam_pixels: Tensor | None = None
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Sam2Features":
+        side_pixels, sam_pixels = (None if one is None else change(one) for one in (self.side_pixels, self.sam_pixels))
+        return Sam2Features(tuple(change(level) for level in self.maps), side_pixels, sam_pixels)
 
     def __getitem__(self, index: int) -> "Sam2Features":
         """The features of one image, batch axis kept."""
-        fine, middle, coarse = (level[index : index + 1] for level in self.maps)
-        side_pixels = None if self.side_pixels is None else self.side_pixels[index : index + 1]
-        return Sam2Features((fine, middle, coarse), side_pixels)
+        return self._each(lambda tensor: tensor[index : index + 1])
 
     def to(self, device: torch.device | str) -> "Sam2Features":
         """The same features on another device."""
-        maps = tuple(level.to(device) for level in self.maps)
-        return Sam2Features(maps, None if self.side_pixels is None else self.side_pixels.to(device))  # type: ignore[arg-type]
+        return self._each(lambda tensor: tensor.to(device))
 
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        return sum(tensor.nbytes for tensor in (*self.maps, *([] if self.side_pixels is None else [self.side_pixels])))
+        return sum(tensor.nbytes for tensor in (*self.maps, self.side_pixels, self.sam_pixels) if tensor is not None)
+
+    @property
+    def decoder_grid(self) -> tuple[int, int]:
+        """(h, w) of SAM 2's own masks."""
+        if self.maps:
+            height, width = self.maps[0].shape[-2:]
+            return height, width
+        assert self.sam_pixels is not None
+        height, width = self.sam_pixels.shape[-2:]
+        return height // 4, width // 4
 
     @property
     def grid(self) -> tuple[int, int]:
         """(h, w) of the masks that are decoded from these features."""
-        height, width = (self.maps[0] if self.side_pixels is None else self.side_pixels).shape[-2:]
+        if self.side_pixels is None:
+            return self.decoder_grid
+        height, width = self.side_pixels.shape[-2:]
         return height, width
 
     def pooled(self) -> Tensor:
         """(B, C): the coarsest map averaged over the image, as a summary of its appearance."""
+        assert self.maps
         return self.maps[2].mean(dim=(2, 3))
 
 
@@ -110,7 +128,10 @@ def decode_masks(
         seg_embeddings: (K, C).
         side: the side network that refines the masks, for features with its pixels.
     """
-    fine, middle, coarse = features.maps
+    maps = features.maps
+    if features.sam_pixels is not None:
+        maps = sam_features(sam, features.sam_pixels).maps
+    fine, middle, coarse = maps
     decoder = sam.mask_decoder
     tokens, pixels = _transform(sam, coarse, sparse_prompts(sam, seg_embeddings.to(coarse.dtype)))
     pixels = decoder.upscale_conv1(pixels) + decoder.conv_s1(middle)

@@ -173,12 +173,19 @@ def segment(
 
 
 @torch.no_grad()
-def image_features(model: Any, processor: Sa2VAProcessor, images: Sequence[ImageLike]) -> Sam2Features:
-    """SAM 2's maps of B images, and the pixels for the side network if the model has one."""
+def image_features(
+    model: Any, processor: Sa2VAProcessor, images: Sequence[ImageLike], encoder_trains: bool = False
+) -> Sam2Features:
+    """SAM 2's maps of B images, and the pixels for the side network if the model has one.
+
+    With `encoder_trains` the pixels for SAM 2 in place of its maps, which change with every step.
+    """
     pixels = torch.cat([processor.sam_pixel_values(image) for image in images]).to(model.device)
     side_pixels, side = None, model.config.side_pixels
     if side is not None:
         side_pixels = torch.stack([square_pixels(image, side) for image in images]).to(model.device)
+    if encoder_trains:
+        return Sam2Features((), side_pixels, pixels)
     return Sam2Features(model.get_sam_features(pixels).maps, side_pixels)
 
 

@@ -1,4 +1,4 @@
-"""Supervised training with a side network on annotated images: views, resume, evaluation and merge."""
+"""Training with a side network or SAM 2's encoder on annotated images: views, resume, evaluation and merge."""
 
 import shutil
 from dataclasses import replace
@@ -17,6 +17,7 @@ from rl_reward_network.grpo.plan import AdapterArgs, PlanArgs, make_plan
 from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings, RewardWeights
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.lora import WEIGHTS, load_trainable, read_trainable
+from rl_reward_network.models.sa2va.families import ENCODER
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from tests.conftest import write_tiny_data
 from tests.grpo.nano import SETTINGS, train
@@ -127,9 +128,60 @@ def test_presets_of_a_side_network_leave_the_users_values(images: GRPOInputs) ->
     assert (own.augment, own.bce_weight, own.dice_weight, own.side_learning_rate) == (False, 1.0, 2.0, 1e-4)
 
 
+ENCODERS: dict[str, dict[str, Any]] = {"lora": {"train": "lora", "lora_r": 2}, "full": {"train": "full"}}
+
+
+@pytest.fixture(scope="module", params=ENCODERS)
+def encoder_run(request: pytest.FixtureRequest, images: GRPOInputs) -> tuple[str, Path]:
+    """A finished run of two large steps that trains SAM 2's encoder."""
+    settings = replace(PLAN.settings, augment=False, encoder_learning_rate=1e-2)
+    plan = replace(PLAN, settings=settings, side_network=None, encoder=ENCODERS[request.param])
+    return request.param, train(images, plan, images.config.output_dir / f"encoder_{request.param}")
+
+
+def test_the_encoder_trains(encoder_run: tuple[str, Path]) -> None:
+    how, run = encoder_run
+    base = dict(load_sa2va_model("sa2va-nano")[0].named_parameters())
+    trained = {
+        name: t for name, t in read_trainable(run / "final_model" / "trainable").items() if name.startswith(ENCODER)
+    }
+    if how == "lora":
+        assert all("lora_" in name for name in trained)
+        moved = {name: tensor for name, tensor in trained.items() if "lora_B" in name and tensor.any()}
+        assert moved
+        assert {min(tensor.shape) for tensor in trained.values()} == {2}, (
+            "the rank of the encoder, not of the language model"
+        )
+    else:
+        moved = {name: tensor for name, tensor in trained.items() if not torch.equal(tensor, base[name])}
+        assert len(moved) > 50
+
+
+def test_masks_are_those_of_the_encoder_as_it_is_now(
+    encoder_run: tuple[str, Path], images: GRPOInputs, tmp_path: Path
+) -> None:
+    """Neither validation nor evaluation uses maps of the encoder before training, and merging changes nothing."""
+    _, run = encoder_run
+    result, _ = run_grpo_evaluation(run / "final_model")
+    merge_run(run / "final_model", tmp_path / "merged")
+    unmerged, processor = load_sa2va_model("sa2va-nano")
+    load_trainable(unmerged, run / "final_model" / "trainable")
+    merged, own = load_sa2va_model(str(tmp_path / "merged"))
+    one, other = question_masks(unmerged, processor, images), question_masks(merged, own, images)
+    np.testing.assert_allclose(one, other, atol=1e-3)
+    for number, prompt in enumerate(images.pick("test")):
+        image, truth = prompt.load()
+        ((found,),) = merged.segment([image], [prompt.question], own)
+        mask = found.masks()[0]
+        dice = 2 * (mask & truth).sum() / max(1, mask.sum() + truth.sum())
+        assert result.after.values["dice"][number] == pytest.approx(dice, abs=5e-3)
+
+
 @pytest.mark.parametrize(
     ("adapters", "message"),
     [
+        ({"encoder_lora_r": 4}, "--encoder_lora_r does nothing without --encoder lora"),
+        ({"encoder": "lora", "encoder_lora_r": 0}, "encoder_lora_r is 0"),
         ({"side_network": True, "side_pixels": 100}, "side_pixels is 100, expected a multiple of 64"),
         ({"side_pixels": 256}, "--side_pixels does nothing without --side_network"),
     ],
