@@ -184,12 +184,12 @@ def nano_masks(model_path: Path, inputs: GRPOInputs, prompts: Sequence[GRPOPromp
 
 
 def answer_unet(args: Args, inputs: GRPOInputs) -> None:
-    """Train the U-Net for as many minutes as nano, and write its answers."""
+    """Train the U-Net for as many minutes as the row of nano, and write its answers."""
     place = args.place(UNET)
     if (place / "answers.json").exists():
         return
     names = sorted({prompt.name for prompt in inputs.prompts})
-    minutes = 0.05 if args.quick else read_json(args.place(NANO) / FINAL / "config.json")["minutes"]
+    minutes = 0.05 if args.quick else read_json(args.place(args.row) / FINAL / "config.json")["minutes"]
     train = named_images(training_prompts(args, inputs), names)
     val = named_images(of_images(inputs.pick("val"), 48), names)
     net = train_unet(list(train.values()), list(val.values()), minutes, args.seed)
