@@ -2,7 +2,7 @@
 
     python -m benchmarks.vessels_by_name ARCADE                                 # 15 minutes a seed on two cores
     python -m benchmarks.vessels_by_name ARCADE --quick                         # a few steps: does it run?
-    python -m benchmarks.vessels_by_name ARCADE --row side --flags "--side_network 64"   # a further row
+    python -m benchmarks.vessels_by_name ARCADE --row side --flags=--side_network   # a further row
     python -m benchmarks.vessels_by_name ARCADE --show                          # the table of what is finished
 
 ARCADE is a folder with segments.json (the SYNTAX segment of each outline), annotations.json (its groups) and images/.

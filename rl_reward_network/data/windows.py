@@ -33,7 +33,9 @@ def window_side(images: Iterable[np.ndarray], largest: int, multiple: int) -> in
     return min(largest, -(-side // multiple) * multiple)
 
 
-def draw_batch(data: LabelledImages, count: int, side: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+def draw_batch(
+    data: LabelledImages, count: int, side: int, rng: np.random.Generator, mirror: bool = True
+) -> tuple[Tensor, Tensor]:
     """Windows with random position, rotation, scale, reflection, contrast and brightness.
 
     Args:
@@ -41,13 +43,14 @@ def draw_batch(data: LabelledImages, count: int, side: int, rng: np.random.Gener
         count: B.
         side: S in pixels.
         rng: source of randomness.
+        mirror: whether half of the windows are mirrored.
 
     Returns:
         image float32 (B, 3, S, S) in [0, 1], truth float32 (B, 1, S, S) of 0 and 1.
     """
     total = len(data.images)
     picks = rng.choice(total, count, replace=total < count)
-    windows = torch.cat([_draw_window(data.images[pick], data.truths[pick], side, rng) for pick in picks])
+    windows = torch.cat([_draw_window(data.images[pick], data.truths[pick], side, rng, mirror) for pick in picks])
     contrast, brightness = (
         torch.from_numpy(rng.uniform(*limits, (count, 1, 1, 1))).float() for limits in (CONTRAST, BRIGHTNESS)
     )
@@ -55,15 +58,15 @@ def draw_batch(data: LabelledImages, count: int, side: int, rng: np.random.Gener
     return image.add_(0.5 - 0.5 * contrast + brightness).clamp_(0, 1), (windows[:, 3:] > 0.5).float()
 
 
-def _draw_window(image: np.ndarray, truth: np.ndarray, side: int, rng: np.random.Generator) -> Tensor:
+def _draw_window(image: np.ndarray, truth: np.ndarray, side: int, rng: np.random.Generator, mirror: bool) -> Tensor:
     """float32 (1, 4, S, S): a window in a random pose, RGB in [0, 255] and the interpolated truth in [0, 1].
 
     It is reflected beyond the image border.
     """
     zoom, angle = ZOOM ** rng.uniform(-1, 1), np.radians(rng.uniform(-ROTATION, ROTATION))
     size, centre = np.array(truth.shape[::-1]), _centre(truth, side / zoom, rng)  # (x, y)
-    mirror = np.diag([rng.choice([-1, 1]), 1])
-    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]) @ mirror / zoom
+    side_of_x = rng.choice([-1, 1]) if mirror else 1
+    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]) @ np.diag([side_of_x, 1]) / zoom
     pose = np.column_stack([turn * side / size[:, None], 2 * centre / size - 1])  # in the units of affine_grid
     grid = F.affine_grid(torch.from_numpy(pose[None]).float(), [1, 1, side, side], align_corners=False)
 
@@ -82,17 +85,20 @@ def _centre(truth: np.ndarray, side: float, rng: np.random.Generator) -> np.ndar
     return rng.uniform(margin, size - margin)
 
 
-def augmented(image: np.ndarray, truth: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def augmented(
+    image: np.ndarray, truth: np.ndarray, rng: np.random.Generator, mirror: bool = True
+) -> tuple[np.ndarray, np.ndarray]:
     """A random view of about the whole image, as a square that its larger side fills: position, rotation, scale, ...
 
     Args:
         image: uint8 (H, W, 3).
         truth: bool (H, W).
         rng: source of randomness.
+        mirror: whether half of the views are mirrored; not where left and right matter.
 
     Returns:
         uint8 (S, S, 3) and bool (S, S), S the larger one of H and W.
     """
-    views, truths = draw_batch(LabelledImages([image], [truth]), 1, max(truth.shape), rng)
+    views, truths = draw_batch(LabelledImages([image], [truth]), 1, max(truth.shape), rng, mirror)
     pixels = (views[0].permute(1, 2, 0) * 255).round().to(torch.uint8)
     return pixels.numpy(), truths[0, 0].numpy() > 0

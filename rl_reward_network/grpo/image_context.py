@@ -435,7 +435,8 @@ def open_batch(
     if views is not None:
         for row, truth in enumerate(masks):
             if truth is not None:
-                images[row], masks[row] = augmented(images[row], truth, views)
+                mirror = not prompts[row].name  # the name of a vessel may say on which side it is
+                images[row], masks[row] = augmented(images[row], truth, views, mirror)
     image_ids, features = cache.get(images, repeated=views is None)
     image_indices = [list(features).index(image_id) for image_id in image_ids]
     return PromptBatch(prompts, images, masks, image_ids, image_indices, list(features.values()), cache)

@@ -66,6 +66,17 @@ def test_the_side_is_that_of_the_largest_image_up_to_a_limit():
     assert [window_side(images, 512, 64), window_side(images, 64, 64), window_side(images[:1], 512, 4)] == [128, 64, 72]
 
 
+def test_views_are_mirrored_only_where_wanted():
+    """A bright half on the left stays there, but for rotations of at most 20 degrees."""
+    image = np.zeros((64, 64, 3), np.uint8)
+    image[:, :32] = 200
+    truth = image[..., 0] > 0
+    left = [augmented(image, truth, np.random.default_rng(seed), mirror=False)[1][:, :20].mean() for seed in range(20)]
+    assert min(left) > 0.9
+    mirrored = [augmented(image, truth, np.random.default_rng(seed))[1][:, :20].mean() for seed in range(20)]
+    assert min(mirrored) < 0.1 < 0.9 < max(mirrored)
+
+
 def test_a_view_shows_about_the_whole_image_as_a_square():
     image, truth = bars((90, 120))
     views = [augmented(image, truth, np.random.default_rng(seed)) for seed in (0, 0, 1)]
