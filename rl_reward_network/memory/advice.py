@@ -49,6 +49,12 @@ class MemorySettings:
     """Of training: grpo or supervised."""
     lora_r: Rare[int | None] = None
     """Rank of LoRA, by default that of training: 16 on a model of the embedded one's size, else 128."""
+    side_network: bool = False
+    """Train a side network, as in training."""
+    side_pixels: Rare[int] = 512
+    """Side of its input in pixels."""
+    encoder: Rare[Literal["frozen", "lora", "full"]] = "frozen"
+    """What trains of SAM 2's image encoder, as in training."""
     freeze_embeddings: Rare[bool] = False
     """Do not train the token embeddings and the head of a Qwen-VL, as in training."""
     per_device_train_batch_size: Annotated[
@@ -86,6 +92,8 @@ class MemorySettings:
         shared = {field.name for field in fields(self)} & {field.name for field in fields(GRPOSettings)}
         check_settings(with_whole_groups(GRPOSettings(**{name: getattr(self, name) for name in shared})))
         check_at_least(self, 1, "lora_r", "segment_batch", "images")
+        if self.side_pixels < 64 or self.side_pixels % 64:
+            raise ValueError(f"side_pixels is {self.side_pixels}, expected a multiple of 64")
         RegionConfig(max_dynamic_patch=self.max_dynamic_patch, feature_cache_gib=self.feature_cache_gib)
         check_range(self, "memory_gib", above=True)
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers.models.auto import AutoModel
 
 from rl_reward_network.grpo.image_context import rows_within_limits
 from rl_reward_network.grpo.measure import SAMPLED, batch_size
@@ -21,6 +22,7 @@ from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype, weight_dtype
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.pixels_sa2va import resized_image
+from rl_reward_network.models.sa2va.side_network import SideNetworkConfig
 
 SIDE = 512  # pixels of the images that are assumed; masks have their size
 PROCESS = 0.55 * GIB  # Python with torch, transformers and the tokenizer, in main memory
@@ -31,6 +33,9 @@ OFFICIAL_DTYPE = torch.bfloat16  # of the weight files, where config.json does n
 # Numbers that a layer keeps of a token for the backward pass, in units of its sizes:
 OF_WIDTH, OF_UPCASTS, OF_MLP, OF_HEADS = 8.4, 3.0, 3.9, 3.0  # OF_UPCASTS: float32 copies beside bfloat16
 OF_LOGITS = 3.4  # bytes for each logit of the completions
+OF_SIDE = 49  # float32 numbers that a side network keeps for each pixel of its input
+ENCODER_LORA_R = 16
+IN_BFLOAT16 = 0.6  # of an encoder's activations: norms and their inputs stay float32
 OF_DECODER, OF_SAM, OF_TOWER = 96, 0.8, 13  # for each cell of a mask's grid; of the encoders' first layer; of a layer
 
 
@@ -121,8 +126,12 @@ def meta_model(config: Sa2VAConfig, settings: MemorySettings) -> Any:
 
 def _add_lora(model: Any, settings: MemorySettings) -> None:
     r = int(settings.lora_r or 1)
+    side = SideNetworkConfig(settings.side_pixels) if settings.side_network else None
+    encoder = None if settings.encoder == "frozen" else {"train": settings.encoder}
+    if settings.encoder == "lora":
+        encoder = {"train": "lora", "lora_r": ENCODER_LORA_R}
     with torch.device("meta"):
-        prepare_model(model, r, 2 * r, freeze_embeddings=settings.freeze_embeddings)
+        prepare_model(model, r, 2 * r, 0.0, settings.freeze_embeddings, side, encoder)
 
 
 def _training_parts(model: Any, settings: MemorySettings) -> dict[str, float]:
@@ -138,7 +147,9 @@ def _training_parts(model: Any, settings: MemorySettings) -> dict[str, float]:
     region = int(REGION_SHARE * model.config.tokens_per_tile) if model.config.family.shows_regions else 0
     phases = {
         "encoders": _encoders(model, settings),
-        "loss and gradients": _loss(model, settings, prompts, region, gradients) + 2 * casts,
+        "loss and gradients": _loss(model, settings, prompts, region, gradients)
+        + 2 * casts
+        + prompts * _kept_of_masks(model),
         "AdamW": size,  # gradients
         "validation": _validation(model, settings, region, features) + casts,
     }
@@ -213,6 +224,31 @@ def _encoders(model: Any, settings: MemorySettings) -> float:
     width = model.config.sam2_config.vision_config.backbone_config.hidden_size
     sam = OF_SAM * model.config.sam2_image_size**2 * width * model.dtype.itemsize
     return max(sam, OF_TOWER * _vision_features(model, settings)) if has_tiles(model.config) else sam
+
+
+def _kept_of_masks(model: Any) -> float:
+    """What a side network and a trained image encoder keep of one image for the backward pass."""
+    side = 0.0 if model.config.side_pixels is None else 4.0 * OF_SIDE * model.config.side_pixels**2
+    if not any(parameter.requires_grad for parameter in model.grounding_encoder.vision_encoder.parameters()):
+        return side
+    return side + _kept_by_encoder(model.config.sam2_config) * (IN_BFLOAT16 if model.dtype == torch.bfloat16 else 1.0)
+
+
+def _kept_by_encoder(sam2_config: Any) -> float:
+    """Bytes that SAM 2's image encoder keeps of one image in float32: a forward pass on the meta device counts them."""
+    with torch.device("meta"):
+        encoder = AutoModel.from_config(sam2_config).vision_encoder
+        pixels = torch.zeros(1, 3, *[sam2_config.prompt_encoder_config.image_size] * 2)
+    weights = {parameter.untyped_storage()._cdata for parameter in encoder.parameters()}
+    kept: dict[int, Tensor] = {}  # the tensors stay, as the number of a freed storage could be used again
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.setdefault(tensor.untyped_storage()._cdata, tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        encoder(pixels, return_dict=True)
+    return float(sum(tensor.untyped_storage().nbytes() for key, tensor in kept.items() if key not in weights))
 
 
 def _loss(model: Any, settings: MemorySettings, prompts: int, region: int, gradients: float) -> float:

@@ -87,6 +87,25 @@ def test_lower_settings_need_less(config: Sa2VAConfig, less: dict[str, Any]) -> 
     assert training(config, **usual | less).gib < training(config, **usual).gib
 
 
+@pytest.mark.parametrize(
+    ("more", "trained"),
+    [
+        ({"side_network": True}, ("side_network.",)),
+        ({"encoder": "lora"}, ("grounding_encoder.vision_encoder.backbone.blocks.0.attn.qkv.lora_A.default.weight",)),
+        ({"encoder": "full"}, ("grounding_encoder.vision_encoder.backbone.",)),
+    ],
+)
+def test_adapters_need_more(config: Sa2VAConfig, more: dict[str, Any], trained: tuple[str, ...]) -> None:
+    """Their tensors twice for AdamW, and more than these for the activations of the images of a step."""
+    settings = replace(GPU, objective="supervised")
+    before, after = training(config, settings), training(config, settings, **more)
+    assert after.parts["moments of AdamW"] > before.parts["moments of AdamW"]
+    assert after.gib > before.gib
+    model = predict.meta_model(config, settings)
+    predict._add_lora(model, replace(settings, **more))
+    assert [name for name in trainable_tensors(model) if name.startswith(trained)]
+
+
 def test_segmenting_needs_less_in_smaller_batches_and_no_trained_tensors(config: Sa2VAConfig) -> None:
     large, small = (segment_stage(config, replace(GPU, segment_batch=batch)) for batch in (64, 1))
     assert small.gib < large.gib
