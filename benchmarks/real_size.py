@@ -2,6 +2,7 @@
 
     python -m benchmarks.real_size --size 1b
     python -m benchmarks.real_size --size 4b --dtype bfloat16 --gradient_checkpointing
+    python -m benchmarks.real_size --size 1b --dtype bfloat16 --side_network --encoder lora
 
 Each stage runs in a process of its own, so that its peak memory is its own: on the CPU that of the process, on a GPU
 what torch reserved there. Images have 512 x 512 pixels and one tile, answers are short (24 tokens at most): times grow
@@ -19,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import numpy as np
@@ -69,6 +70,10 @@ class Args:
     """Of the weights: auto is bfloat16 on a GPU and float32 on the CPU."""
     gradient_checkpointing: bool = False
     """In training: compute activations twice, keep few."""
+    side_network: bool = False
+    """In training: add a side network."""
+    encoder: Literal["frozen", "lora", "full"] = "frozen"
+    """What trains of SAM 2's image encoder."""
     stages: tuple[str, ...] = ALL
     """Which of them, in this order; `write` is needed once, and `GRPO step` by `merge`."""
     folder: Path = Path("outputs/real_size")
@@ -148,6 +153,8 @@ def _delete(folder: Path) -> None:
 def _title(args: Args) -> str:
     device = torch.cuda.get_device_name() if args.device.startswith("cuda") else f"{torch.get_num_threads()} threads"
     extra = ", gradient checkpointing" if args.gradient_checkpointing else ""
+    extra += ", side network" if args.side_network else ""
+    extra += f", encoder {args.encoder}" if args.encoder != "frozen" else ""
     return f"Sa2VA-{args.size}, {args.device} ({device}), dtype {args.dtype}{extra}, torch {torch.__version__}"
 
 
@@ -190,6 +197,8 @@ def _memory_settings(args: Args) -> MemorySettings:
         dtype=args.dtype,
         max_completion_length=TOKENS,
         activation_checkpointing=args.gradient_checkpointing,
+        side_network=args.side_network,
+        encoder=args.encoder,
     ).of_model(small=is_tiny(args.size))
     prompts = (settings.per_device_train_batch_size or 1) // settings.num_generations
     return replace(settings, images=PROBED + STEPS * prompts)  # whose features a run of so few steps keeps
@@ -298,7 +307,8 @@ def _train(args: Args, name: str, words: list[str]) -> Measured:
     words += ["--model_path", str(args.folder / "model"), "--run_folder", str(folder), "--max_steps", str(STEPS)]
     words += ["--save_steps", str(STEPS), "--eval_steps", "0", "--max_completion_length", str(TOKENS)]
     words += ["--dtype", args.dtype, "--gpu", "0" if args.device.startswith("cuda") else "-1"]
-    words += ["--gradient_checkpointing"] * args.gradient_checkpointing
+    words += ["--gradient_checkpointing"] * args.gradient_checkpointing + ["--side_network"] * args.side_network
+    words += ["--encoder", args.encoder]
     with _step_ends(args) as ends:
         command(["grpo", "full", *words])
     return _measured(args, ends[-1] - ends[-2], "")
