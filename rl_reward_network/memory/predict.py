@@ -127,7 +127,7 @@ def meta_model(config: Sa2VAConfig, settings: MemorySettings) -> Any:
 def _add_lora(model: Any, settings: MemorySettings) -> None:
     r = int(settings.lora_r or 1)
     side = SideNetworkConfig(settings.side_pixels) if settings.side_network else None
-    encoder = None if settings.encoder == "frozen" else {"train": settings.encoder}
+    encoder: dict[str, Any] | None = None if settings.encoder == "frozen" else {"train": settings.encoder}
     if settings.encoder == "lora":
         encoder = {"train": "lora", "lora_r": ENCODER_LORA_R}
     with torch.device("meta"):
