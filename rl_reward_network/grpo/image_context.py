@@ -18,7 +18,7 @@ from transformers.cache_utils import DynamicCache
 
 from rl_reward_network.artefacts import pixels_digest
 from rl_reward_network.data.windows import augmented
-from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL, GRPOPrompt, segment_question
+from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL, GRPOPrompt, of_one_image, segment_question
 from rl_reward_network.grpo.settings import ROWS_AT_ONCE
 from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding, decode, evaluating, selected_rows
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
@@ -429,14 +429,18 @@ def open_batch(
 ) -> PromptBatch:
     """Decode images and masks, and look up or compute the features of each image.
 
-    With `views`, every image with a true mask is replaced by a random view of it (`windows.augmented`).
+    With `views`, every image with true masks is replaced by a random view of it (`windows.augmented`), which all of its
+    prompts share.
     """
     images, masks = (list(column) for column in zip(*(prompt.load() for prompt in prompts), strict=True))
     if views is not None:
-        for row, truth in enumerate(masks):
-            if truth is not None:
-                mirror = not prompts[row].name  # the name of a vessel may say on which side it is
-                images[row], masks[row] = augmented(images[row], truth, views, mirror)
+        for rows in of_one_image(prompts):
+            truths = [masks[row] for row in rows if masks[row] is not None]
+            if len(truths) == len(rows):
+                mirror = not prompts[rows[0]].name  # the name of a vessel may say on which side it is
+                view, of_view = augmented(images[rows[0]], np.stack(truths), views, mirror)
+                for row, truth in zip(rows, of_view, strict=True):
+                    images[row], masks[row] = view, truth
     image_ids, features = cache.get(images, repeated=views is None)
     image_indices = [list(features).index(image_id) for image_id in image_ids]
     return PromptBatch(prompts, images, masks, image_ids, image_indices, list(features.values()), cache)

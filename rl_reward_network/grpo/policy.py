@@ -175,6 +175,7 @@ class GRPOPolicy(nn.Module):
         packed = pack([list(tree.segments()) for tree in trees], self.pad_id)
         states = self._states(trees, packed)
         of_text: dict[int, Tensor] = {}  # states that predict the tokens of each caption rollout; of each answer's text
+        made: dict[int, tuple[Tensor, Tensor, Tensor | None]] = {}
         for tree, starts, tree_states in zip(trees, packed.starts, states, strict=True):
             places = iter(starts[1:])
             for text in tree.texts:
@@ -183,17 +184,18 @@ class GRPOPolicy(nn.Module):
                 else:
                     start = next(places) + len(text.question_ids)
                     of_text[id(text)] = tree_states[start - 1 : start + len(text.answer_ids)]
-        # Image by image, since the order of the forward pass is that in which gradients are summed.
-        in_trees = [text for tree in trees for text in tree.texts if isinstance(text, AnswerRollout)]
-        made = {id(answer): self._answer(answer, of_text[id(answer)], with_masks) for answer in in_trees}
-        answers = [made[id(answer)] for answer in rollouts.answers]
+            # Image by image, since the order of the forward pass is that in which gradients are summed.
+            answers = [text for text in tree.texts if isinstance(text, AnswerRollout)]
+            of_image = self._answers(answers, [of_text[id(answer)] for answer in answers], with_masks)
+            made |= zip(map(id, answers), of_image, strict=True)
+        made_in_order = [made[id(answer)] for answer in rollouts.answers]
         log_probs, entropies = self._captions(rollouts.captions, [of_text[id(c)] for c in rollouts.captions])
         return PolicyOutputs(
             log_probs,
             entropies,
-            [answer_log_probs for answer_log_probs, _, _ in answers],
-            [parameters for _, parameters, _ in answers],
-            [mask_logits for _, _, mask_logits in answers if mask_logits is not None],
+            [answer_log_probs for answer_log_probs, _, _ in made_in_order],
+            [parameters for _, parameters, _ in made_in_order],
+            [mask_logits for _, _, mask_logits in made_in_order if mask_logits is not None],
         )
 
     def _states(self, trees: Sequence["_Tree"], packed: Packed) -> Tensor:
@@ -209,17 +211,21 @@ class GRPOPolicy(nn.Module):
         )
         return output.last_hidden_state
 
-    def _answer(self, answer: AnswerRollout, states: Tensor, with_mask: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Log-probabilities (T,), policy parameters and mask logits of an answer, from the states (T + 1, D)."""
-        token_ids = torch.tensor(answer.answer_ids, device=states.device)
-        log_probs, _ = self._log_probs(states[:-1], token_ids, 1.0, "none")
-        sam, embedding = answer.image.features.sam, self.sa2va.text_hidden_fcs(states[-1][None])[0]
-        parameters = self.mask_policy.parameters(self.sa2va, sam, embedding)
-        return (
-            log_probs,
-            parameters,
-            self.sa2va.decode_masks(sam, embedding[None]).mask_logits[0] if with_mask else None,
-        )
+    def _answers(
+        self, answers: Sequence[AnswerRollout], states: Sequence[Tensor], with_masks: bool
+    ) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+        """Log-probabilities (T,), policy parameters and mask logits of an image's answers; states (T + 1, D)."""
+        if not answers:
+            return []
+        sam = answers[0].image.features.sam
+        embeddings = self.sa2va.text_hidden_fcs(torch.stack([of_answer[-1] for of_answer in states]))
+        masks = list(self.sa2va.decode_masks(sam, embeddings).mask_logits) if with_masks else [None] * len(answers)
+        made = []
+        for answer, of_answer, embedding, mask_logits in zip(answers, states, embeddings, masks, strict=True):
+            token_ids = torch.tensor(answer.answer_ids, device=of_answer.device)
+            log_probs, _ = self._log_probs(of_answer[:-1], token_ids, 1.0, "none")
+            made.append((log_probs, self.mask_policy.parameters(self.sa2va, sam, embedding), mask_logits))
+        return made
 
     def _log_probs(
         self, states: Tensor, token_ids: Tensor, temperature: float, entropies: Entropies

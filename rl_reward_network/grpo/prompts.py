@@ -101,6 +101,14 @@ def segment_question(caption: str) -> str:
     return f"Please segment {phrase}."
 
 
+def of_one_image(prompts: Sequence[GRPOPrompt]) -> list[list[int]]:
+    """The indices of the prompts of each image; a prompt without `image_key` is alone."""
+    groups: dict[str | int, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        groups.setdefault(prompt.image_key or index, []).append(index)
+    return list(groups.values())
+
+
 FIRST_SHARE = 1 / 3  # of the prompts, the easiest, that are eligible at the start
 LOW_WEIGHT = 0.05  # of a prompt that is not eligible yet, and of one without spread: all can still be drawn
 MEMORY = 0.5  # weight of earlier observations when a prompt is drawn again

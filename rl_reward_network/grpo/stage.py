@@ -293,7 +293,7 @@ def startup_lines(trainer: Sa2VAGRPOTrainer, frozen: list[str], ood_check: OODCh
     """
     table = parameter_table(trainer.sa2va)
     yield from (f"{part}: {count:,} parameters, {trained:,} train" for part, count, trained in table)
-    yield f"each step: {_step(trainer.args)}"
+    yield f"each step: {_step(trainer)}"
     total, trained = sum(row[1] for row in table), sum(row[2] for row in table)
     yield f"parameters: {total:,}, of which {trained:,} train ({trained / total:.1%})"
     parts: dict[str, list[str]] = {}
@@ -308,8 +308,9 @@ def startup_lines(trainer: Sa2VAGRPOTrainer, frozen: list[str], ood_check: OODCh
     yield f"EMA teacher: {_teacher(trainer)}"
 
 
-def _step(args: Sa2VAGRPOConfig) -> str:
-    """Regions x captions and masks of one optimisation step."""
+def _step(trainer: Sa2VAGRPOTrainer) -> str:
+    """Regions, or images with all their questions, x captions and masks of one optimisation step."""
+    args, whole = trainer.args, len(trainer.taken_together) < len(trainer.prompts)
     regions = args.prompts_per_step * args.gradient_accumulation_steps * args.world_size
     loops = {
         "captions": (args.mask_to_caption_weight, args.num_generations),
@@ -321,7 +322,7 @@ def _step(args: Sa2VAGRPOConfig) -> str:
     shares = (
         f"{args.world_size} processes x {args.gradient_accumulation_steps} forward passes x {args.prompts_per_step}"
     )
-    return f"{regions} regions x {made} ({shares})"
+    return f"{regions} {'images with all their questions' if whole else 'regions'} x {made} ({shares})"
 
 
 def _teacher(trainer: Sa2VAGRPOTrainer) -> str:

@@ -38,7 +38,7 @@ from rl_reward_network.grpo.losses import (
 )
 from rl_reward_network.grpo.mask_policies import MASK_POLICIES
 from rl_reward_network.grpo.policy import GRPOPolicy
-from rl_reward_network.grpo.prompts import CurriculumOrder, GRPOPrompt, prompt_order
+from rl_reward_network.grpo.prompts import CurriculumOrder, GRPOPrompt, of_one_image, prompt_order
 from rl_reward_network.grpo.ranks import any_rank, first_message, from_first_rank
 from rl_reward_network.grpo.rewards import (
     FRAC_REWARD_ZERO_STD,
@@ -117,7 +117,8 @@ class Sa2VAGRPOTrainer(Trainer):
         policy = GRPOPolicy(model, mask_policy, args.temperature, never_sampled_ids, pad_id, bool(args.entropy_coef))
         if args.objective == "grpo":
             check_weights(rewards, args)
-        order = prompt_order(len(prompts), args)  # refuses too few prompts before the Trainer makes the run's folder
+        self.taken_together = taken_together(prompts, args)
+        order = prompt_order(len(self.taken_together), args)  # refuses too few before there is a run's folder
         super().__init__(policy, args, data_collator=list, train_dataset=prompts)  # type: ignore[arg-type]
         self.loss_is_scaled_for_ga = True  # by `compute_loss` itself
         self.sa2va, self.prompts, self.rewards, self.pathwise, self.order = model, prompts, rewards, pathwise, order
@@ -255,7 +256,8 @@ class Sa2VAGRPOTrainer(Trainer):
         args, size = self.args, self.args.prompts_per_step
         indices = self.order.indices(self.state.global_step // args.num_iterations)
         numbers = range(args.process_index, args.gradient_accumulation_steps * args.world_size, args.world_size)
-        return [(n, [self.prompts[i] for i in indices[n * size : (n + 1) * size]]) for n in numbers]
+        parts = {n: (self.taken_together[i] for i in indices[n * size : (n + 1) * size]) for n in numbers}
+        return [(n, [self.prompts[index] for group in groups for index in group]) for n, groups in parts.items()]
 
     # ---- rollouts -----------------------------------------------------------------------------------------------
 
@@ -478,6 +480,15 @@ class Sa2VAGRPOTrainer(Trainer):
         if self.is_deepspeed_enabled and checkpoint is not None:  # for which the Trainer loads no more than its files
             self.load_checkpoint(Path(checkpoint))
         super()._load_optimizer_and_scheduler(checkpoint)
+
+
+def taken_together(prompts: Sequence[GRPOPrompt], args: Sa2VAGRPOConfig) -> list[list[int]]:
+    """Indices of prompts that always share a batch, counted as one: in supervised training the names of an image.
+
+    They share the image's features, the start of their text and the side network's pass, which are most of the cost.
+    """
+    named = args.objective == "supervised" and all(prompt.name for prompt in prompts)
+    return of_one_image(prompts) if named else [[index] for index in range(len(prompts))]
 
 
 def with_advantages(batch: MicroBatch, advantages: Mapping[str, Advantages]) -> MicroBatch:
