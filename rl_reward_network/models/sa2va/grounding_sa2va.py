@@ -89,11 +89,11 @@ class DecodedMasks:
     """SAM 2's masks for K prompts on one image.
 
     Args:
-        mask_logits: float32 (K, h, w), of the candidate with the highest predicted IoU among candidates 1 to 3.
+        mask_logits: float32 (K, h, w), of the candidate with the highest predicted IoU among candidates 1 to 3, refined
+            by the side network if there is one.
         iou_scores: float32 (K,), that predicted IoU.
         selected: int64 (K,), index of that candidate, 1 to 3.
-        candidates: float32 (K, 4, h, w), logits of all, refined by the side network if there is one; candidate 0 is the
-            single-mask token, unused by Sa2VA.
+        candidates: float32 (K, 4, h, w), SAM 2's logits of all; candidate 0 is the single-mask token, unused by Sa2VA.
         candidate_scores: float32 (K, 4), predicted IoU of all.
         object_score_logits: float32 (K,); unused, as in the reference: a negative value does not empty the mask.
     """
@@ -140,15 +140,16 @@ def decode_masks(
     weights = [network(tokens[:, 2 + i]) for i, network in enumerate(decoder.output_hypernetworks_mlps)]
     of_masks = torch.stack(weights, dim=1)  # (K, 4, C/8)
     candidates = (of_masks @ pixels.flatten(2)).unflatten(2, pixels.shape[-2:]).float()
-    if side is not None:
-        assert features.side_pixels is not None, "`prediction_sa2va.image_features` makes features with the pixels"
-        (x,) = side(features.side_pixels, coarse)
-        candidates = side.refine(x, candidates.flatten(0, 1), of_masks.flatten(0, 1)).unflatten(0, of_masks.shape[:2])
     scores = decoder.iou_prediction_head(tokens[:, 1]).float()
     selected = scores[:, 1:].argmax(dim=1) + 1
     rows = torch.arange(len(selected), device=selected.device)
+    mask_logits = candidates[rows, selected]
+    if side is not None:
+        assert features.side_pixels is not None, "`prediction_sa2va.image_features` makes features with the pixels"
+        (x,) = side(features.side_pixels, coarse)
+        mask_logits = side.refine(x, mask_logits, of_masks[rows, selected])
     object_scores = decoder.pred_obj_score_head(tokens[:, 0])[:, 0].float()
-    return DecodedMasks(candidates[rows, selected], scores[rows, selected], selected, candidates, scores, object_scores)
+    return DecodedMasks(mask_logits, scores[rows, selected], selected, candidates, scores, object_scores)
 
 
 def _transform(sam: Any, coarse: Tensor, prompts: Tensor) -> tuple[Tensor, Tensor]:

@@ -138,8 +138,8 @@ class SideNetwork(nn.Module):
         )
         bias = rows @ self.head.bias.unflatten(0, (rows.shape[1], -1))  # type: ignore[union-attr]
         packed = torch.einsum("npd,dhw->nphw", kernel, x) + bias[..., None, None]
-        added = F.pixel_shuffle(packed, self.config.packing)[:, 0].float()
-        return upsampled * (1 + added[-1]) + added[:-1]
+        added, gate = F.pixel_shuffle(packed, self.config.packing)[:, 0].float().split([count, 1])
+        return upsampled * (1 + gate) + added
 
 
 def _block(inputs: int, outputs: int) -> nn.Sequential:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from rl_reward_network.models.lora import load_trainable, save_trainable, setup_lora
 from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
+from rl_reward_network.models.sa2va.grounding_sa2va import decode_masks
 from rl_reward_network.models.sa2va.key_map_sa2va import to_original
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration, check_checkpoint
 from rl_reward_network.models.sa2va.prediction_sa2va import image_features
@@ -78,14 +79,15 @@ def test_a_mask_does_not_depend_on_other_images_and_prompts(refined: Any, tiny_p
     assert together[0][0].masks().shape[1:] == (70, 90)
 
 
-def test_all_candidates_are_refined_and_gradients_reach_the_network(refined: Any, tiny_processor: Any) -> None:
+def test_the_selected_candidate_is_refined_and_gradients_reach_the_network(refined: Any, tiny_processor: Any) -> None:
     model = deepcopy(refined).eval()
     features = image_features(model, tiny_processor, [image()])
     seg = torch.randn(3, features.maps[2].shape[1])
     decoded = model.decode_masks(features, seg)
-    assert decoded.candidates.shape == (3, 4, 128, 128)
-    rows = torch.arange(3)
-    assert torch.equal(decoded.mask_logits, decoded.candidates[rows, decoded.selected])
+    assert decoded.mask_logits.shape == (3, 128, 128)
+    without = decode_masks(model.grounding_encoder, features, seg)
+    assert torch.equal(decoded.candidates, without.candidates)
+    assert torch.equal(decoded.selected, without.selected)
     decoded.mask_logits.square().mean().backward()
     assert all(p.grad is not None and p.grad.any() for p in model.side_network.parameters())
 
