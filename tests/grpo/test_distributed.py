@@ -46,7 +46,9 @@ def launched(processes: int, *words: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    """Of ranks on the CPU: two of them may not share a single GPU."""
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return {**os.environ, "PYTHONPATH": str(ROOT), **hidden}
 
 
 def start_ranks(folder: Path, processes: int, *checks: str) -> None:
