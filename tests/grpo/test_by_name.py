@@ -12,13 +12,15 @@ from PIL import Image
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.grpo.by_name import exact_share
 from rl_reward_network.grpo.evaluate import run_grpo_evaluation
+from rl_reward_network.grpo.image_context import FeatureCache, open_batch
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs, validation_prompts, within_budget
 from rl_reward_network.grpo.measure import Measured
 from rl_reward_network.grpo.plan import PlanArgs, make_plan
+from rl_reward_network.grpo.trainer import taken_together
 from rl_reward_network.inputs.config import RegionConfig, RunConfig
 from rl_reward_network.report.by_name import ALL_CLASSES
 from tests.conftest import tube_image
-from tests.grpo.nano import PLAN, changed, train
+from tests.grpo.nano import PLAN, changed, make_trainer, nano, train
 from tests.models.test_reward_network import network_of
 
 CLASSES = [
@@ -88,6 +90,29 @@ def test_what_does_not_fit_several_classes_is_refused(named: GRPOInputs, tmp_pat
     (write_named(tmp_path) / "classes.json").write_text(json.dumps(CLASSES[1:]))
     with pytest.raises(ValueError, match=r"classes.json: annotations.json has the phrase 'Tube', which is the `name`"):
         open_grpo_inputs(RunConfig(data_root=tmp_path, gpu=-1))
+
+
+def test_supervised_batches_hold_all_questions_of_an_image_and_others_do_not(named: GRPOInputs, tmp_path: Path) -> None:
+    prompts = named.pick("reward", "policy")
+    masks = {"caption_to_mask_weight": 1.0, "mask_to_caption_weight": 0.0}
+    trainer = make_trainer(tmp_path, prompts, objective="supervised", **masks)
+    batch = [prompt for _, prompts in trainer._prompt_batches() for prompt in prompts]
+    assert Counter(Counter(prompt.image_key for prompt in batch).values()) == {2: trainer.args.prompts_per_step}
+    assert trainer.order.rollouts_per_epoch == len({p.image_key for p in prompts}) // trainer.args.prompts_per_step
+    assert taken_together(prompts, replace(trainer.args, objective="grpo")) == [[n] for n in range(len(prompts))]
+
+
+def test_questions_of_an_image_share_its_view(named: GRPOInputs) -> None:
+    ordered = sorted(named.pick("reward", "policy"), key=lambda prompt: prompt.name)  # those of an image lie apart
+    batch = open_batch(ordered, FeatureCache(*nano()), np.random.default_rng(0))
+    images = {prompt.image_key for prompt in ordered}
+    assert len(batch.features) == len(images) == len(ordered) // 2
+    for key in images:
+        ring, tube = (row for row, prompt in enumerate(ordered) if prompt.image_key == key)
+        assert batch.images[ring] is batch.images[tube]
+        assert not batch.truths[ring].any()
+        assert batch.truths[tube].any()
+        assert not np.array_equal(batch.images[tube], ordered[tube].load()[0])
 
 
 def test_a_run_is_evaluated_class_by_class(named: GRPOInputs) -> None:
