@@ -289,7 +289,9 @@ def _bank(args: Args) -> Measured:
 
 
 def _grpo(args: Args) -> Measured:
-    result = _train(args, "grpo", ["--data_root", str(embedded_regions(args.folder / "data"))])
+    adapted = args.side_network or args.encoder != "frozen"
+    reached = ["--mask_policy", "bernoulli"] * adapted  # the gradient of the other one ends at the [SEG] embedding
+    result = _train(args, "grpo", ["--data_root", str(embedded_regions(args.folder / "data")), *reached])
     checkpoint = next((args.folder / "grpo").glob("checkpoint-*"))
     sizes = f"final_model {_gib(args.folder / 'grpo' / 'final_model'):.2f} GiB, checkpoint {_gib(checkpoint):.2f} GiB"
     return replace(result, note="; ".join(filter(None, [f"both loops, 8 captions, 16 masks; {sizes}", result.note])))

@@ -226,6 +226,7 @@ def make_plan(args: PlanArgs, inputs: "GRPOInputs", network: "RewardNetwork | No
         )
     settings = _hyperparameters(args, inputs.kind, network is not None)
     check_settings(settings)
+    _check_reached(args.adapters, settings)
     r = _or(args.lora.lora_r, LORA_R["small" if args.small else "large"])
     return GRPOPlan(
         args.mode,
@@ -265,6 +266,17 @@ def _hyperparameters(args: PlanArgs, kind: str, learned: bool) -> GRPOSettings:
         pathwise_weight=_or(settings.pathwise_weight, 1.0 if pathwise else 0.0),
         ema_decay=0.0 if args.no_ema else settings.ema_decay,
     )
+
+
+def _check_reached(adapters: AdapterArgs, settings: GRPOSettings) -> None:
+    """Check that what is added gets a gradient."""
+    added = ["--side_network"] * adapters.side_network + ["--encoder"] * (adapters.encoder != "frozen")
+    at_embedding = settings.objective == "grpo" and settings.mask_policy == "gaussian" and not settings.pathwise_weight
+    if added and at_embedding:
+        raise ValueError(
+            f"{added[0]} would not train: --mask_policy gaussian samples the [SEG] embedding, and its gradient ends "
+            "there; give --objective supervised, --mask_policy bernoulli, or --reward_net, whose gradient passes masks"
+        )
 
 
 def _weights(rewards: RewardArgs, captions: bool, learned: bool) -> RewardWeights:

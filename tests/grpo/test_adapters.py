@@ -13,7 +13,7 @@ from rl_reward_network.artefacts import read_json
 from rl_reward_network.grpo.evaluate import run_grpo_evaluation
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
 from rl_reward_network.grpo.merge import merge_run
-from rl_reward_network.grpo.plan import AdapterArgs, PlanArgs, make_plan
+from rl_reward_network.grpo.plan import AdapterArgs, PlanArgs, RewardArgs, make_plan
 from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings, RewardWeights
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.lora import WEIGHTS, load_trainable, read_trainable
@@ -21,6 +21,7 @@ from rl_reward_network.models.sa2va.families import ENCODER
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from tests.conftest import write_tiny_data
 from tests.grpo.nano import SETTINGS, train
+from tests.models.test_reward_network import network_of
 
 SETTINGS_OF_IMAGES = SETTINGS | {
     "objective": "supervised",
@@ -114,6 +115,19 @@ def test_masks_are_trained_in_reach_of_the_reward_gradient(images: GRPOInputs, t
         folder = train(images, plan, tmp_path / policy)
         names = read_json(folder / "config.json")["trainable"]
         assert any(name.startswith("side_network.") for name in names) == reached
+
+
+LABELS = RewardArgs(loop2_iou_weight=1.0)
+
+
+@pytest.mark.parametrize("adapters", [AdapterArgs(True), AdapterArgs(encoder="lora")])
+def test_adapters_out_of_reach_of_every_gradient_are_refused(images: GRPOInputs, adapters: AdapterArgs) -> None:
+    flag = "--side_network" if adapters.side_network else "--encoder"
+    with pytest.raises(ValueError, match=f"{flag} would not train: --mask_policy gaussian .* give --objective"):
+        make_plan(PlanArgs("quick", rewards=LABELS, adapters=adapters), images, None)
+    cells = GRPOSettings(mask_policy="bernoulli")
+    assert make_plan(PlanArgs("quick", grpo=cells, rewards=LABELS, adapters=adapters), images, None)
+    assert make_plan(PlanArgs("quick", adapters=adapters), images, network_of()).settings.pathwise_weight == 1
 
 
 def test_presets_of_a_side_network_leave_the_users_values(images: GRPOInputs) -> None:
