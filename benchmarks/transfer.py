@@ -1,0 +1,152 @@
+"""Trained models, a reward network's own segmentation and their fusion, on their own data and on other data.
+
+    python -m benchmarks.transfer ARCADE --models RUN0/merged RUN1/merged --reward_net NET --others DCA1 STARE
+
+ARCADE and the others are folders with images and masks. On ARCADE the weight of the fusion is the one with the best
+mean Dice over the validation images, and the rows are of the test images; on the other folders nothing is chosen, and
+the rows are of all images. Soft masks are fused as means of their logits. Intervals are over groups.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tyro
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
+
+from rl_reward_network.cli.app import run
+from rl_reward_network.grpo.inputs import open_grpo_inputs, validation_prompts
+from rl_reward_network.grpo.prompts import GRPOPrompt
+from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.inputs.segmenter import Sa2VASegmenter, load_segmenter
+from rl_reward_network.methods.fusion import FUSION_WEIGHTS, fusion
+from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.report.statistics import mean_interval
+from rl_reward_network.rewards.learned import foreground_prob
+from rl_reward_network.rewards.metrics import cldice, dice
+
+NETWORK, MEAN = "plain segmenter", "mean of the models"
+
+
+@dataclass(frozen=True)
+class Args:
+    """Measure all rows."""
+
+    data_root: tyro.conf.Positional[Path]
+    """Folder that the models and the network were trained on."""
+    models: tuple[Path, ...]
+    """Checkpoints, as `sa2va-rl merge` writes them."""
+    reward_net: Path
+    """Folder best_reward_net of step 1, trained on the same split."""
+    others: tuple[Path, ...] = ()
+    """Folders that nothing was trained on."""
+    seed: int = 0
+    """Of the split."""
+    images: int | None = None
+    """At most this many images of each set; by default all."""
+
+
+def main(args: Args) -> None:
+    """Print a table for each set of images."""
+    segmenters = {str(path.parent.name): load_segmenter(path, "cpu") for path in args.models}
+    network = RewardNetwork.from_pretrained(args.reward_net)
+    inputs = open_grpo_inputs(RunConfig(data_root=args.data_root, seed=args.seed, gpu=-1))
+    val = soft_masks(segmenters, network, validation_prompts(inputs)[: args.images], "val")
+    weight = best_weight(val)
+    print(f"weight of the plain segmenter in the fusion, chosen on {len(val.truths)} validation images: {weight}")
+    for root in (args.data_root, *args.others):
+        if root != args.data_root:
+            inputs = open_grpo_inputs(RunConfig(data_root=root, seed=args.seed, gpu=-1))
+        prompts = inputs.pick("test") if root == args.data_root else [p for p in inputs.prompts if p.labelled]
+        show(root.name, soft_masks(segmenters, network, prompts[: args.images], root.name), weight)
+
+
+@dataclass(frozen=True)
+class SoftMasks:
+    """Soft masks of N images.
+
+    Args:
+        rows: name -> N masks, float16 (H, W) in [0, 1].
+        truths: N masks, bool (H, W).
+        groups: of the images.
+    """
+
+    rows: dict[str, list[np.ndarray]]
+    truths: list[np.ndarray]
+    groups: list[str]
+
+
+def soft_masks(
+    segmenters: dict[str, Sa2VASegmenter], network: RewardNetwork, prompts: Sequence[GRPOPrompt], desc: str
+) -> SoftMasks:
+    """Of every model, of their mean if there are several, and of the network."""
+    found = SoftMasks({name: [] for name in segmenters}, [], [])
+    if len(segmenters) > 1:
+        found.rows[MEAN] = []
+    found.rows[NETWORK] = []
+    for prompt in tqdm(prompts, desc, unit="image"):
+        image, truth = prompt.load()
+        assert truth is not None
+        masks = {name: soft_mask(segmenter, image, prompt.question) for name, segmenter in segmenters.items()}
+        if MEAN in found.rows:
+            masks[MEAN] = mean_in_logits(list(masks.values()))
+        masks[NETWORK] = foreground_prob(network, image)
+        for name, mask in masks.items():
+            found.rows[name].append(mask.astype(np.float16))
+        found.truths.append(truth)
+        found.groups.append(prompt.group_id)
+    return found
+
+
+def soft_mask(segmenter: Sa2VASegmenter, image: np.ndarray, question: str) -> np.ndarray:
+    """float32 (H, W) in [0, 1], of an image uint8 (H, W, 3)."""
+    answer = segmenter.segment(image, [question])
+    return segmenter.upsample(answer.mask_logits, image.shape[:2])[0]
+
+
+def mean_in_logits(masks: Sequence[np.ndarray]) -> np.ndarray:
+    """float (H, W): `fusion` of several soft masks with equal weights."""
+    mean = masks[0]
+    for count, mask in enumerate(masks[1:], 2):
+        mean = fusion(mean, mask, 1 / count)
+    return mean
+
+
+def fused_rows(found: SoftMasks, weight: float) -> list[np.ndarray]:
+    """The mean of the models, or the only one, fused with the network."""
+    first = found.rows[MEAN] if MEAN in found.rows else next(iter(found.rows.values()))
+    return [fusion(one, own, weight) for one, own in zip(first, found.rows[NETWORK], strict=True)]
+
+
+def best_weight(found: SoftMasks) -> float:
+    """The least weight with the best mean Dice."""
+    means = {weight: scores(fused_rows(found, weight), found.truths)[0].mean() for weight in FUSION_WEIGHTS}
+    return max(means, key=lambda weight: (means[weight], -weight))
+
+
+def scores(masks: Sequence[np.ndarray], truths: Sequence[np.ndarray], lines: bool = False) -> np.ndarray:
+    """float64 (1 or 2, N): Dice of each soft mask at 0.5, with `lines` also clDice."""
+    metrics = (dice, cldice) if lines else (dice,)
+    pairs = [((mask > 0.5)[None], truth[None]) for mask, truth in zip(masks, truths, strict=True)]
+    return np.array([[float(metric(*pair)[0]) for pair in pairs] for metric in metrics])
+
+
+def show(name: str, found: SoftMasks, weight: float) -> None:
+    """Print a table in Markdown: means over groups, and differences to the plain segmenter."""
+    rows = {**found.rows, f"fusion, weight {weight}": fused_rows(found, weight)}
+    values = {row: scores(masks, found.truths, lines=True) for row, masks in rows.items()}
+    table = Table("row", "Dice", "clDice", f"Dice less {NETWORK}", box=box.MARKDOWN)
+    for row, (of_dice, of_lines) in values.items():
+        means = (str(mean_interval(column, found.groups)) for column in (of_dice, of_lines))
+        difference = mean_interval(of_dice - values[NETWORK][0], found.groups).signed
+        table.add_row(row, *means, "-" if row == NETWORK else difference)
+    print(f"\n{name}: {len(found.truths)} images")
+    Console(width=160).print(table)
+
+
+if __name__ == "__main__":
+    run(main, Args)
