@@ -4,13 +4,16 @@
 
 ARCADE and the others are folders with images and masks. On ARCADE the weight of the fusion is the one with the best
 mean Dice over the validation images, and the rows are of the test images; on the other folders nothing is chosen, and
-the rows are of all images. Soft masks are fused as means of their logits. Intervals are over groups.
+the rows are of all images. Soft masks are fused as means of their logits. Sa2VA squashes every image to one size, and
+the plain segmenter does not: on other data it also has a row for images of the height that it was trained on. Intervals
+are over groups.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import cv2
 import numpy as np
 import tyro
 from rich import box
@@ -29,7 +32,7 @@ from rl_reward_network.report.statistics import mean_interval
 from rl_reward_network.rewards.learned import foreground_prob
 from rl_reward_network.rewards.metrics import cldice, dice
 
-NETWORK, MEAN = "plain segmenter", "mean of the models"
+NETWORK, MEAN, RESIZED = "plain segmenter", "mean of the models", "plain segmenter, images resized"
 
 
 @dataclass(frozen=True)
@@ -55,14 +58,18 @@ def main(args: Args) -> None:
     segmenters = {str(path.parent.name): load_segmenter(path, "cpu") for path in args.models}
     network = RewardNetwork.from_pretrained(args.reward_net)
     inputs = open_grpo_inputs(RunConfig(data_root=args.data_root, seed=args.seed, gpu=-1))
-    val = soft_masks(segmenters, network, validation_prompts(inputs)[: args.images], "val")
+    prompts = validation_prompts(inputs)[: args.images]
+    val, height = soft_masks(segmenters, network, prompts, "val"), len(prompts[0].load()[0])
     weight = best_weight(val)
     print(f"weight of the plain segmenter in the fusion, chosen on {len(val.truths)} validation images: {weight}")
     for root in (args.data_root, *args.others):
         if root != args.data_root:
             inputs = open_grpo_inputs(RunConfig(data_root=root, seed=args.seed, gpu=-1))
         prompts = inputs.pick("test") if root == args.data_root else [p for p in inputs.prompts if p.labelled]
-        show(root.name, soft_masks(segmenters, network, prompts[: args.images], root.name), weight)
+        found = soft_masks(segmenters, network, prompts[: args.images], root.name)
+        if root != args.data_root:
+            found.rows[RESIZED] = [resized_prob(network, p.load()[0], height) for p in prompts[: args.images]]
+        show(root.name, found, weight)
 
 
 @dataclass(frozen=True)
@@ -106,6 +113,15 @@ def soft_mask(segmenter: Sa2VASegmenter, image: np.ndarray, question: str) -> np
     """float32 (H, W) in [0, 1], of an image uint8 (H, W, 3)."""
     answer = segmenter.segment(image, [question])
     return segmenter.upsample(answer.mask_logits, image.shape[:2])[0]
+
+
+def resized_prob(network: RewardNetwork, image: np.ndarray, height: int) -> np.ndarray:
+    """float32 (H, W) in [0, 1]: the network's map of an image uint8 (H, W, 3) that is resized to this height."""
+    size = image.shape[:2]
+    width = round(size[1] * height / size[0])
+    how = cv2.INTER_AREA if height < size[0] else cv2.INTER_LINEAR
+    prob = foreground_prob(network, cv2.resize(image, (width, height), interpolation=how))
+    return cv2.resize(prob, size[::-1], interpolation=cv2.INTER_LINEAR)
 
 
 def mean_in_logits(masks: Sequence[np.ndarray]) -> np.ndarray:

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 from scipy.special import expit, logit
 
+from benchmarks import transfer
 from benchmarks.transfer import MEAN, NETWORK, SoftMasks, best_weight, fused_rows, mean_in_logits, scores, show
 from rl_reward_network.methods.fusion import FUSION_WEIGHTS
+from tests.models.test_reward_network import network_of
 
 
 def found(one: float, other: float, network: float) -> SoftMasks:
@@ -31,6 +33,15 @@ def test_validation_chooses_the_least_weight_of_the_best() -> None:
     lower = FUSION_WEIGHTS[FUSION_WEIGHTS.index(weight) - 1]
     assert scores(fused_rows(blind, lower), blind.truths)[0] == 0
     assert best_weight(found(0.9, 0.8, 0.2)) == 0
+
+
+def test_images_are_resized_for_the_network_and_its_map_is_resized_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "foreground_prob", lambda network, image: image[..., 0].astype(np.float32) / 255)
+    image = np.zeros((30, 60, 3), np.uint8)
+    image[:, 30:] = 255
+    prob = transfer.resized_prob(network_of(), image, 64)
+    assert prob.shape == (30, 60)
+    np.testing.assert_array_equal(prob > 0.5, image[..., 0] > 0)
 
 
 def test_the_table_has_a_row_for_each(capsys: pytest.CaptureFixture[str]) -> None:
