@@ -8,7 +8,8 @@
 ARCADE is a folder with segments.json (the SYNTAX segment of each outline), annotations.json (its groups) and images/.
 They become COCO files, `sa2va-rl data import --classes benchmarks/arcade_classes.json` makes the task of them, and
 `sa2va-rl grpo --objective supervised` trains nano on it. The rival is a U-Net with one output per class, trained on the
-same images and questions for the same minutes; the floor answers every question with nano's mask of the whole tree.
+same images and questions for the same minutes; the floor answers every question with the mask of the whole tree of the
+first row that is made.
 
 Masks below a share of the pixels count as empty, in all columns; each row has its own share, which has the best mean
 Dice over the validation questions (two empty masks have 1). Intervals are over groups, which in ARCADE are images: no
@@ -168,7 +169,7 @@ def answer_nano(args: Args, inputs: GRPOInputs) -> None:
         of_tree = {p.image_key: m for p, m in zip(prompts, masks["trained"], strict=True) if p.name == TREE}
         tree[split] = {"trained": answers(prompts, [of_tree[prompt.image_key] for prompt in prompts])}
     write_json(place / "answers.json", own)
-    if args.row == NANO:
+    if not (args.place(FLOOR) / "answers.json").exists():
         args.place(FLOOR).mkdir(exist_ok=True)
         write_json(args.place(FLOOR) / "answers.json", tree)
 
