@@ -47,28 +47,29 @@ class Args:
     """Folder best_reward_net of step 1, trained on the same split."""
     others: tuple[Path, ...] = ()
     """Folders that nothing was trained on."""
-    seed: int = 0
-    """Of the split."""
+    split_seed: int = 0
+    """Of the split that they were trained on."""
     images: int | None = None
     """At most this many images of each set; by default all."""
 
 
 def main(args: Args) -> None:
     """Print a table for each set of images."""
-    segmenters = {str(path.parent.name): load_segmenter(path, "cpu") for path in args.models}
+    segmenters = {str(path): load_segmenter(path, "cpu") for path in args.models}
     network = RewardNetwork.from_pretrained(args.reward_net)
-    inputs = open_grpo_inputs(RunConfig(data_root=args.data_root, seed=args.seed, gpu=-1))
-    prompts = validation_prompts(inputs)[: args.images]
+    inputs = open_grpo_inputs(RunConfig(data_root=args.data_root, split_seed=args.split_seed, gpu=-1))
+    prompts = [prompt for prompt in validation_prompts(inputs) if prompt.labelled][: args.images]
     val, height = soft_masks(segmenters, network, prompts, "val"), len(prompts[0].load()[0])
     weight = best_weight(val)
     print(f"weight of the plain segmenter in the fusion, chosen on {len(val.truths)} validation images: {weight}")
     for root in (args.data_root, *args.others):
         if root != args.data_root:
-            inputs = open_grpo_inputs(RunConfig(data_root=root, seed=args.seed, gpu=-1))
-        prompts = inputs.pick("test") if root == args.data_root else [p for p in inputs.prompts if p.labelled]
-        found = soft_masks(segmenters, network, prompts[: args.images], root.name)
+            inputs = open_grpo_inputs(RunConfig(data_root=root, gpu=-1))
+        prompts = inputs.pick("test") if root == args.data_root else inputs.prompts
+        prompts = [prompt for prompt in prompts if prompt.labelled][: args.images]
+        found = soft_masks(segmenters, network, prompts, root.name)
         if root != args.data_root:
-            found.rows[RESIZED] = [resized_prob(network, p.load()[0], height) for p in prompts[: args.images]]
+            found.rows[RESIZED] = [resized_prob(network, prompt.load()[0], height) for prompt in prompts]
         show(root.name, found, weight)
 
 

@@ -8,8 +8,8 @@
 ARCADE is a folder with segments.json (the SYNTAX segment of each outline), annotations.json (its groups) and images/.
 They become COCO files, `sa2va-rl data import --classes benchmarks/arcade_classes.json` makes the task of them, and
 `sa2va-rl grpo --objective supervised` trains nano on it. The rival is a U-Net with one output per class, trained on the
-same images and questions for the same minutes; the floor answers every question with the mask of the whole tree of the
-first row that is made.
+same images and questions for as many minutes as the row that is made first; the floor answers every question with that
+row's mask of the whole tree.
 
 Masks below a share of the pixels count as empty, in all columns; each row has its own share, which has the best mean
 Dice over the validation questions (two empty masks have 1). Intervals are over groups, which in ARCADE are images: no
@@ -160,7 +160,8 @@ def answer_nano(args: Args, inputs: GRPOInputs) -> None:
         _call(f"grpo quick --objective supervised {data} {labels} {steps} {resume} {args.flags}")
     if not (place / "merged").exists():
         _call(f"merge --model_path {place / FINAL} --output {place / 'merged'}")
-    own, tree = {}, {}
+    own: dict[str, Any] = {"minutes": read_json(place / FINAL / "config.json")["minutes"]}
+    tree = {}
     for split in ("val", "test"):
         prompts = inputs.pick(split)
         reworded = {"trained": prompts, "held_out": held_out_prompts(prompts)}
@@ -194,7 +195,7 @@ def answer_unet(args: Args, inputs: GRPOInputs) -> None:
     train = named_images(training_prompts(args, inputs), names)
     val = named_images(of_images(inputs.pick("val"), 48), names)
     net = train_unet(list(train.values()), list(val.values()), minutes, args.seed)
-    content = {}
+    content: dict[str, Any] = {"minutes": minutes}
     for split in ("val", "test"):
         prompts = inputs.pick(split)
         of_image = {p.image_key: segment(net, p.load()[0]) for p in prompts if p.name == TREE}
@@ -257,7 +258,10 @@ def show(args: Args) -> None:
     for row, content in found.items():
         share = best_share(content["val"]["trained"])
         for wording, of_test in content["test"].items():
-            table.add_row(f"{TITLES.get(row, row)}, {wording}", *_cells(emptied(of_test, share), names), f"{share:.2%}")
+            spent = f", {content['minutes']:.0f} minutes" if "minutes" in content else ""
+            table.add_row(
+                f"{TITLES.get(row, row)}{spent}, {wording}", *_cells(emptied(of_test, share), names), f"{share:.2%}"
+            )
     console.print(table, end="\n\n")
     console.print(_differences(found, names))
     groups = next(iter(found.values()))["test"]["trained"]["group"]

@@ -115,12 +115,15 @@ def _inputs(model_path: str, data_root: Path) -> str:
 
 
 def _rewards(row: Row, data_root: Path, reward_net: str, settings: MemorySettings) -> str:
-    """The reward network as a flag, where GRPO has no captions to close a loop."""
+    """The reward network as a flag, where GRPO has no captions to close a loop, or the policy that reaches adapters."""
     if row is not TRAIN:
         return ""
     needed = settings.objective != "supervised" and data_root != DEFAULT_DATA and not _captioned(data_root)
     network = reward_net or ("NET" if needed else "")
-    return f" --reward_net {network}" if network else ""
+    if network:
+        return f" --reward_net {network}"
+    adapted = settings.side_network or settings.encoder != "frozen"
+    return " --mask_policy bernoulli" if adapted and settings.objective != "supervised" else ""  # the gradient's way
 
 
 def _captioned(data_root: Path) -> bool:

@@ -1,7 +1,7 @@
 """Regions of annotated images, captioned by their phrases: which object is this? Read by `--dataset_name names` alone.
 
 The folder is that of `annotations`; phrases with an empty mask, or without one, are left out. The groups are those of
-the images, so that the split by patient is the same.
+the images, and `GRPOInputs` splits the patients as it does for them.
 """
 
 from pathlib import Path
@@ -17,19 +17,22 @@ def recognise_named_regions(folder: Path) -> str:
     return "annotated images, captioned by their phrases" if recognise_annotations(folder) else ""
 
 
-def read_named_regions(folder: Path, limit: int | None = None, levels: Levels | None = None) -> list[RegionSample]:
+def read_named_regions(
+    folder: Path, limit: int | None = None, levels: Levels | None = None, group_regex: str | None = None
+) -> list[RegionSample]:
     """A region for each phrase whose mask has a pixel; the masks are decoded.
 
     Args:
         folder: holds annotations.json and images/.
         limit: stop after so many regions; None: all.
         levels: of grey images of more than 8 bit, as `decode_image` takes it; None measures them.
+        group_regex: as `read_annotations` takes it.
 
     Raises:
         ValueError: as `read_annotations`, a mask that cannot be read, or no region at all.
     """
     regions: list[RegionSample] = []
-    for sample in read_annotations(folder, grey_levels=None if levels is None else {DATA_SET: levels}):
+    for sample in read_annotations(folder, group_regex, grey_levels=None if levels is None else {DATA_SET: levels}):
         mask = sample.load_mask()
         if mask is not None and mask.any():
             regions.append(_region(sample))

@@ -15,6 +15,7 @@ The file is a list of classes. `name` is the class's phrase in annotations.json.
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from rl_reward_network.data.annotations import phrase_key
 
 CLASSES_FILE = "classes.json"
 ALL = "all"
+TAG = re.compile(r"<[^<>\s]*>|\[SEG\]")
 LISTS = ("phrases", "ids", "asked_only_with", "asked_not_with", "absent_with")
 
 
@@ -56,6 +58,13 @@ class NamedClass:
             return () if set(self.absent_with) & set(there) else None
         wanted = not self.asked_only_with or set(self.asked_only_with) & set(there)
         return own if wanted and not set(self.asked_not_with) & set(there) else None
+
+
+def definite(phrase: str) -> str:
+    """An object as a question names it: "a red circle." -> "the red circle". Tags such as "<image>" are removed."""
+    phrase = " ".join(TAG.sub(" ", phrase).split()).rstrip(".").strip()
+    first, _, rest = phrase.partition(" ")
+    return f"the {rest}" if first.lower() in ("a", "an") and rest else phrase
 
 
 def read_classes(path: Path) -> list[NamedClass]:
@@ -115,22 +124,28 @@ def _texts(value: Any, where: str) -> tuple[str, ...]:
 
 
 def _check_wordings(classes: Sequence[NamedClass], path: Path) -> None:
-    """Refuse a name or wording of two classes, and a held-out wording that trains."""
+    """Refuse a name or wording of two classes, and a held-out wording that trains, each as a question has it."""
     names: dict[str, str] = {}
     owners: dict[str, str] = {}
     for one in classes:
         if phrase_key(one.name) in names:
             raise ValueError(f"{path}: class {one.name!r}: another class has this `name`; join them, or rename one")
         names[phrase_key(one.name)] = one.name
-        for key in {phrase_key(phrase) for phrase in one.phrases}:
+        for key in {phrase_key(definite(phrase)) for phrase in one.phrases}:
             if owners.setdefault(key, one.name) != one.name:
                 raise ValueError(
                     f"{path}: class {one.name!r}: `phrases` has {key!r}, which is a wording of {owners[key]!r}, too; "
                     "leave it out of one"
                 )
+    held_out: dict[str, str] = {}
     for one in classes:
-        if owner := owners.get(phrase_key(one.held_out)):
+        key = phrase_key(definite(one.held_out))
+        if owner := owners.get(key):
             raise ValueError(
                 f"{path}: class {one.name!r}: `held_out` is {one.held_out!r}, but that wording trains {owner!r}; "
                 "give one that is in no `phrases`"
+            )
+        if held_out.setdefault(key, one.name) != one.name:
+            raise ValueError(
+                f"{path}: class {one.name!r}: `held_out` is {one.held_out!r}, as of {held_out[key]!r}; give another"
             )

@@ -32,15 +32,16 @@ ReadImages = Callable[..., list[Sample]]
 ReadRegions = Callable[[Path, int | None, Levels | None], list[RegionSample]]
 """(folder, limit, levels): at most `limit` captioned regions, levels as `decode_image` takes them."""
 
+NAMES = "names"
 IMAGES: dict[str, tuple[Recognise, ReadImages]] = {
     "annotations": (recognise_annotations, read_annotations),
 }
 REGIONS: dict[str, tuple[Recognise, ReadRegions]] = {
     "gar": (recognise_grasp_any_region, read_grasp_any_region),
     "dam": (recognise_describe_anything, read_describe_anything),
-    "names": (recognise_named_regions, read_named_regions),
+    NAMES: (recognise_named_regions, read_named_regions),
 }
-BY_REQUEST = ("names",)  # another reading of a folder, never recognised by itself
+BY_REQUEST = (NAMES,)  # another reading of a folder, never recognised by itself
 READERS: dict[str, tuple[Recognise, Callable[..., list[Any]]]] = {**REGIONS, **IMAGES}
 DATASET_NAMES = ("auto", *READERS)
 
@@ -100,7 +101,11 @@ def read_images(
 
 
 def read_region_data(
-    path: Path | str, dataset_name: str = "auto", limit: int | None = None, levels: Levels | None = None
+    path: Path | str,
+    dataset_name: str = "auto",
+    limit: int | None = None,
+    levels: Levels | None = None,
+    group_regex: str | None = None,
 ) -> tuple[list[RegionSample], str]:
     """The regions, and one line on what was read, e.g. "Grasp-Any-Region, 2 shards, 400 images, 1402 regions".
 
@@ -108,6 +113,7 @@ def read_region_data(
         path, dataset_name: as `recognise` takes them; a hub id is downloaded whole.
         limit: at most so many regions; None: all.
         levels: of grey images of more than 8 bit, as `decode_image` takes it.
+        group_regex: of `names`, as `read_annotations` takes it.
 
     Raises:
         ValueError: as `recognise` and the reader; or the folder holds images without captions.
@@ -119,7 +125,7 @@ def read_region_data(
         )
     recognises, read = REGIONS[name]
     folder = locate(path) if name == "gar" else Path(path)
-    samples = read(folder, limit, levels)
+    samples = read_named_regions(folder, limit, levels, group_regex) if name == NAMES else read(folder, limit, levels)
     images = len({sample.image_id for sample in samples})
     limited = " (the limit)" if len(samples) == limit else ""
     return samples, f"{recognises(folder)}, {images} images, {len(samples)} regions{limited}"

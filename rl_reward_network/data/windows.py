@@ -51,35 +51,39 @@ def draw_batch(
     total = len(data.images)
     picks = rng.choice(total, count, replace=total < count)
     pairs = ((data.images[pick], data.truths[pick][None]) for pick in picks)
-    return _recoloured(torch.cat([_draw_window(image, truth, side, rng, mirror) for image, truth in pairs]), rng)
+    windows = [_draw_window(image, truth, (side, side), rng, mirror) for image, truth in pairs]
+    return _recoloured(torch.cat(windows), rng)
 
 
 def _recoloured(windows: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """Images with random contrast and brightness, and their truths, of B windows (B, 3 + K, S, S)."""
+    """Images with random contrast and brightness, and their truths, of B windows (B, 3 + K, h, w)."""
     shape = (len(windows), 1, 1, 1)
     contrast, brightness = (torch.from_numpy(rng.uniform(*limits, shape)).float() for limits in (CONTRAST, BRIGHTNESS))
     image = windows[:, :3] * (contrast / 255)  # a change of contrast keeps middle grey
     return image.add_(0.5 - 0.5 * contrast + brightness).clamp_(0, 1), (windows[:, 3:] > 0.5).float()
 
 
-def _draw_window(image: np.ndarray, truths: np.ndarray, side: int, rng: np.random.Generator, mirror: bool) -> Tensor:
-    """float32 (1, 3 + K, S, S): a window in a random pose, RGB in [0, 255] and K interpolated truths in [0, 1].
+def _draw_window(
+    image: np.ndarray, truths: np.ndarray, shape: tuple[int, int], rng: np.random.Generator, mirror: bool
+) -> Tensor:
+    """float32 (1, 3 + K, *shape): a window in a random pose, RGB in [0, 255] and K interpolated truths in [0, 1].
 
     It is reflected beyond the image border.
     """
     zoom, angle = ZOOM ** rng.uniform(-1, 1), np.radians(rng.uniform(-ROTATION, ROTATION))
-    size, centre = np.array(image.shape[1::-1]), _centre(np.logical_or.reduce(truths), side / zoom, rng)  # (x, y)
+    size, window = np.array(image.shape[1::-1]), np.array(shape[::-1])  # (x, y)
+    centre = _centre(np.logical_or.reduce(truths), window / zoom, rng)
     side_of_x = rng.choice([-1, 1]) if mirror else 1
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]) @ np.diag([side_of_x, 1]) / zoom
-    pose = np.column_stack([turn * side / size[:, None], 2 * centre / size - 1])  # in the units of affine_grid
-    grid = F.affine_grid(torch.from_numpy(pose[None]).float(), [1, 1, side, side], align_corners=False)
+    pose = np.column_stack([turn * window / size[:, None], 2 * centre / size - 1])  # in the units of affine_grid
+    grid = F.affine_grid(torch.from_numpy(pose[None]).float(), [1, 1, *shape], align_corners=False)
 
     pixels = torch.cat([torch.from_numpy(array).float() for array in (image.transpose(2, 0, 1), truths)])
     return F.grid_sample(pixels[None], grid, padding_mode="reflection", align_corners=False)
 
 
-def _centre(truth: np.ndarray, side: float, rng: np.random.Generator) -> np.ndarray:
-    """(x, y) of a random window of this side, which reaches beyond the image only where the image is smaller."""
+def _centre(truth: np.ndarray, side: np.ndarray | float, rng: np.random.Generator) -> np.ndarray:
+    """(x, y) of a random window of these sides, which reaches beyond the image only where the image is smaller."""
     size = np.array(truth.shape[::-1], dtype=float)
     margin = np.minimum(side, size) / 2
     pixels = np.flatnonzero(truth)
@@ -92,7 +96,7 @@ def _centre(truth: np.ndarray, side: float, rng: np.random.Generator) -> np.ndar
 def augmented(
     image: np.ndarray, truths: np.ndarray, rng: np.random.Generator, mirror: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A random view of about the whole image, as a square that its larger side fills: position, rotation, scale, ...
+    """A random view of about the whole image, of its own size: position, rotation, scale, ...
 
     Args:
         image: uint8 (H, W, 3).
@@ -101,8 +105,8 @@ def augmented(
         mirror: whether half of the views are mirrored; not where left and right matter.
 
     Returns:
-        uint8 (S, S, 3) and bool (K, S, S), S the larger one of H and W.
+        uint8 (H, W, 3) and bool (K, H, W).
     """
-    view, of_view = _recoloured(_draw_window(image, truths, max(image.shape[:2]), rng, mirror), rng)
+    view, of_view = _recoloured(_draw_window(image, truths, truths.shape[1:], rng, mirror), rng)
     pixels = (view[0].permute(1, 2, 0) * 255).round().to(torch.uint8)
     return pixels.numpy(), of_view[0].numpy() > 0

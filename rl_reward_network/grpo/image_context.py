@@ -3,6 +3,7 @@
 Axes: U images, N questions (rows), G answers to a question, T tokens, D language width, C SAM 2 width.
 """
 
+import re
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -139,6 +140,7 @@ def vision_features(model: Any, processor: Sa2VAProcessor, image: np.ndarray) ->
     return model.model.get_vision_features(**send_to_device(pixels, model.device))
 
 
+SIDES = re.compile(r"\b(left|right)\b", re.IGNORECASE)  # in a question: its image must not be mirrored; nor with names
 MASKS_AT_ONCE = 64
 TOKENS_AT_ONCE = 2**16  # keys and values in memory: 10 GB at the size of Sa2VA-4B in bfloat16
 
@@ -437,7 +439,7 @@ def open_batch(
         for rows in of_one_image(prompts):
             truths = [masks[row] for row in rows if masks[row] is not None]
             if len(truths) == len(rows):
-                mirror = not prompts[rows[0]].name  # the name of a vessel may say on which side it is
+                mirror = not any(prompts[row].name or SIDES.search(prompts[row].question) for row in rows)
                 view, of_view = augmented(images[rows[0]], np.stack(truths), views, mirror)
                 for row, truth in zip(rows, of_view, strict=True):
                     images[row], masks[row] = view, truth

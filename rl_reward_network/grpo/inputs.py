@@ -8,12 +8,12 @@ from typing import Any, Literal
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 
-from rl_reward_network.data.annotations import compile_group_regex, phrase_key
+from rl_reward_network.data.annotations import compile_group_regex, phrase_key, read_annotations
 from rl_reward_network.data.grasp_any_region import is_hub_id
 from rl_reward_network.data.images import given_levels
-from rl_reward_network.data.items import Sample, levels_of, region_fingerprint
+from rl_reward_network.data.items import RegionSample, Sample, levels_of, region_fingerprint
 from rl_reward_network.data.names import CLASSES_FILE, classes_of, wordings_fingerprint
-from rl_reward_network.data.readers import DATASET_NAMES, IMAGES, read_region_data, recognise
+from rl_reward_network.data.readers import DATASET_NAMES, IMAGES, NAMES, read_region_data, recognise
 from rl_reward_network.data.splits import Split, load_split, make_split, select, spread
 from rl_reward_network.depth import levels_of_bits
 from rl_reward_network.embedded.datasets import DEFAULT_FOLDER, embedded_regions, is_rendered
@@ -178,22 +178,39 @@ def _open_named(config: RunConfig, regions: RegionConfig, samples: list[Sample],
 
 def _open_regions(config: RunConfig, regions: RegionConfig, split_file: Path | None) -> GRPOInputs:
     """Captioned regions."""
-    root = config.data_root
-    _refuse(
-        root,
-        "captioned regions",
-        changed(config, "group_regex", "groups", "label", "unlabelled_root") + changed(regions, "segment_question"),
-    )
+    root, named = config.data_root, regions.dataset_name == NAMES
+    of_images = changed(config, *(("groups", "label") if named else ("group_regex", "groups", "label")))
+    other = changed(config, "unlabelled_root") + changed(regions, "segment_question")
+    _refuse(root, "captioned regions", of_images + other)
     question = regions.describe_question or (DESCRIBE if is_small(config.model_path) else DESCRIBE_REAL)
     samples, summary = read_region_data(
-        root, regions.dataset_name, regions.max_regions, levels_of_bits(config.bit_depth)
+        root, regions.dataset_name, regions.max_regions, levels_of_bits(config.bit_depth), config.group_regex
     )
     if split_file:
         split = load_split(split_file, samples, region_fingerprint)
+    elif named:
+        split = _split_of_images(config, samples)
     else:
         split = make_split(samples, config.split_seed, region_fingerprint)
     prompts = [region_prompt(sample, question) for sample in samples]
     return GRPOInputs(config, regions, "regions", regions_summary(summary, root), prompts, split)
+
+
+def _split_of_images(config: RunConfig, regions: Sequence[RegionSample]) -> Split:
+    """The split of the images that the regions are of, without patients who have no region.
+
+    Raises:
+        ValueError: a part is empty.
+    """
+    whole = make_split(read_annotations(config.data_root, config.group_regex), config.split_seed)
+    present = {region.group_id for region in regions}
+    groups = {name: tuple(group for group in ids if group in present) for name, ids in whole.groups.items()}
+    if empty := [name for name, ids in groups.items() if not ids]:
+        raise ValueError(
+            f"{config.data_root}: no region in the split {empty[0]}; give more data, another --split_seed, or leave "
+            "--max_regions out"
+        )
+    return Split(groups, config.split_seed, region_fingerprint(regions))
 
 
 def check_config(config: RunConfig, regions: RegionConfig) -> tuple[RunConfig, RegionConfig]:

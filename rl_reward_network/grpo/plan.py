@@ -226,7 +226,7 @@ def make_plan(args: PlanArgs, inputs: "GRPOInputs", network: "RewardNetwork | No
         )
     settings = _hyperparameters(args, inputs.kind, network is not None)
     check_settings(settings)
-    _check_reached(args.adapters, settings)
+    _check_reached(args, settings)
     r = _or(args.lora.lora_r, LORA_R["small" if args.small else "large"])
     return GRPOPlan(
         args.mode,
@@ -268,14 +268,22 @@ def _hyperparameters(args: PlanArgs, kind: str, learned: bool) -> GRPOSettings:
     )
 
 
-def _check_reached(adapters: AdapterArgs, settings: GRPOSettings) -> None:
+def _check_reached(args: PlanArgs, settings: GRPOSettings) -> None:
     """Check that what is added gets a gradient."""
+    adapters = args.adapters
     added = ["--side_network"] * adapters.side_network + ["--encoder"] * (adapters.encoder != "frozen")
-    at_embedding = settings.objective == "grpo" and settings.mask_policy == "gaussian" and not settings.pathwise_weight
-    if added and at_embedding:
+    if changed(args.grpo, "encoder_learning_rate") and adapters.encoder != "full":
+        raise ValueError("--encoder_learning_rate does nothing without --encoder full; leave it out, or give both")
+    sampled = settings.objective == "supervised" or settings.mask_policy == "bernoulli"
+    if added and not settings.pathwise_weight and not (sampled and settings.caption_to_mask_weight):
+        why = (
+            "--caption_to_mask_weight is 0"
+            if not settings.caption_to_mask_weight
+            else ("--mask_policy gaussian samples the [SEG] embedding, and its gradient ends there")
+        )
         raise ValueError(
-            f"{added[0]} would not train: --mask_policy gaussian samples the [SEG] embedding, and its gradient ends "
-            "there; give --objective supervised, --mask_policy bernoulli, or --reward_net, whose gradient passes masks"
+            f"{added[0]} would not train, for {why}: give --objective supervised, --mask_policy bernoulli or, without "
+            "--shuffle_rewards, --reward_net, whose gradient passes the masks"
         )
 
 

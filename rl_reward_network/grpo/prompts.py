@@ -1,6 +1,5 @@
 """The prompts of GRPO: an image with a region or a phrase, and the questions about it."""
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -11,10 +10,9 @@ import torch
 from torch import Tensor
 
 from rl_reward_network.data.items import RegionSample, Sample
-from rl_reward_network.data.names import NamedClass
+from rl_reward_network.data.names import NamedClass, definite
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 
-TAG = re.compile(r"<[^<>\s]*>|\[SEG\]")
 DESCRIBE = "Please describe region1."  # the question the embedded model was trained on
 DESCRIBE_REAL = "Can you provide me with a detailed description of the region in the picture marked by region1?"
 
@@ -94,11 +92,7 @@ def segment_question(caption: str) -> str:
 
     Tags such as "<image>" are removed: if the model writes one into a caption, it must not change the prompt.
     """
-    phrase = " ".join(TAG.sub(" ", caption).split()).rstrip(".").strip()
-    first, _, rest = phrase.partition(" ")
-    if first.lower() in ("a", "an") and rest:
-        phrase = f"the {rest}"
-    return f"Please segment {phrase}."
+    return f"Please segment {definite(caption)}."
 
 
 def of_one_image(prompts: Sequence[GRPOPrompt]) -> list[list[int]]:
@@ -129,7 +123,8 @@ class PromptOrder:
     def __init__(self, count: int, chunk: int, seed: int) -> None:
         if count < chunk:
             raise ValueError(
-                f"{count} training prompts, but one optimisation step takes {chunk}; lower batch_size or add data"
+                f"{count} training prompts, but one optimisation step takes {chunk}; lower batch_size or add data (in "
+                "supervised training by name both are numbers of images)"
             )
         self.count, self.chunk, self.seed = count, chunk, seed
         self.rollouts_per_epoch = count // chunk

@@ -38,7 +38,7 @@ class GRPOSettings:
     learning_rate: float | None = None
     """Peak learning rate of AdamW, falling to 0: 1e-3 on a model of the embedded one's size, else 1e-5."""
     side_learning_rate: Rare[float | None] = None
-    """Peak learning rate of a side network: 3e-3."""
+    """Peak learning rate of a side network: 3e-3 of a new one, later that of the rest."""
     encoder_learning_rate: Rare[float | None] = None
     """Peak learning rate of SAM 2's image encoder with --encoder full: a tenth of learning_rate."""
     warmup_steps: Rare[float | None] = None
@@ -156,14 +156,14 @@ def with_preset(settings: GRPOSettings, mode: Mode, small: bool) -> GRPOSettings
         small: whether the model is of the embedded one's size.
     """
     preset: dict[str, Any] = MODES[mode] | (SMALL if small else LARGE) | {"mask_beta": settings.beta}
-    preset |= {"side_learning_rate": SIDE_LEARNING_RATE, "warmup_steps": 5}
+    preset["warmup_steps"] = 5
     if settings.num_train_epochs is not None:
         preset["max_steps"] = -1
     missing = {name: value for name, value in preset.items() if getattr(settings, name) is None}
     whole: GRPOSettings = with_whole_groups(replace(settings, **missing))
-    if whole.encoder_learning_rate is None:
-        whole = replace(whole, encoder_learning_rate=(whole.learning_rate or 0.0) / 10)
-    return whole
+    rate = whole.learning_rate or 0.0
+    rates: dict[str, Any] = {"side_learning_rate": rate, "encoder_learning_rate": rate / 10}
+    return replace(whole, **{name: value for name, value in rates.items() if getattr(whole, name) is None})
 
 
 def with_side_network(settings: GRPOSettings, small: bool, supervised_images: bool) -> GRPOSettings:
@@ -175,6 +175,7 @@ def with_side_network(settings: GRPOSettings, small: bool, supervised_images: bo
         supervised_images: whether it is trained on true masks of annotated images.
     """
     preset: dict[str, Any] = WITH_SIDE if supervised_images else {"warmup_steps": WITH_SIDE["warmup_steps"]}
+    preset = preset | {"side_learning_rate": SIDE_LEARNING_RATE}
     if small and supervised_images:
         preset = preset | {"per_device_train_batch_size": 8 * settings.num_generations}
     return replace(settings, **{name: value for name, value in preset.items() if getattr(settings, name) is None})
@@ -209,7 +210,7 @@ def check_settings(settings: Any) -> None:
     check_range(settings, "temperature", "epsilon", "epsilon_high", "max_minutes", "num_train_epochs", above=True)
     check_range(settings, "mask_to_caption_weight", "caption_to_mask_weight", "pathwise_weight", "answer_weight")
     check_range(settings, "learning_rate", "beta", "mask_beta", "entropy_coef", "bce_weight", "dice_weight")
-    check_range(settings, "max_grad_norm")
+    check_range(settings, "max_grad_norm", "side_learning_rate", "encoder_learning_rate")
     if settings.save_strategy == "steps" and int(settings.save_steps) % settings.num_iterations:
         raise ValueError(
             f"save_steps is {settings.save_steps}, not a multiple of num_iterations {settings.num_iterations}: a "

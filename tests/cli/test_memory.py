@@ -104,12 +104,13 @@ def test_the_flags_that_are_printed_exist() -> None:
     words = [word for name in memory.TRAINING_FLAGS for word in example(name)]
     args = parse(grpo.Args, ["full", *words])
     assert (args.lora.lora_r, args.grpo.activation_checkpointing, args.regions.max_dynamic_patch) == (4, True, 2)
+    assert (args.adapters.side_pixels, args.adapters.encoder) == (256, "lora")
 
 
 def example(name: str) -> list[str]:
     """A flag with a value that differs from the default."""
     values = {"dtype": "bfloat16", "objective": "supervised", "activation_checkpointing": "", "max_dynamic_patch": "2"}
-    values["freeze_embeddings"] = ""
+    values |= {"freeze_embeddings": "", "side_network": "", "side_pixels": "256", "encoder": "lora"}
     return [f"--{advice.FLAGS.get(name, name)}", *filter(None, [values.get(name, "4")])]
 
 

@@ -71,18 +71,25 @@ def test_views_are_mirrored_only_where_wanted():
     image = np.zeros((64, 64, 3), np.uint8)
     image[:, :32] = 200
     truth = image[..., 0] > 0
-    left = [augmented(image, truth, np.random.default_rng(seed), mirror=False)[1][:, :20].mean() for seed in range(20)]
-    assert min(left) > 0.9
-    mirrored = [augmented(image, truth, np.random.default_rng(seed))[1][:, :20].mean() for seed in range(20)]
+
+    def left_of(seed, **words):
+        _, (mask,) = augmented(image, truth[None], np.random.default_rng(seed), **words)
+        return mask[:, :20].mean()
+
+    assert min(left_of(seed, mirror=False) for seed in range(20)) > 0.9
+    mirrored = [left_of(seed) for seed in range(20)]
     assert min(mirrored) < 0.1 < 0.9 < max(mirrored)
 
 
-def test_a_view_shows_about_the_whole_image_as_a_square():
+def test_a_view_has_the_size_of_the_image_and_all_masks_share_it():
     image, truth = bars((90, 120))
-    views = [augmented(image, truth, np.random.default_rng(seed)) for seed in (0, 0, 1)]
-    for pixels, mask in views:
-        assert (pixels.shape, pixels.dtype) == ((120, 120, 3), np.uint8)
-        assert (mask.shape, mask.dtype) == ((120, 120), bool)
+    views = [augmented(image, np.stack([truth, ~truth, truth & False]), np.random.default_rng(n)) for n in (0, 0, 1)]
+    for pixels, masks in views:
+        assert (pixels.shape, pixels.dtype) == ((90, 120, 3), np.uint8)
+        assert (masks.shape, masks.dtype) == ((3, 90, 120), bool)
+        mask = masks[0]
+        assert (mask != masks[1]).mean() > 0.99
+        assert not masks[2].any()
         middle = (float(pixels.max()) + float(pixels.min())) / 2
         assert ((pixels.mean(axis=2) > middle) == mask).mean() > 0.98
     assert np.array_equal(views[0][0], views[1][0])

@@ -13,7 +13,7 @@ from rl_reward_network.artefacts import read_json
 from rl_reward_network.grpo.evaluate import run_grpo_evaluation
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
 from rl_reward_network.grpo.merge import merge_run
-from rl_reward_network.grpo.plan import AdapterArgs, PlanArgs, RewardArgs, make_plan
+from rl_reward_network.grpo.plan import AdapterArgs, PlanArgs, RewardArgs, _check_reached, make_plan
 from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings, RewardWeights
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.lora import WEIGHTS, load_trainable, read_trainable
@@ -123,11 +123,28 @@ LABELS = RewardArgs(loop2_iou_weight=1.0)
 @pytest.mark.parametrize("adapters", [AdapterArgs(True), AdapterArgs(encoder="lora")])
 def test_adapters_out_of_reach_of_every_gradient_are_refused(images: GRPOInputs, adapters: AdapterArgs) -> None:
     flag = "--side_network" if adapters.side_network else "--encoder"
-    with pytest.raises(ValueError, match=f"{flag} would not train: --mask_policy gaussian .* give --objective"):
+    with pytest.raises(ValueError, match=f"{flag} would not train, for --mask_policy gaussian .* give --objective"):
         make_plan(PlanArgs("quick", rewards=LABELS, adapters=adapters), images, None)
+    off = GRPOSettings(mask_policy="bernoulli", caption_to_mask_weight=0.0)
+    with pytest.raises(ValueError, match=f"{flag} would not train, for --caption_to_mask_weight is 0"):
+        _check_reached(PlanArgs("quick", adapters=adapters), off)
+    with pytest.raises(ValueError, match=f"{flag} would not train, .* without --shuffle_rewards"):
+        make_plan(PlanArgs("quick", adapters=adapters, shuffle_rewards=True), images, network_of())
     cells = GRPOSettings(mask_policy="bernoulli")
     assert make_plan(PlanArgs("quick", grpo=cells, rewards=LABELS, adapters=adapters), images, None)
     assert make_plan(PlanArgs("quick", adapters=adapters), images, network_of()).settings.pathwise_weight == 1
+
+
+def test_rates_of_adapters_are_checked_and_a_later_run_has_that_of_the_rest(images: GRPOInputs) -> None:
+    for field in ("side_learning_rate", "encoder_learning_rate"):
+        grpo = GRPOSettings(objective="supervised", **{field: -1.0})  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=f"{field} is -1"):
+            make_plan(PlanArgs("quick", grpo=grpo, adapters=AdapterArgs(encoder="full")), images, None)
+    rate = GRPOSettings(objective="supervised", encoder_learning_rate=1e-4)
+    with pytest.raises(ValueError, match="--encoder_learning_rate does nothing without --encoder full"):
+        make_plan(PlanArgs("quick", grpo=rate, adapters=AdapterArgs(encoder="lora")), images, None)
+    later = make_plan(PlanArgs("quick", grpo=GRPOSettings(objective="supervised")), images, None).settings
+    assert later.side_learning_rate == later.learning_rate
 
 
 def test_presets_of_a_side_network_leave_the_users_values(images: GRPOInputs) -> None:

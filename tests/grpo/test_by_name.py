@@ -29,8 +29,8 @@ CLASSES = [
 ]
 
 
-def write_named(folder: Path, images: int = 8) -> Path:
-    """Each image has a tube and certainly no ring."""
+def write_named(folder: Path, images: int = 8, without: tuple[int, ...] = ()) -> Path:
+    """Each image has a tube, but for those of some numbers, and certainly no ring."""
     (folder / "images").mkdir(parents=True)
     for kind in ("tube", "ring"):
         (folder / kind).mkdir()
@@ -38,7 +38,7 @@ def write_named(folder: Path, images: int = 8) -> Path:
     for number in range(images):
         image, mask = tube_image(48, number)
         Image.fromarray(image).save(folder / "images" / f"{number}.png")
-        for kind, truth in (("tube", mask), ("ring", mask & False)):
+        for kind, truth in (("tube", mask & (number not in without)), ("ring", mask & False)):
             Image.fromarray(truth.astype(np.uint8) * 255).save(folder / kind / f"{number}.png")
         files = [f"{kind}/{number}.png" for kind in ("tube", "ring")]
         records.append({"image": f"{number}.png", "text": ["Tube", "ring"], "mask_png": files, "group": number})
@@ -150,6 +150,15 @@ def test_the_same_folder_holds_regions_with_names(named: GRPOInputs) -> None:
     assert (image == own_image).all()
     assert mask is not None
     assert (mask == own_mask).all()
+
+
+def test_regions_have_the_split_of_the_images_where_some_have_none(tmp_path: Path) -> None:
+    config = RunConfig(data_root=write_named(tmp_path / "data", 20, without=(2, 5, 11, 17)), gpu=-1)
+    split = open_grpo_inputs(config).split.groups
+    regions = open_grpo_inputs(config, RegionConfig(dataset_name="names"))
+    assert sum(map(len, regions.split.groups.values())) == 16
+    for name, groups in regions.split.groups.items():
+        assert set(groups) < set(split[name]) or groups == split[name]
 
 
 def test_a_caption_is_exact_but_for_case_dot_and_article(named: GRPOInputs) -> None:
