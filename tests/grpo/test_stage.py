@@ -374,8 +374,10 @@ def model() -> Sa2VAForConditionalGeneration:
     return model
 
 
-def said(model: Any, **other: Any) -> list[str]:
-    facts = {"sa2va": model, "args": SimpleNamespace(**{**STEP, **other}), "ema": None, "planned_steps": 1}
+def said(model: Any, questions: int = 1, **other: Any) -> list[str]:
+    args = SimpleNamespace(**{**STEP, **other})
+    prompts = {"prompts": list(range(4 * questions)), "taken_together": [list(range(questions))] * 4}
+    facts = {"sa2va": model, "args": args, "ema": None, "planned_steps": 1, **prompts}
     lines = startup_lines(SimpleNamespace(**facts), [], None)  # type: ignore[arg-type]
     return [line for line in lines if line.startswith(("each step", "parameters", "not trained"))]
 
@@ -389,6 +391,8 @@ def test_regions_and_what_is_made_of_each(model: Any) -> None:
         ({"objective": "supervised", "caption_to_mask_weight": 0.0}, "24 regions x true captions ("),
     ):
         assert said(model, **other)[0].startswith(f"each step: {made}")
+    together = said(model, questions=3, objective="supervised", mask_to_caption_weight=0.0)[0]
+    assert together.startswith("each step: 24 images with all their questions x true masks (")
 
 
 def test_parameters_and_what_does_not_train(model: Any) -> None:
