@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.mask_policies import MaskPolicy
 from rl_reward_network.grpo.policy import PolicyOutputs
-from rl_reward_network.grpo.rollouts import CaptionRollout, MicroBatch, PromptImage, Rollouts
+from rl_reward_network.grpo.rollouts import AnswerRollout, CaptionRollout, MicroBatch, PromptImage, Rollouts
 from rl_reward_network.grpo.settings import GRPOSettings, Level
 from rl_reward_network.models.sa2va.grounding_sa2va import mask_losses
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
@@ -118,11 +118,9 @@ def grpo_objective(
         total = total + (weights[loop] * own.rewarded + own.kl)
     images = [answer.image for answer in batch.rollouts.answers]
     masks = list(zip(images, outputs.mask_logits, strict=True)) if outputs.mask_logits else []
-    labelled = [(image, logits) for image, logits in masks if image.truth is not None]
-    if labelled and supervised and config.caption_to_mask_weight:
-        losses = supervised_mask_losses(labelled, config.bce_weight, config.dice_weight)
-        metrics["loss/mask"] = float(losses.detach().mean())
-        total = total + config.supervised_mask_weight * losses.sum() / counts.true_masks
+    if supervised and config.caption_to_mask_weight:
+        from_labels, of_labels = labelled_loss(batch.rollouts.answers, masks, outputs.embeddings, config, counts)
+        total, metrics = total + from_labels, metrics | of_labels
     if masks and config.pathwise_weight and pathwise is not None:
         scores = pathwise.scores(masks)
         metrics["loop2/pathwise_score"] = float(scores.detach().mean())
@@ -135,6 +133,7 @@ def grpo_objective(
 
 
 ALWAYS_LOGGED = ("loss", "policy_loss")
+CONTRAST_TEMPERATURE = 0.1  # of the paper
 
 
 # ---- loop 1 ---------------------------------------------------------------------------------------------------------
@@ -324,6 +323,44 @@ def answer_loss(log_probs: Sequence[Tensor], num_groups: Numbers) -> Tensor:
     which such a prompt has in place of the model's, brings `[SEG]` back.
     """
     return -torch.stack([of_answer.mean() for of_answer in log_probs]).sum() / num_groups
+
+
+def labelled_loss(
+    answers: Sequence[AnswerRollout],
+    masks: "MeanMasks",
+    embeddings: Sequence[Tensor],
+    config: Sa2VAGRPOConfig,
+    counts: StepCounts,
+) -> tuple[Tensor, dict[str, float]]:
+    """The losses of supervised training on masks and names, weighted and summed, and what to log of them."""
+    total, metrics = torch.zeros((), device=config.device), {}
+    if labelled := [(image, logits) for image, logits in masks if image.truth is not None]:
+        losses = supervised_mask_losses(labelled, config.bce_weight, config.dice_weight)
+        metrics["loss/mask"] = float(losses.detach().mean())
+        total = total + config.supervised_mask_weight * losses.sum() / counts.true_masks
+    names = [answer.name for answer in answers]
+    if config.contrast_weight and len(set(names)) > 1:
+        contrasts = name_contrast_losses(torch.stack(list(embeddings)), names)
+        metrics["loss/contrast"] = float(contrasts.detach().mean())
+        total = total + config.contrast_weight * contrasts.sum() / counts.masks
+    return total, metrics
+
+
+def name_contrast_losses(embeddings: Tensor, names: Sequence[str]) -> Tensor:
+    """float32 (N,): the supervised contrastive loss of N `[SEG]` embeddings (N, C), equal names pulled together.
+
+    Losses on masks alone teach a language model new names slowly: as long as the decoder makes the same mask of all of
+    them, nothing tells them apart (docs/log.md). An answer whose name is alone has 0. Khosla et al., "Supervised
+    Contrastive Learning" (arXiv 2004.11362), equation 2.
+    """
+    directions = F.normalize(embeddings.float(), dim=1)
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    of_row = torch.tensor([numbers[name] for name in names], device=embeddings.device)
+    itself = torch.eye(len(names), dtype=torch.bool, device=embeddings.device)
+    similar = (directions @ directions.T / CONTRAST_TEMPERATURE).masked_fill(itself, -torch.inf)
+    positive = (of_row[:, None] == of_row) & ~itself
+    log_shares = similar.log_softmax(dim=1).masked_fill(~positive, 0)
+    return -log_shares.sum(dim=1) / positive.sum(dim=1).clamp(min=1)
 
 
 def count_step(micro_batches: Sequence[Rollouts]) -> StepCounts:

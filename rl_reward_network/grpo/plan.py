@@ -37,7 +37,7 @@ ROLLOUT_FLAGS = (  # without effect in supervised training
     *("beta", "entropy_coef", "temperature", "num_mask_generations", "mask_policy"),
     *("ema_decay", "scale_rewards", "multi_objective_aggregation", "epsilon", "epsilon_high"),
 )
-SUPERVISED_FLAGS = ("bce_weight", "dice_weight")  # without effect in GRPO
+SUPERVISED_FLAGS = ("bce_weight", "dice_weight", "contrast_weight")  # without effect in GRPO
 
 
 @dataclass(frozen=True)

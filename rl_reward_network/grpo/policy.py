@@ -5,8 +5,8 @@ Axes: G completions of a group, T tokens, L tokens of a packed tree, D width of 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -104,6 +104,7 @@ class PolicyOutputs:
         answer_log_probs: float32 (T,) of each answer's tokens, `[SEG]` included.
         parameters: float32 (D,) of the mask policy for each answer.
         mask_logits: float32 (h, w) of the mean action of each answer; empty unless requested.
+        embeddings: (C,), `[SEG]` of each answer.
     """
 
     log_probs: list[Tensor]
@@ -111,6 +112,7 @@ class PolicyOutputs:
     answer_log_probs: list[Tensor]
     parameters: list[Tensor]
     mask_logits: list[Tensor]
+    embeddings: list[Tensor] = field(default_factory=list)
 
     def stored(self) -> Stored:
         """What a later loss compares with, without gradient."""
@@ -175,7 +177,7 @@ class GRPOPolicy(nn.Module):
         packed = pack([list(tree.segments()) for tree in trees], self.pad_id)
         states = self._states(trees, packed)
         of_text: dict[int, Tensor] = {}  # states that predict the tokens of each caption rollout; of each answer's text
-        made: dict[int, tuple[Tensor, Tensor, Tensor | None]] = {}
+        made: dict[int, _Made] = {}
         for tree, starts, tree_states in zip(trees, packed.starts, states, strict=True):
             places = iter(starts[1:])
             for text in tree.texts:
@@ -193,9 +195,10 @@ class GRPOPolicy(nn.Module):
         return PolicyOutputs(
             log_probs,
             entropies,
-            [answer_log_probs for answer_log_probs, _, _ in made_in_order],
-            [parameters for _, parameters, _ in made_in_order],
-            [mask_logits for _, _, mask_logits in made_in_order if mask_logits is not None],
+            [answer.log_probs for answer in made_in_order],
+            [answer.parameters for answer in made_in_order],
+            [answer.mask_logits for answer in made_in_order if answer.mask_logits is not None],
+            [answer.embedding for answer in made_in_order],
         )
 
     def _states(self, trees: Sequence["_Tree"], packed: Packed) -> Tensor:
@@ -211,10 +214,8 @@ class GRPOPolicy(nn.Module):
         )
         return output.last_hidden_state
 
-    def _answers(
-        self, answers: Sequence[AnswerRollout], states: Sequence[Tensor], with_masks: bool
-    ) -> list[tuple[Tensor, Tensor, Tensor | None]]:
-        """Log-probabilities (T,), policy parameters and mask logits of an image's answers; states (T + 1, D)."""
+    def _answers(self, answers: Sequence[AnswerRollout], states: Sequence[Tensor], with_masks: bool) -> list["_Made"]:
+        """What is made of an image's answers, from their states (T + 1, D)."""
         if not answers:
             return []
         sam = answers[0].image.features.sam
@@ -224,7 +225,8 @@ class GRPOPolicy(nn.Module):
         for answer, of_answer, embedding, mask_logits in zip(answers, states, embeddings, masks, strict=True):
             token_ids = torch.tensor(answer.answer_ids, device=of_answer.device)
             log_probs, _ = self._log_probs(of_answer[:-1], token_ids, 1.0, "none")
-            made.append((log_probs, self.mask_policy.parameters(self.sa2va, sam, embedding), mask_logits))
+            parameters = self.mask_policy.parameters(self.sa2va, sam, embedding)
+            made.append(_Made(log_probs, parameters, mask_logits, embedding))
         return made
 
     def _log_probs(
@@ -248,6 +250,15 @@ class GRPOPolicy(nn.Module):
             for values in flat
         )
         return list(log_probs), list(entropies)
+
+
+class _Made(NamedTuple):
+    """What the policy makes of an answer; see `PolicyOutputs`."""
+
+    log_probs: Tensor
+    parameters: Tensor
+    mask_logits: Tensor | None
+    embedding: Tensor
 
 
 Text = CaptionRollout | AnswerRollout

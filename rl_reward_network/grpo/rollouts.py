@@ -86,11 +86,13 @@ class AnswerRollout:
         question_ids: token ids behind the image.
         answer_ids: up to and including `[SEG]`; the model's answer, or without `[SEG]` in that the reference answer, so
             that the loss of answers brings `[SEG]` back.
+        name: what the prompt asks for, in its class's name whatever the wording; "" for a described region.
     """
 
     image: PromptImage
     question_ids: list[int]
     answer_ids: list[int]
+    name: str = ""
 
     @property
     def token_ids(self) -> list[int]:
@@ -227,9 +229,11 @@ class RolloutGenerator:
             return []
         answer = self.processor.token_ids(SEG_ANSWERS[1])
         answer = answer[: answer.index(self.processor.seg_token_id) + 1]
-        questions = [batch.question(row, prompt.question) for row, prompt in enumerate(batch.prompts)]
+        questions = [batch.question(row, prompt.question).suffix_ids for row, prompt in enumerate(batch.prompts)]
+        names = [prompt.name for prompt in batch.prompts]
         return [
-            AnswerRollout(image, question.suffix_ids, answer) for image, question in zip(images, questions, strict=True)
+            AnswerRollout(image, question, answer, name)
+            for image, question, name in zip(images, questions, names, strict=True)
         ]
 
     @property

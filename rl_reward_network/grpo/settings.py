@@ -111,6 +111,9 @@ class GRPOSettings:
     answer_weight: Rare[float] = 1.0
     """Weight of the cross-entropy of the answer with [SEG]: training on masks alone can change the text until the
     answer has no [SEG], and so no mask (docs/log.md)."""
+    contrast_weight: Rare[float] = 0.3
+    """Supervised training by name: weight of the contrast between the [SEG] of different names, without which the
+    language model learns new names slowly (docs/log.md)."""
     activation_checkpointing: Annotated[bool, tyro.conf.arg(aliases=["--gradient-checkpointing"]), RARE] = False
     """Compute activations twice, to save memory."""
     lr_scheduler_type: tyro.conf.Suppress[str] = "linear"
@@ -210,7 +213,7 @@ def check_settings(settings: Any) -> None:
     check_range(settings, "temperature", "epsilon", "epsilon_high", "max_minutes", "num_train_epochs", above=True)
     check_range(settings, "mask_to_caption_weight", "caption_to_mask_weight", "pathwise_weight", "answer_weight")
     check_range(settings, "learning_rate", "beta", "mask_beta", "entropy_coef", "bce_weight", "dice_weight")
-    check_range(settings, "max_grad_norm", "side_learning_rate", "encoder_learning_rate")
+    check_range(settings, "contrast_weight", "max_grad_norm", "side_learning_rate", "encoder_learning_rate")
     if settings.save_strategy == "steps" and int(settings.save_steps) % settings.num_iterations:
         raise ValueError(
             f"save_steps is {settings.save_steps}, not a multiple of num_iterations {settings.num_iterations}: a "
