@@ -211,6 +211,7 @@ def test_a_batch_smaller_than_a_group_is_a_whole_one(scenes: Path, flags: str, e
         (["--objective", "supervised", "--shuffle_rewards"], "--objective supervised"),
         (["--max_labelled", "5"], "--max_labelled does nothing without --objective supervised"),
         (["--dice_weight", "1"], "--dice_weight does nothing without --objective supervised"),
+        (["--contrast_weight", "1"], "--contrast_weight does nothing without --objective supervised"),
         (["--objective", "supervised", "--max_labelled", "0"], "max_labelled is 0, expected 1 or more"),
         (["--objective", "supervised", "--bce_weight", "0", "--dice_weight", "0"], "bce_weight and dice_weight are bo"),
         (["--batch_size", "1", "--gradient_accumulation_steps", "-1"], "gradient_accumulation_steps is -1"),

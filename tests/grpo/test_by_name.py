@@ -120,6 +120,9 @@ def test_a_run_is_evaluated_class_by_class(named: GRPOInputs) -> None:
     run = train(named, replace(plan, eval_steps=2, max_labelled=3), named.config.output_dir / "run")
     config = read_json(run / "config.json")
     assert config["labels"] == 3, "images, not questions"
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert all(step["loss/contrast"] > 0 for step in steps if "loss/mask" in step)
+    assert sum("loss/contrast" in step for step in steps) == 2
     assert config["origin"]["wordings"]
     result, page = run_grpo_evaluation(run / "final_model")
     assert result.by_name is not None

@@ -29,7 +29,9 @@ from rl_reward_network.grpo.losses import (
     grpo_objective,
     importance_ratio,
     k3,
+    labelled_loss,
     mask_policy_loss,
+    name_contrast_losses,
     reference_loss,
     supervised_mask_losses,
 )
@@ -293,6 +295,28 @@ def test_the_objective_sums_the_weighted_losses_and_a_rewarded_loop_without_grou
     supervised = config(tmp_path, objective="supervised")
     result = grpo_objective(batch, outputs, supervised, StepCounts(2.0, 1.0, 0.0), weights, MASK_POLICIES["gaussian"])
     assert not any(tag.startswith("loop2") for tag in result.metrics)
+
+
+def test_the_contrast_is_the_mean_over_equal_names_of_what_cosines_give(tmp_path: Path) -> None:
+    embeddings = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 2.0], [0.0, -1.0]], requires_grad=True)
+    names = ["left", "left", "right", "alone"]
+    cosines = [[1, 0, 0], [1, 0, 0], [0, 0, -1]]  # of each row with the others
+    first = -math.log(math.exp(10 * cosines[0][0]) / sum(math.exp(10 * cosine) for cosine in cosines[0]))
+    losses = name_contrast_losses(embeddings, names)
+    assert losses.tolist() == pytest.approx([first, first, 0, 0], abs=1e-5), "a name that is alone has no loss"
+    (gradient,) = torch.autograd.grad(
+        name_contrast_losses(embeddings, ["left", "right", "left", "alone"]).sum(), embeddings
+    )
+    assert gradient.isfinite().all()
+    assert gradient[0, 1] < 0 < gradient[1, 1], "to its own name at (0, 1), and the other name away from it"
+
+    rollouts = [replace(answer, name=name) for answer, name in zip(answers(*[None] * 4), names, strict=True)]
+    given = (rollouts, [], list(embeddings), config(tmp_path, objective="supervised", contrast_weight=0.5))
+    total, metrics = labelled_loss(*given, StepCounts(0.0, 8.0, 0.0))
+    assert total.item() == pytest.approx(0.5 * 2 * first / 8, abs=1e-6), "of two micro-batches of four answers"
+    assert metrics == {"loss/contrast": pytest.approx(first / 2, abs=1e-6)}
+    alike = [replace(answer, name="left") for answer in rollouts]
+    assert labelled_loss(alike, *given[1:], StepCounts(0.0, 8.0, 0.0))[1] == {}, "one name has nothing to differ from"
 
 
 RANKS, MICRO_BATCHES = 2, 2
