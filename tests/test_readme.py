@@ -52,7 +52,8 @@ def lines_of(*start: str) -> list[list[str]]:
 
 
 def flags(line: list[str]) -> list[str]:
-    return [word for word in line if word.startswith("--") and word not in ("--help", "--help-all")]
+    names = [word.split("=")[0] for word in line if word.startswith("--")]  # also of `--flag=value`
+    return [name for name in names if name not in ("--help", "--help-all")]
 
 
 # ---- form ------------------------------------------------------------------------------------------------------------
