@@ -14,6 +14,7 @@ from tqdm import tqdm
 from rl_reward_network.data.readers import REGIONS, recognise
 from rl_reward_network.embedded.datasets import DEFAULT_DATA
 from rl_reward_network.grpo.plan import ROLLOUT_FLAGS
+from rl_reward_network.grpo.settings import OF_LABELS
 from rl_reward_network.memory.advice import (
     CUDA_CONTEXT,
     EXACT,
@@ -53,7 +54,7 @@ class Row(NamedTuple):
 
     def flags_of(self, settings: MemorySettings, config: Sa2VAConfig) -> tuple[str, ...]:
         """Those flags that have an effect with these settings, on this model."""
-        unused: tuple[str, ...] = ROLLOUT_FLAGS if settings.objective == "supervised" else ()
+        unused: tuple[str, ...] = ROLLOUT_FLAGS if settings.objective in OF_LABELS else ()
         unused += () if has_tiles(config) else ("max_dynamic_patch",)
         return tuple(name for name in self.flags if name not in unused)
 
@@ -118,12 +119,12 @@ def _rewards(row: Row, data_root: Path, reward_net: str, settings: MemorySetting
     """The reward network as a flag, where GRPO has no captions to close a loop, or the policy that reaches adapters."""
     if row is not TRAIN:
         return ""
-    needed = settings.objective != "supervised" and data_root != DEFAULT_DATA and not _captioned(data_root)
+    needed = settings.objective not in OF_LABELS and data_root != DEFAULT_DATA and not _captioned(data_root)
     network = reward_net or ("NET" if needed else "")
     if network:
         return f" --reward_net {network}"
     adapted = settings.side_network or settings.encoder != "frozen"
-    return " --mask_policy bernoulli" if adapted and settings.objective != "supervised" else ""  # the gradient's way
+    return " --mask_policy bernoulli" if adapted and settings.objective not in OF_LABELS else ""  # the gradient's way
 
 
 def _captioned(data_root: Path) -> bool:

@@ -76,7 +76,7 @@ def _draw_window(
     """
     zoom, angle = ZOOM ** rng.uniform(-1, 1), np.radians(rng.uniform(-ROTATION, ROTATION))
     size, window = np.array(image.shape[1::-1]), np.array(shape[::-1])  # (x, y)
-    centre = _centre((truths > 0.5).any(axis=0), window / zoom, rng)
+    centre = _centre(np.any(truths > 0.5, axis=0), window / zoom, rng)
     side_of_x = rng.choice([-1, 1]) if mirror else 1
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]) @ np.diag([side_of_x, 1]) / zoom
     pose = np.column_stack([turn * window / size[:, None], 2 * centre / size - 1])  # in the units of affine_grid

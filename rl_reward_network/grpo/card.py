@@ -6,6 +6,7 @@ from typing import Any
 
 from rl_reward_network.artefacts import read_json, whole_file
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
+from rl_reward_network.grpo.settings import OF_LABELS
 from rl_reward_network.grpo.validation import kept_weights, notice
 from rl_reward_network.models.sa2va.loading_sa2va import LORA_PART, TRAINED_PART, WHOLE_MODEL
 from rl_reward_network.report.before_after import label, legend
@@ -26,7 +27,11 @@ MERGED = (
     "sa2va-rl segment image.png --model_path <this folder>",
     WHOLE_MODEL,
 )
-HOW = {"grpo": "by GRPO, reinforcement learning", "supervised": "on true masks, supervised"}
+HOW = {
+    "grpo": "by GRPO, reinforcement learning",
+    "supervised": "on true masks, supervised",
+    "mean_teacher": "on true masks and a mean teacher's",
+}
 OF_QWEN_VL = ("image_resize", "region_prompt")  # settings, recorded where they are not the default
 CONTROL = "A control run: its rewards were shuffled at random, so it cannot have learned the task."
 
@@ -127,7 +132,7 @@ def training_facts(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _mask_policy(settings: Mapping[str, Any]) -> str:
     """What loop 2 samples."""
-    if settings["objective"] == "supervised":
+    if settings["objective"] in OF_LABELS:
         return "none: masks are not sampled"
     return str(settings.get("mask_policy", Sa2VAGRPOConfig.mask_policy))
 
@@ -135,6 +140,8 @@ def _mask_policy(settings: Mapping[str, Any]) -> str:
 def _rewards(origin: Mapping[str, Any]) -> str:
     """The reward terms of the trained loops with their weights."""
     settings = origin["settings"]
+    if settings["objective"] == "mean_teacher":
+        return "none: true masks are learned, and those of a moving average of the model"
     if settings["objective"] == "supervised":
         return "none: true masks are learned, and reference captions where there are any"
     untrained = () if settings.get("mask_to_caption_weight", 1.0) else ("iou", "caption")  # those of loop 1

@@ -8,6 +8,7 @@ from transformers import TrainingArguments
 from rl_reward_network.flags import check_at_least, check_range
 from rl_reward_network.grpo.ranks import LONGEST_WAIT
 from rl_reward_network.grpo.settings import (
+    OF_LABELS,
     ROWS_AT_ONCE,
     SIDE_LEARNING_RATE,
     GRPOSettings,
@@ -79,7 +80,7 @@ class Sa2VAGRPOConfig(TrainingArguments, GRPOSettings):  # type: ignore[misc]  #
     @property
     def needs_masks(self) -> bool:
         """Whether a loss depends on the mask of the mean action."""
-        return bool(self.pathwise_weight or (self.objective == "supervised" and self.caption_to_mask_weight))
+        return bool(self.pathwise_weight or (self.objective in OF_LABELS and self.caption_to_mask_weight))
 
     @property
     def samples_masks(self) -> bool:

@@ -439,13 +439,29 @@ def open_batch(
         for rows in of_one_image(prompts):
             truths = [masks[row] for row in rows if masks[row] is not None]
             if len(truths) == len(rows):
-                mirror = not any(prompts[row].name or SIDES.search(prompts[row].question) for row in rows)
+                mirror = mirrored([prompts[row] for row in rows])
                 view, of_view = augmented(images[rows[0]], np.stack(truths), views, mirror)
                 for row, truth in zip(rows, of_view, strict=True):
                     images[row], masks[row] = view, truth
-    image_ids, features = cache.get(images, repeated=views is None)
+    return make_batch(prompts, images, masks, cache, repeated=views is None)
+
+
+def make_batch(
+    prompts: Sequence[GRPOPrompt],
+    images: list[np.ndarray],
+    truths: list[Mask],
+    cache: FeatureCache,
+    repeated: bool,
+) -> PromptBatch:
+    """The batch of prompts whose images, uint8 (H, W, 3), and masks are given; `repeated` as in `FeatureCache.get`."""
+    image_ids, features = cache.get(images, repeated)
     image_indices = [list(features).index(image_id) for image_id in image_ids]
-    return PromptBatch(prompts, images, masks, image_ids, image_indices, list(features.values()), cache)
+    return PromptBatch(prompts, images, truths, image_ids, image_indices, list(features.values()), cache)
+
+
+def mirrored(prompts: Sequence[GRPOPrompt]) -> bool:
+    """Whether views of the image of these prompts may be mirrored: not where left and right, or names, matter."""
+    return not any(prompt.name or SIDES.search(prompt.question) for prompt in prompts)
 
 
 def region_cells(processor: Sa2VAProcessor, mask: np.ndarray) -> Tensor:

@@ -331,13 +331,13 @@ def with_unlabelled(
     Args:
         inputs: data, split, and perhaps unlabelled images.
         prompts: of the data.
-        maps: of the reward network; without one no unlabelled image joins.
+        maps: of the reward network, which leaves out images that are unlike those it knows; without one all join.
 
     Raises:
         ValueError: an image cannot be read.
     """
     if inputs.unlabelled is None or maps is None:
-        return prompts, None
+        return [*prompts, *inputs.unlabelled_prompts], None
     known = validation_prompts(inputs)
     known = [prompt for prompt in known if prompt.labelled] or known
     new = inputs.unlabelled_prompts

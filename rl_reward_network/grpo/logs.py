@@ -92,7 +92,7 @@ class GRPOLogs(TrainerCallback):
             wandb.init(project="rl_reward_network", name=self.run.name, dir=str(self.run), sync_tensorboard=True)
         last = state.global_step or -1  # a new run has a line of step 0, its first validation
         self.curves = Curves(self.run, {"step": last}, board_step=last)
-        name = "GRPO" if args.objective == "grpo" else "supervised"
+        name = "GRPO" if args.objective == "grpo" else args.objective.replace("_", " ")
         self.bar = tqdm(total=state.max_steps, initial=state.global_step, desc=name, unit="step")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.mask_policies import MaskPolicy
+from rl_reward_network.grpo.mean_teacher import consistency_loss
 from rl_reward_network.grpo.policy import PolicyOutputs
 from rl_reward_network.grpo.rollouts import AnswerRollout, CaptionRollout, MicroBatch, PromptImage, Rollouts
-from rl_reward_network.grpo.settings import GRPOSettings, Level
+from rl_reward_network.grpo.settings import OF_LABELS, GRPOSettings, Level
 from rl_reward_network.models.sa2va.grounding_sa2va import mask_losses
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 from rl_reward_network.rewards.learned import ForegroundMaps
@@ -59,11 +60,13 @@ class StepCounts(NamedTuple):
         tokens: that enter the loss of loop 1; those of groups without spread are included, as in TRL.
         masks: groups with an answer of loop 2.
         true_masks: those of them with a true mask.
+        taught: those of them with a teacher's mask.
     """
 
     tokens: Numbers
     masks: Numbers
     true_masks: Numbers
+    taught: Numbers = 0.0
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ def grpo_objective(
         mask_policy: distribution of loop 2.
         pathwise: the reward network's score with gradient, needed if `pathwise_weight` is not 0.
     """
-    supervised = config.objective == "supervised"
+    supervised = config.objective in OF_LABELS
     loops: dict[str, Loss] = {}
     if batch.rollouts.captions:
         loss = reference_loss if supervised else caption_loss
@@ -121,6 +124,13 @@ def grpo_objective(
     if supervised and config.caption_to_mask_weight:
         from_labels, of_labels = labelled_loss(batch.rollouts.answers, masks, outputs.embeddings, config, counts)
         total, metrics = total + from_labels, metrics | of_labels
+    if taught := [(image.taught, logits) for image, logits in masks if image.taught is not None]:
+        losses = [
+            consistency_loss(logits, torch.from_numpy(mask), config.bce_weight, config.dice_weight)
+            for mask, logits in taught
+        ]
+        metrics["loss/taught"] = float(torch.stack(losses).detach().mean())
+        total = total + config.taught_weight * batch.taught_weight * torch.stack(losses).sum() / counts.taught
     if masks and config.pathwise_weight and pathwise is not None:
         scores = pathwise.scores(masks)
         metrics["loop2/pathwise_score"] = float(scores.detach().mean())
@@ -369,7 +379,8 @@ def count_step(micro_batches: Sequence[Rollouts]) -> StepCounts:
     answers = [answer for rollouts in micro_batches for answer in rollouts.answers]
     tokens = [completion_mask(caption, max(map(len, caption.completion_ids))).sum() for caption in captions]
     true_masks = sum(answer.image.truth is not None for answer in answers)
-    return StepCounts(float(sum(tokens)), float(len(answers)), float(true_masks))
+    taught = sum(answer.image.taught is not None for answer in answers)
+    return StepCounts(float(sum(tokens)), float(len(answers)), float(true_masks), float(taught))
 
 
 # ---- the mask of the mean action ------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from rl_reward_network.flags import Rare, changed, check_at_least, check_range
 from rl_reward_network.grpo.settings import (
     LORA_R,
     MASK_LOSSES,
+    OF_LABELS,
     GRPOPlan,
     GRPOSettings,
     Mode,
@@ -22,6 +23,7 @@ from rl_reward_network.grpo.settings import (
     default_mask_policy,
     with_preset,
     with_side_network,
+    with_views,
 )
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig
 from rl_reward_network.models.default import is_small
@@ -38,6 +40,7 @@ ROLLOUT_FLAGS = (  # without effect in supervised training
     *("ema_decay", "scale_rewards", "multi_objective_aggregation", "epsilon", "epsilon_high"),
 )
 SUPERVISED_FLAGS = ("bce_weight", "dice_weight", "contrast_weight")  # without effect in GRPO
+TEACHER = "mean_teacher"
 
 
 @dataclass(frozen=True)
@@ -194,8 +197,9 @@ class PlanArgs:
     adapters: Annotated[AdapterArgs, tyro.conf.arg(name="")] = field(default_factory=AdapterArgs)
     rewards: Annotated[RewardArgs, tyro.conf.arg(name="")] = field(default_factory=RewardArgs)
     max_labelled: int | None = None
-    """With --objective supervised: use at most so many labelled images (regions), each with all of its phrases; those
-    of the reward network's patients first, one per series before a second; a smaller number is a subset of a larger."""
+    """With --objective supervised or mean_teacher: use at most so many labelled images (regions), each with all of its
+    phrases; those of the reward network's patients first, one per series before a second; a smaller number is a subset
+    of a larger. A mean teacher uses the other images without their masks."""
     no_ema: Rare[bool] = False
     """Use the model itself as the EMA teacher, without a moving average (--ema_decay 0)."""
     eval_steps: Rare[int | None] = None
@@ -219,6 +223,11 @@ def make_plan(args: PlanArgs, inputs: "GRPOInputs", network: "RewardNetwork | No
     check_together(args, network is not None)
     if inputs.kind == "images":
         _check_images(args, network is not None)
+    if args.grpo.objective == TEACHER and (inputs.by_name or inputs.kind != "images"):
+        raise ValueError(
+            "--objective mean_teacher is for annotated images with one question, but these data have captions or "
+            "several classes; give --objective supervised"
+        )
     if inputs.by_name and network is not None:
         raise ValueError(
             "--reward_net judges one kind of object, but these images are asked for several classes: give labels "
@@ -252,9 +261,11 @@ def _hyperparameters(args: PlanArgs, kind: str, learned: bool) -> GRPOSettings:
     captions, chosen = kind == "regions", args.grpo
     if captions and chosen.augment:
         raise ValueError("--augment turns images, but captions may say where a region is; leave it out")
+    of_labels = chosen.objective in OF_LABELS and not captions
     if args.adapters.side_network:
-        supervised_images = chosen.objective == "supervised" and not captions
-        chosen = with_side_network(chosen, args.small, supervised_images)
+        chosen = with_side_network(chosen, args.small, of_labels)
+    elif chosen.objective == TEACHER:
+        chosen = with_views(chosen, args.small)
     settings = with_preset(chosen, args.mode, args.small)
     pathwise = learned and not captions and settings.objective == "grpo" and not args.shuffle_rewards
     weights = {name: _or(getattr(settings, name), value) for name, value in MASK_LOSSES[kind].items()}
@@ -274,7 +285,7 @@ def _check_reached(args: PlanArgs, settings: GRPOSettings) -> None:
     added = ["--side_network"] * adapters.side_network + ["--encoder"] * (adapters.encoder != "frozen")
     if changed(args.grpo, "encoder_learning_rate") and adapters.encoder != "full":
         raise ValueError("--encoder_learning_rate does nothing without --encoder full; leave it out, or give both")
-    sampled = settings.objective == "supervised" or settings.mask_policy == "bernoulli"
+    sampled = settings.objective in OF_LABELS or settings.mask_policy == "bernoulli"
     if added and not settings.pathwise_weight and not (sampled and settings.caption_to_mask_weight):
         why = (
             "--caption_to_mask_weight is 0"
@@ -317,8 +328,11 @@ def _check_unlabelled(args: PlanArgs) -> None:
     needed += ["--loop2_mask_rewards"] if any(map(needs_truth, rewards.loop2_mask_rewards or ())) else []
     if needed:
         raise ValueError(f"--unlabelled_root has no masks, but {needed[0]} needs them; leave one of them out")
-    if rewards.reward_net is None:
-        raise ValueError("--unlabelled_root needs a reward without masks: give --reward_net, or leave it out")
+    if rewards.reward_net is None and args.grpo.objective != TEACHER:
+        raise ValueError(
+            "--unlabelled_root needs a teacher without masks: give --reward_net or --objective mean_teacher, or leave "
+            "it out"
+        )
 
 
 def check_together(args: PlanArgs, learned: bool) -> None:
@@ -338,10 +352,12 @@ def check_together(args: PlanArgs, learned: bool) -> None:
     check_settings(replace(settings, pathwise_weight=0.0) if alone else settings)
     _check_unlabelled(args)
     _check_judge(args, learned)
-    if args.grpo.objective == "supervised":
-        _check_supervised(args)
+    if args.grpo.objective in OF_LABELS:
+        _check_of_labels(args)
     elif flags := changed(args, "max_labelled") + changed(args.grpo, *SUPERVISED_FLAGS):
-        raise ValueError(f"{flags[0]} does nothing without --objective supervised; leave it out")
+        raise ValueError(f"{flags[0]} does nothing without --objective supervised or mean_teacher; leave it out")
+    if args.grpo.objective != TEACHER and changed(args.grpo, "taught_weight"):
+        raise ValueError("--taught_weight does nothing without --objective mean_teacher; leave it out")
     if args.shuffle_rewards and args.grpo.pathwise_weight:
         raise ValueError("--shuffle_rewards cannot permute the gradient of --pathwise_weight; leave one of them out")
     for name, weight in (("pathwise", args.grpo.pathwise_weight), ("learned", args.rewards.learned_weight)):
@@ -376,16 +392,23 @@ def _check_images(args: PlanArgs, learned: bool) -> None:
         raise ValueError("annotated images have no captions: leave out --use_llm_judge and the caption weights")
     if flags := changed(grpo, "mask_to_caption_weight") + changed(rewards, "iou_weight", "mask_rewards"):
         raise ValueError(f"annotated images have no captions, so no loop 1: leave out {flags[0]}")
-    if flags := changed(grpo, "ema_decay") + changed(args, "no_ema"):
+    if grpo.objective != TEACHER and (flags := changed(grpo, "ema_decay") + changed(args, "no_ema")):
         raise ValueError(f"annotated images have no captions, so no EMA teacher for them: leave out {flags[0]}")
 
 
-def _check_supervised(args: PlanArgs) -> None:
+def _check_of_labels(args: PlanArgs) -> None:
+    """Check the flags of an objective that learns true masks."""
+    objective = args.grpo.objective
     weighed = replace(args.rewards, reward_net=None) != RewardArgs() or args.grpo.pathwise_weight is not None
     if args.shuffle_rewards or weighed:
-        raise ValueError("--objective supervised has no rewards: leave out the flags that shuffle, judge or weigh them")
-    if flags := [*changed(args.grpo, *ROLLOUT_FLAGS), *changed(args, "no_ema")]:
-        raise ValueError(f"--objective supervised samples nothing, so {flags[0]} does nothing; leave it out")
+        raise ValueError(
+            f"--objective {objective} has no rewards: leave out the flags that shuffle, judge or weigh them"
+        )
+    unused = [name for name in ROLLOUT_FLAGS if objective != TEACHER or name != "ema_decay"]
+    if flags := [*changed(args.grpo, *unused), *changed(args, "no_ema")]:
+        raise ValueError(f"--objective {objective} samples nothing, so {flags[0]} does nothing; leave it out")
+    if objective == TEACHER and args.rewards.reward_net is not None:
+        raise ValueError("--objective mean_teacher has no rewards, so --reward_net does nothing; leave it out")
 
 
 def _or(value: Any, default: Any) -> Any:

@@ -30,6 +30,7 @@ from rl_reward_network.grpo.image_context import (
     seeded_generator,
 )
 from rl_reward_network.grpo.mask_policies import MASK_POLICIES, SpreadController
+from rl_reward_network.grpo.mean_teacher import taught_batch
 from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.models.ema import EMA, swapped
 from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding
@@ -50,6 +51,8 @@ class PromptImage:
         prefix_ids: token ids up to and including the end of the image.
         image: uint8 (H, W, 3).
         truth: bool (H, W), None for an unlabelled image.
+        taught: the teacher's soft mask of an unlabelled image, float32 (H, W) in [0, 1], with the objective
+            mean_teacher; otherwise None.
     """
 
     row: int
@@ -58,6 +61,7 @@ class PromptImage:
     prefix_ids: list[int]
     image: np.ndarray
     truth: Mask
+    taught: Mask = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,6 +164,7 @@ class MicroBatch:
         mask_advantages: float32 (G,) of each mask rollout.
         reference: of the reference model; `NOTHING_STORED` where no KL has a weight.
         old: of the policy that sampled; `NOTHING_STORED` on fresh rollouts, whose importance ratio is exactly 1.
+        taught_weight: of the loss on the teacher's masks, which fades in.
     """
 
     rollouts: Rollouts
@@ -167,6 +172,7 @@ class MicroBatch:
     mask_advantages: list[Tensor]
     reference: Stored = NOTHING_STORED
     old: Stored = NOTHING_STORED
+    taught_weight: float = 0.0
 
 
 class RolloutGenerator:
@@ -222,6 +228,20 @@ class RolloutGenerator:
                 captions.append(CaptionRollout(image, question, ids, torch.ones(1, dtype=torch.bool)))
         rollouts = Rollouts(len(prompts), captions, self.reference_answers(batch, images))
         return MicroBatch(rollouts, [torch.ones(1) for _ in captions], [])
+
+    def taught(self, prompts: Sequence[GRPOPrompt], views: np.random.Generator, weight: float) -> MicroBatch:
+        """For the objective mean_teacher: views of the images with true masks, or with the teacher's.
+
+        Args:
+            prompts: with and without true masks.
+            views: randomness of the views.
+            weight: of the loss on the teacher's masks.
+        """
+        assert self.ema is not None, "the objective mean_teacher has a moving average"
+        batch, masks = taught_batch(prompts, self.cache, self.ema.weights, views, self.config.rows_at_once)
+        images = [replace(image, taught=mask) for image, mask in zip(prompt_images(batch), masks, strict=True)]
+        rollouts = Rollouts(len(prompts), [], self.reference_answers(batch, images))
+        return MicroBatch(rollouts, [], [], taught_weight=weight)
 
     def reference_answers(self, batch: PromptBatch, images: Sequence[PromptImage]) -> list[AnswerRollout]:
         """For each prompt its question of loop 2 with the reference answer; none if nothing trains them."""

@@ -5,6 +5,7 @@ means the value of a preset. Nothing here imports torch or transformers, so that
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -13,7 +14,8 @@ import tyro
 from rl_reward_network.flags import RARE, Rare, changed, check_at_least, check_range
 from rl_reward_network.rewards.combine import Aggregation, Scale
 
-Objective = Literal["grpo", "supervised"]
+Objective = Literal["grpo", "supervised", "mean_teacher"]
+OF_LABELS = ("supervised", "mean_teacher")  # objectives that learn true masks, and have no rewards
 LossType = Literal["grpo", "dapo", "dr_grpo", "bnpo"]
 Level = Literal["token", "sequence"]
 MaskPolicyName = Literal["gaussian", "bernoulli"]
@@ -69,7 +71,8 @@ class GRPOSettings:
     caption_to_mask_weight: Rare[float] = 1.0
     """Weight of loop 2's rewards; 0 leaves them out."""
     objective: Objective = "grpo"
-    """supervised: learn the reference captions and masks instead of rewards, the comparison for GRPO."""
+    """supervised: learn the reference captions and masks instead of rewards, the comparison for GRPO. mean_teacher:
+    supervised, and on images without masks (--unlabelled_root, beyond --max_labelled) the masks of the EMA teacher."""
     bce_weight: Rare[float | None] = None
     """Supervised training: weight of the binary cross-entropy of masks: 2 on captioned regions, as in Sa2VA's recipe;
     0.25 on annotated images, whose objects are often thin, and 1 with a side network (docs/log.md)."""
@@ -111,6 +114,8 @@ class GRPOSettings:
     answer_weight: Rare[float] = 1.0
     """Weight of the cross-entropy of the answer with [SEG]: training on masks alone can change the text until the
     answer has no [SEG], and so no mask (docs/log.md)."""
+    taught_weight: Rare[float] = 1.0
+    """Mean teacher: weight of the loss on the teacher's masks, once it has faded in (docs/unlabelled.md)."""
     contrast_weight: Rare[float] = 0.3
     """Supervised training by name: weight of the contrast between the [SEG] of different names, without which the
     language model learns new names slowly (docs/log.md)."""
@@ -135,7 +140,7 @@ MODES = {
     "quick": {"num_train_epochs": 1.0, "max_steps": 140, "logging_steps": 1},  # max_steps is a small model's:
     "full": {"num_train_epochs": 3.0, "max_steps": 400, "logging_steps": 5},  # 5 and 14 minutes on two CPU cores
 }
-WITH_SIDE = {"warmup_steps": 0.15, "augment": True, "bce_weight": 1.0, "dice_weight": 0.5}  # as the reward network's
+WITH_VIEWS = {"warmup_steps": 0.15, "augment": True, "bce_weight": 1.0, "dice_weight": 0.5}  # as the reward network's
 MASK_LOSSES = {  # of supervised training, by kind of data; chosen on validation items, see docs/log.md
     "regions": {"bce_weight": 2.0, "dice_weight": 0.5},
     "images": {"bce_weight": 0.25, "dice_weight": 2.0},
@@ -169,18 +174,27 @@ def with_preset(settings: GRPOSettings, mode: Mode, small: bool) -> GRPOSettings
     return replace(whole, **{name: value for name, value in rates.items() if getattr(whole, name) is None})
 
 
-def with_side_network(settings: GRPOSettings, small: bool, supervised_images: bool) -> GRPOSettings:
+def with_side_network(settings: GRPOSettings, small: bool, of_labels: bool) -> GRPOSettings:
     """Settings of a run that adds a side network, with the user's changes; `with_preset` comes after.
 
     Args:
         settings: the user's, None where the preset counts.
         small: whether the model is of the embedded one's size.
-        supervised_images: whether it is trained on true masks of annotated images.
+        of_labels: whether it is trained on true masks of annotated images.
     """
-    preset: dict[str, Any] = WITH_SIDE if supervised_images else {"warmup_steps": WITH_SIDE["warmup_steps"]}
-    preset = preset | {"side_learning_rate": SIDE_LEARNING_RATE}
-    if small and supervised_images:
-        preset = preset | {"per_device_train_batch_size": 8 * settings.num_generations}
+    preset = {"side_learning_rate": SIDE_LEARNING_RATE, "warmup_steps": WITH_VIEWS["warmup_steps"]}
+    settings = _filled(settings, preset)
+    return with_views(settings, small) if of_labels else settings
+
+
+def with_views(settings: GRPOSettings, small: bool) -> GRPOSettings:
+    """Settings of a run on random views of annotated images with true masks; as `with_side_network`."""
+    batch = {"per_device_train_batch_size": 8 * settings.num_generations} if small else {}
+    return _filled(settings, WITH_VIEWS | batch)
+
+
+def _filled(settings: GRPOSettings, preset: Mapping[str, Any]) -> GRPOSettings:
+    """The settings, with those of a preset where they are None."""
     return replace(settings, **{name: value for name, value in preset.items() if getattr(settings, name) is None})
 
 
@@ -213,7 +227,8 @@ def check_settings(settings: Any) -> None:
     check_range(settings, "temperature", "epsilon", "epsilon_high", "max_minutes", "num_train_epochs", above=True)
     check_range(settings, "mask_to_caption_weight", "caption_to_mask_weight", "pathwise_weight", "answer_weight")
     check_range(settings, "learning_rate", "beta", "mask_beta", "entropy_coef", "bce_weight", "dice_weight")
-    check_range(settings, "contrast_weight", "max_grad_norm", "side_learning_rate", "encoder_learning_rate")
+    check_range(settings, "taught_weight", "contrast_weight", "max_grad_norm")
+    check_range(settings, "side_learning_rate", "encoder_learning_rate")
     if settings.save_strategy == "steps" and int(settings.save_steps) % settings.num_iterations:
         raise ValueError(
             f"save_steps is {settings.save_steps}, not a multiple of num_iterations {settings.num_iterations}: a "
@@ -252,16 +267,23 @@ def _check_counts(settings: Any) -> None:
 
 
 def _check_objective(settings: Any) -> None:
-    supervised = settings.objective == "supervised"
+    supervised = settings.objective in OF_LABELS
     if settings.augment and not supervised:
         raise ValueError("augment is True, but rewards are of whole images as they are; leave it out")
+    if settings.objective == "mean_teacher":
+        if settings.augment is False:
+            raise ValueError("augment is False, but a mean teacher needs different views of an image; leave it out")
+        if not settings.ema_decay:
+            raise ValueError("ema_decay is 0, but the teacher is a moving average; leave it out")
     if supervised and settings.num_iterations > 1:
         raise ValueError(
-            f"num_iterations is {settings.num_iterations}, expected 1 with supervised training: it has no rollouts "
-            "to use again; raise num_train_epochs"
+            f"num_iterations is {settings.num_iterations}, expected 1 with {settings.objective} training: it has no "
+            "rollouts to use again; raise num_train_epochs"
         )
     if supervised and settings.curriculum:
-        raise ValueError("curriculum is True, but supervised training has no rewards to order prompts by; leave it out")
+        raise ValueError(
+            f"curriculum is True, but {settings.objective} training has no rewards to order prompts by; leave it out"
+        )
     if supervised and settings.bce_weight == settings.dice_weight == 0:
         raise ValueError("bce_weight and dice_weight are both 0: masks would not be trained; raise one of them")
     loops = settings.mask_to_caption_weight and settings.caption_to_mask_weight

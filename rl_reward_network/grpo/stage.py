@@ -31,10 +31,11 @@ from rl_reward_network.grpo.inputs import (
 )
 from rl_reward_network.grpo.logs import GRPOLogs
 from rl_reward_network.grpo.losses import PathwiseReward
+from rl_reward_network.grpo.mean_teacher import without_masks
 from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.grpo.ranks import any_rank
 from rl_reward_network.grpo.rewards import LoopRewards, loop_rewards
-from rl_reward_network.grpo.settings import GRPOPlan
+from rl_reward_network.grpo.settings import OF_LABELS, GRPOPlan
 from rl_reward_network.grpo.trainable import check_movement, digests, prepare_model, unmoved_reasons
 from rl_reward_network.grpo.trainer import SMALLER_LOSS, TILES, Sa2VAGRPOTrainer, hint_out_of_memory
 from rl_reward_network.grpo.validation import ValidationCallback
@@ -229,9 +230,14 @@ def _training_prompts(inputs: GRPOInputs, plan: GRPOPlan, rewards: LoopRewards, 
         ValueError: there are none, or none with a true mask although the objective or a reward needs it.
     """
     prompts = inputs.pick("policy") if learned else inputs.pick("reward", "policy")
-    if plan.settings.objective == "supervised":
-        labelled = labelled_prompts(prompts, "objective supervised")
-        return labelled if plan.max_labelled is None else within_budget(inputs, labelled, plan.max_labelled)
+    if plan.settings.objective in OF_LABELS:
+        labelled = labelled_prompts(prompts, f"objective {plan.settings.objective}")
+        if plan.max_labelled is not None:
+            labelled = within_budget(inputs, labelled, plan.max_labelled)
+        if plan.settings.objective == "supervised":
+            return labelled
+        used = {prompt.sample_id for prompt in labelled}
+        return labelled + without_masks([prompt for prompt in prompts if prompt.sample_id not in used])
     if needed := [name for name, term in rewards["loop2"].items() if term.weight and name in MASK_REWARDS]:
         labelled_prompts(prompts, f"loop2 reward {needed[0]}")
     return prompts
@@ -317,8 +323,10 @@ def _step(trainer: Sa2VAGRPOTrainer) -> str:
         "masks": (args.caption_to_mask_weight, args.num_mask_generations),
     }
     made = " and ".join(f"{count} {name}" for name, (weight, count) in loops.items() if weight) or "their masks"
-    if args.objective == "supervised":
+    if args.objective in OF_LABELS:
         made = f"true {' and '.join(name for name, (weight, _) in loops.items() if weight)}"
+    if args.objective == "mean_teacher":
+        made += " of half of them, the teacher's of the others"
     shares = (
         f"{args.world_size} processes x {args.gradient_accumulation_steps} forward passes x {args.prompts_per_step}"
     )
@@ -387,7 +395,7 @@ def _begin(run: Run, inputs: GRPOInputs, training: _Training, frozen: list[str],
 def _labels_used(trainer: Sa2VAGRPOTrainer, split: Split) -> dict[str, int]:
     """Split -> number of training images (regions) whose true masks the training uses."""
     of_masks = any(term.weight and name in MASK_REWARDS for name, term in trainer.rewards["loop2"].items())
-    if not (trainer.args.objective == "supervised" or trainer.args.mask_to_caption_weight or of_masks):
+    if not (trainer.args.objective in OF_LABELS or trainer.args.mask_to_caption_weight or of_masks):
         return {}
     labelled = [prompt for prompt in trainer.prompts if prompt.labelled]
     return {name: count_images(select(labelled, split, name)) for name in split.groups}

@@ -37,8 +37,9 @@ from rl_reward_network.grpo.losses import (
     grpo_objective,
 )
 from rl_reward_network.grpo.mask_policies import MASK_POLICIES
+from rl_reward_network.grpo.mean_teacher import MixedOrder, fade_in
 from rl_reward_network.grpo.policy import GRPOPolicy
-from rl_reward_network.grpo.prompts import CurriculumOrder, GRPOPrompt, of_one_image, prompt_order
+from rl_reward_network.grpo.prompts import CurriculumOrder, GRPOPrompt, PromptOrder, of_one_image, prompt_order
 from rl_reward_network.grpo.ranks import any_rank, first_message, from_first_rank
 from rl_reward_network.grpo.rewards import (
     FRAC_REWARD_ZERO_STD,
@@ -53,6 +54,7 @@ from rl_reward_network.grpo.rewards import (
     step_advantages,
 )
 from rl_reward_network.grpo.rollouts import NOTHING_STORED, MicroBatch, RolloutGenerator, Rollouts
+from rl_reward_network.grpo.settings import OF_LABELS
 from rl_reward_network.grpo.trainable import freeze, mixed_precision, unreached_of_candidates
 from rl_reward_network.models.ema import EMA, copied, swapped, trainable_tensors
 from rl_reward_network.models.lora import lora_off, unreached_parameters
@@ -118,7 +120,7 @@ class Sa2VAGRPOTrainer(Trainer):
         if args.objective == "grpo":
             check_weights(rewards, args)
         self.taken_together = taken_together(prompts, args)
-        order = prompt_order(len(self.taken_together), args)  # refuses too few before there is a run's folder
+        order = order_of(prompts, self.taken_together, args)  # refuses too few before there is a run's folder
         super().__init__(policy, args, data_collator=list, train_dataset=prompts)  # type: ignore[arg-type]
         self.loss_is_scaled_for_ga = True  # by `compute_loss` itself
         self.sa2va, self.prompts, self.rewards, self.pathwise, self.order = model, prompts, rewards, pathwise, order
@@ -144,7 +146,7 @@ class Sa2VAGRPOTrainer(Trainer):
         self.gradient_norms: dict[str, list[float]] = defaultdict(list)  # of the micro-batches of this step, by loop
         self.tensors_with_gradient: set[str] = set()  # a gradient other than 0 at some step
         # Whether the rewards of some group differed, or the loss needs no rewards.
-        self.any_spread = self.args.objective == "supervised" or bool(self.args.pathwise_weight)
+        self.any_spread = self.args.objective in OF_LABELS or bool(self.args.pathwise_weight)
         rewarded = [loop for loop, terms in self.rewards.items() if any(term.weight for term in terms.values())]
         self.alike_steps = {loop: 0 for loop in rewarded if self.loop_weights.configured[loop]}  # in a row
         # End of the run.
@@ -157,8 +159,8 @@ class Sa2VAGRPOTrainer(Trainer):
         """Make the current weights the reference and the teacher's start; call again after freezing more tensors."""
         self.reference = {name: tensor for name, tensor in copied(self.sa2va).items() if "lora_" not in name}
         captioned = any(prompt.caption for prompt in self.prompts)  # else there is nothing to segment or to describe
-        has_teacher = self.args.ema_decay and self.args.objective == "grpo" and captioned  # supervised: needs none
-        self.ema = EMA(self.sa2va, self.args.ema_decay) if has_teacher else None
+        has_teacher = self.args.objective == "mean_teacher" or (self.args.objective == "grpo" and captioned)
+        self.ema = EMA(self.sa2va, self.args.ema_decay) if has_teacher and self.args.ema_decay else None
         self.rollout_generator.ema = self.ema
 
     def freeze_unreached(self, prompts: Sequence[GRPOPrompt]) -> list[str]:
@@ -285,9 +287,9 @@ class Sa2VAGRPOTrainer(Trainer):
             hint_to_resume(self.place),
         ):
             prompts = self._prompt_batches()
-            if self.args.objective == "supervised":
+            if self.args.objective in OF_LABELS:
                 with mixed_precision(self.sa2va):
-                    return [self.rollout_generator.references(batch, self._views(n)) for n, batch in prompts]
+                    return [self._of_labels(batch, n) for n, batch in prompts]
             batches, terms = zip(
                 *(self.generate_and_score(of_batch, number) for number, of_batch in prompts), strict=True
             )
@@ -304,10 +306,15 @@ class Sa2VAGRPOTrainer(Trainer):
         self._note_spread(advantages)
         return [with_advantages(batch, of_loops) for batch, of_loops in zip(batches, advantages, strict=True)]
 
-    def _views(self, number: int) -> np.random.Generator | None:
-        """Randomness of the views in one batch of this step; None without augmentation."""
-        if not self.args.augment:
-            return None
+    def _of_labels(self, prompts: Sequence[GRPOPrompt], number: int) -> MicroBatch:
+        """The micro-batch of an objective that learns true masks."""
+        if self.args.objective == "supervised":
+            return self.rollout_generator.references(prompts, self._views(number) if self.args.augment else None)
+        weight = fade_in(self.state.global_step, self.planned_steps)
+        return self.rollout_generator.taught(prompts, self._views(number), weight)
+
+    def _views(self, number: int) -> np.random.Generator:
+        """Randomness of the views in one batch of this step."""
         return np.random.default_rng([self.args.seed, self.state.global_step, number])
 
     def generate_and_score(self, prompts: Sequence[GRPOPrompt], number: int) -> tuple[MicroBatch, dict[str, Terms]]:
@@ -489,6 +496,23 @@ def taken_together(prompts: Sequence[GRPOPrompt], args: Sa2VAGRPOConfig) -> list
     """
     named = args.objective == "supervised" and all(prompt.name for prompt in prompts)
     return of_one_image(prompts) if named else [[index] for index in range(len(prompts))]
+
+
+def order_of(
+    prompts: Sequence[GRPOPrompt], together: Sequence[Sequence[int]], args: Sa2VAGRPOConfig
+) -> PromptOrder | CurriculumOrder | MixedOrder:
+    """The order of the prompts; with the objective mean_teacher one with and one without a mask in turn.
+
+    Raises:
+        ValueError: there are too few prompts, or none of a kind.
+    """
+    if args.objective != "mean_teacher":
+        return prompt_order(len(together), args)
+    chunk = args.prompts_per_step * args.gradient_accumulation_steps * args.world_size
+    if args.prompts_per_step % 2:
+        chunk = args.prompts_per_step  # of one pass: each has as many of both
+    labelled, others = ([n for n, prompt in enumerate(prompts) if prompt.labelled is there] for there in (True, False))
+    return MixedOrder(labelled, others, chunk, args.seed)
 
 
 def with_advantages(batch: MicroBatch, advantages: Mapping[str, Advantages]) -> MicroBatch:

@@ -6,7 +6,7 @@ the best criterion are kept; those before training take part, so a run never lea
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from rl_reward_network.grpo.measure import OVERLAPS, Measured, measure, unpacked
 from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.grpo.ranks import from_first_rank
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
+from rl_reward_network.models.ema import swapped
 from rl_reward_network.models.lora import trainable_state
 from rl_reward_network.rewards.functions import learned_reward
 from rl_reward_network.rewards.learned import ForegroundMaps
@@ -40,6 +41,7 @@ class Outcome:
         best: the highest metric.
         kept_step: optimisation step whose weights are in final_model; 0 are the initial weights.
         last_step: steps of the run.
+        kept_teacher: whether final_model holds a mean teacher's weights in place of the model's.
     """
 
     metric: str | None
@@ -50,6 +52,7 @@ class Outcome:
     best: float | None
     kept_step: int
     last_step: int
+    kept_teacher: bool = False
 
     @property
     def kept_initial(self) -> bool:
@@ -107,8 +110,9 @@ def kept_weights(config: Mapping[str, Any]) -> str:
         return "of the last step; the run was not validated" if "validation" in config else "not recorded"
     if outcome.metric is None:
         return f"of the last step; none of {outcome.items} validation items has a label"
+    step = f"{'the moving average, ' * outcome.kept_teacher}of step {outcome.kept_step} of {outcome.last_step}"
     return (
-        f"of step {outcome.kept_step} of {outcome.last_step}, the best {METRICS[outcome.metric]} ({outcome.best:.3f}; "
+        f"{step}, the best {METRICS[outcome.metric]} ({outcome.best:.3f}; "
         f"{outcome.before:.3f} before) on {outcome.items} validation items, {outcome.labelled} of them labelled"
     )
 
@@ -131,6 +135,7 @@ ALARM = 0.5  # share of empty masks
 KEEP_SEG = "their answers have no [SEG]: lower learning_rate, or raise answer_weight"
 REMEDIES = {
     "supervised": "lower learning_rate or bce_weight, or raise dice_weight",
+    "mean_teacher": "lower taught_weight or learning_rate, or raise dice_weight",
     "grpo": "lower learning_rate, or raise beta",
 }
 
@@ -139,7 +144,8 @@ class ValidationCallback(TrainerCallback):
     """Measure the validation prompts before the first step, every few steps, and after the last.
 
     With a reward network and true masks, the network's score is the proxy and the criterion the gold standard: training
-    stops when the proxy rises while the gold standard has fallen.
+    stops when the proxy rises while the gold standard has fallen. A mean teacher is measured beside the model, and of
+    the two the better one counts.
 
     Args:
         trainer: whose model is measured.
@@ -157,7 +163,7 @@ class ValidationCallback(TrainerCallback):
         self.gold: list[float] = []  # the criterion
         self.criterion: str | None = None
         self.best_weights: dict[str, Tensor] = {}
-        self.has_warned = False
+        self.best_is_teacher = self.has_warned = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The first point, unless a resumed run has it already."""
@@ -184,34 +190,54 @@ class ValidationCallback(TrainerCallback):
             for name, tensor in self.best_weights.items():
                 self.trainer.sa2va.get_parameter(name).copy_(tensor)
         labelled = sum(prompt.labelled for prompt in self.prompts)
-        return outcome_of(self.steps, self.gold, self.criterion, len(self.prompts), labelled)
+        outcome = outcome_of(self.steps, self.gold, self.criterion, len(self.prompts), labelled)
+        return replace(outcome, kept_teacher=self.best_is_teacher)
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint, which holds the current weights already."""
         curves = {"steps": self.steps, "proxy": self.proxy, "gold": self.gold, "criterion": self.criterion}
         best_is_now = self.gold and self.steps[self.gold.index(max(self.gold))] == self.trainer.state.global_step
-        return {**curves, "peak": {} if best_is_now else self.best_weights, "has_warned": self.has_warned}
+        peak = {} if best_is_now and not self.best_is_teacher else self.best_weights
+        return {**curves, "peak": peak, "peak_is_teacher": self.best_is_teacher, "has_warned": self.has_warned}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """From a checkpoint whose weights have been loaded."""
         self.steps, self.proxy, self.gold = state["steps"], state["proxy"], state["gold"]
         self.criterion, self.has_warned = state["criterion"], state["has_warned"]
+        self.best_is_teacher = state.get("peak_is_teacher", False)
         best_is_now = self.gold and not state["peak"]
         self.best_weights = trainable_state(self.trainer.sa2va) if best_is_now else state["peak"]
 
     def _validate(self, step: int) -> None:
         with clock(self.trainer.phases, "validation"):
-            points = self._points()
+            points, of_teacher = self._points(), self._points_of_teacher(step)
         self.steps.append(step)
         self._alarm(step, points)
         if PROXY in points:
             self.proxy.append(points[PROXY])
         self.criterion = next((tag for tag in METRICS if tag in points), None)
         if self.criterion is not None:
-            if not self.gold or points[self.criterion] > max(self.gold):
-                self.best_weights = trainable_state(self.trainer.sa2va)
-            self.gold.append(points[self.criterion])
-        self.trainer.log_now(points)
+            self._keep_best(points[self.criterion], of_teacher.get(self.criterion, -np.inf))
+        self.trainer.log_now(points | {name.replace("val/", "val/teacher_"): of_teacher[name] for name in of_teacher})
+
+    def _keep_best(self, value: float, of_teacher: float) -> None:
+        """Add the criterion of the model, or of its teacher if that is better, and keep the weights of the best."""
+        better = max(value, of_teacher)
+        if not self.gold or better > max(self.gold):
+            self.best_weights = trainable_state(self.trainer.sa2va)
+            self.best_is_teacher = of_teacher > value
+            if self.best_is_teacher:
+                assert self.trainer.ema is not None
+                self.best_weights |= {name: tensor.cpu().clone() for name, tensor in self.trainer.ema.weights.items()}
+        self.gold.append(better)
+
+    def _points_of_teacher(self, step: int) -> dict[str, float]:
+        """As `_points`, of a mean teacher; empty without one, and at step 0, where it is the model."""
+        trainer = self.trainer
+        if trainer.args.objective != "mean_teacher" or trainer.ema is None or not step:
+            return {}
+        with swapped(trainer.sa2va, trainer.ema.weights):
+            return self._points()
 
     def _alarm(self, step: int, points: Mapping[str, float]) -> None:
         """Warn if most masks are empty: at step 0 the question is not understood; later training has collapsed."""

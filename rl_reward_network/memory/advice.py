@@ -46,7 +46,7 @@ class MemorySettings:
     dtype: Rare[Literal["auto", "float32", "bfloat16"]] = "auto"
     """Number format of the weights: auto is bfloat16 on a GPU and float32 on the CPU."""
     objective: Objective = "grpo"
-    """Of training: grpo or supervised."""
+    """Of training, as its own."""
     lora_r: Rare[int | None] = None
     """Rank of LoRA, by default that of training: 16 on a model of the embedded one's size, else 128."""
     side_network: bool = False

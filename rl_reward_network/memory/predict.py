@@ -58,7 +58,7 @@ def segment_stage(config: Sa2VAConfig, settings: MemorySettings) -> Stage:
 
 def training_stage(config: Sa2VAConfig, settings: MemorySettings) -> Stage:
     """An optimisation step of `grpo`, from the second one on."""
-    name = "GRPO step" if settings.objective == "grpo" else "supervised step"
+    name = "GRPO step" if settings.objective == "grpo" else f"{settings.objective.replace('_', ' ')} step"
     return _stage(name, config, settings, _training_parts)
 
 
@@ -163,7 +163,7 @@ def _training_parts(model: Any, settings: MemorySettings) -> dict[str, float]:
     return {
         "LoRA": added,
         "moments of AdamW": 2 * size,
-        "moving average": size if settings.ema_decay and settings.objective == "grpo" else 0.0,
+        "moving average": size if settings.ema_decay and settings.objective != "supervised" else 0.0,
         "reference": reference,
         "image features": kept,
     } | _largest(**phases)
@@ -256,7 +256,7 @@ def _loss(model: Any, settings: MemorySettings, prompts: int, region: int, gradi
     text, itemsize = model.config.text_config, model.dtype.itemsize
     rows = prompts if model.config.family.shows_regions else 2 * prompts  # one more for the drawn region
     completions = settings.num_generations * int(settings.max_completion_length or 1)
-    completions = TEXT_TOKENS // 2 if settings.objective == "supervised" else completions
+    completions = completions if settings.objective == "grpo" else TEXT_TOKENS // 2
     tokens = image_tokens(model.config, settings) + region + TEXT_TOKENS + completions
     head = getattr(text, "head_dim", 0) or text.hidden_size // text.num_attention_heads
     normed = head * (text.num_attention_heads + text.num_key_value_heads) if "qwen3" in text.model_type else 0

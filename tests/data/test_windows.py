@@ -104,7 +104,8 @@ def test_a_strong_view_turns_the_soft_mask_with_the_image_and_hides_a_square() -
     views = [windows.strongly_augmented(image, probs, rng) for _ in range(20)]
     inside = [view[..., 0][soft[0] > 0.7].mean() - view[..., 0][soft[0] < 0.1].mean() for view, soft in views]
     assert min(inside) > 60  # the bright bar stays under its mask, whatever pose, gamma and noise
-    assert {soft.dtype for _, soft in views} == {np.dtype(np.float32)} and max(soft.max() for _, soft in views) < 0.81
+    assert {soft.dtype for _, soft in views} == {np.dtype(np.float32)}
+    assert max(soft.max() for _, soft in views) < 0.81
     same = windows.strongly_augmented(image, probs, np.random.default_rng(5))
     again = windows.strongly_augmented(image, probs, np.random.default_rng(5))
     assert all(np.array_equal(one, other) for one, other in zip(same, again, strict=True))

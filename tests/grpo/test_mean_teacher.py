@@ -1,0 +1,210 @@
+"""Mean teacher: order, fading, the loss in numbers, whose mask is learned, which weights are kept, resume, refusals."""
+
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rl_reward_network.artefacts import read_json
+from rl_reward_network.grpo.image_context import FeatureCache
+from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
+from rl_reward_network.grpo.mean_teacher import (
+    MixedOrder,
+    consistency_loss,
+    fade_in,
+    taught_batch,
+    teacher_masks,
+    without_masks,
+)
+from rl_reward_network.grpo.plan import PlanArgs, make_plan
+from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings, RewardWeights
+from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.models.ema import copied
+from rl_reward_network.models.lora import WEIGHTS
+from tests.conftest import write_tiny_data
+from tests.grpo.nano import SETTINGS, nano, shake, train
+
+SETTINGS_OF_TEACHER = SETTINGS | {
+    "objective": "mean_teacher",
+    "mask_to_caption_weight": 0.0,
+    "learning_rate": 1e-3,
+    "side_learning_rate": 3e-3,
+    "ema_decay": 0.5,
+}
+PLAN = GRPOPlan(
+    "quick",
+    RewardWeights(0.0, 0.0, 0.0, 1.0),
+    lora_r=4,
+    lora_alpha=8,
+    settings=GRPOSettings(**SETTINGS_OF_TEACHER),
+    side_network={"pixels": 128},
+    eval_steps=1,
+    max_labelled=1,
+)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> GRPOInputs:
+    folder = tmp_path_factory.mktemp("project")
+    return open_grpo_inputs(RunConfig(data_root=write_tiny_data(folder / "data"), output_dir=folder / "out", gpu=-1))
+
+
+@pytest.fixture(scope="module")
+def run(images: GRPOInputs) -> Path:
+    """A finished run of two steps, on one image with a mask and the others without."""
+    return train(images, PLAN, images.config.output_dir / "sa2va_grpo_1")
+
+
+def test_the_loss_fades_in_as_in_the_paper() -> None:
+    assert fade_in(0, 100) == pytest.approx(math.exp(-5))
+    assert fade_in(15, 100) == pytest.approx(math.exp(-5 * 0.25)), "half of the first 30 steps"
+    assert fade_in(30, 100) == fade_in(99, 100) == 1
+
+
+def test_labelled_and_unlabelled_prompts_alternate_and_each_kind_is_used_up_before_it_begins_anew() -> None:
+    order = MixedOrder([0, 1, 2], range(3, 13), 4, seed=0)
+    assert order.rollouts_per_epoch == 5
+    drawn = [index for rollout in range(15) for index in order.indices(rollout)]
+    labelled, others = drawn[::2], drawn[1::2]
+    assert set(labelled) == {0, 1, 2}
+    assert set(others) == set(range(3, 13))
+    assert all(sorted(labelled[start : start + 3]) == [0, 1, 2] for start in range(0, 30, 3))
+    assert all(sorted(others[start : start + 10]) == list(range(3, 13)) for start in range(0, 30, 10))
+    assert others[:10] != others[10:20], "another order in each pass"
+    assert order.indices(7) == MixedOrder([0, 1, 2], range(3, 13), 4, seed=0).indices(7)
+    with pytest.raises(ValueError, match="mean_teacher got 3 images with and 0 without masks"):
+        MixedOrder([0, 1, 2], [], 4, 0)
+    with pytest.raises(ValueError, match="but a step has 3; give an even number"):
+        MixedOrder([0], [1], 3, 0)
+
+
+def test_the_loss_weighs_each_pixel_by_the_teachers_confidence() -> None:
+    logits = torch.tensor([[2.0, -1.0]], requires_grad=True)
+    taught = torch.tensor([[0.9, 0.4]])  # targets 1 and 0, weights 0.8 and 0.2
+    p, q = (1 / (1 + math.exp(-x)) for x in (2.0, -1.0))
+    cross_entropy = (0.8 * -math.log(p) + 0.2 * -math.log(1 - q)) / 1
+    dice = (2 * 0.8 * p + 1) / (0.8 * p + 0.2 * q + 0.8 + 1)
+    loss = consistency_loss(logits, taught, 2.0, 0.5)
+    assert loss.item() == pytest.approx(2 * cross_entropy + 0.5 * (1 - dice), rel=1e-6)
+    loss.backward()
+    assert logits.grad is not None
+    assert logits.grad[0, 0] < 0 < logits.grad[0, 1]
+    unsure = torch.full((1, 2), 0.5)
+    assert consistency_loss(logits, unsure, 1.0, 1.0).item() == 0, "a teacher that knows nothing teaches nothing"
+
+
+def test_images_without_masks_get_the_teachers_mask_turned_with_their_view(images: GRPOInputs) -> None:
+    model, processor = nano()
+    teacher = copied(model)
+    shake(model, 0.05)
+    cache = FeatureCache(model, processor)
+    prompts = [images.prompts[0], *without_masks(images.prompts[1:2])]
+    assert [prompt.load()[1] is None for prompt in prompts] == [False, True]
+    found = teacher_masks(prompts[1:], cache, teacher, 8)[0]
+    own = teacher_masks(prompts[1:], cache, copied(model), 8)[0]
+    assert found is not None and own is not None and np.abs(found - own).max() > 0.01, "the teacher's weights, not its"
+    batch, taught = taught_batch(prompts, cache, teacher, np.random.default_rng(0), 8)
+    assert taught[0] is None
+    assert batch.truths[1] is None
+    assert taught[1] is not None
+    assert batch.truths[0] is not None
+    assert batch.truths[0].shape == prompts[0].load()[0].shape[:2]
+    assert taught[1].max() <= found.max() + 1e-5
+    assert not np.array_equal(taught[1], found)
+    assert not np.array_equal(batch.images[1], prompts[1].load()[0]), "the student sees another view"
+    again, _ = taught_batch(prompts, cache, teacher, np.random.default_rng(0), 8)
+    assert np.array_equal(batch.images[1], again.images[1])
+
+
+def test_a_run_learns_from_both_kinds_and_counts_one_label(run: Path) -> None:
+    lines = [line for line in (run / "metrics.jsonl").read_text().splitlines() if "loss/taught" in line]
+    assert len(lines) == 2
+    assert all("loss/mask" in line for line in lines)
+    assert "val/teacher_gt_dice" in (run / "metrics.jsonl").read_text()
+    config = read_json(run / "final_model" / "config.json")
+    assert config["labels"] == 1
+    assert config["origin"]["settings"]["objective"] == "mean_teacher"
+    card = (run / "final_model" / "README.md").read_text()
+    assert "on true masks and a mean teacher's" in card
+    assert "those of a moving average of the model" in card
+
+
+def test_a_resumed_run_ends_in_the_same_weights(images: GRPOInputs, run: Path) -> None:
+    again = images.config.output_dir / "sa2va_grpo_2"
+    shutil.copytree(run, again, ignore=shutil.ignore_patterns("checkpoint-2", "final_model", "done.json", "eval*"))
+    train(images, PLAN, again)
+    for file in (Path("final_model") / "trainable" / WEIGHTS, Path("metrics.jsonl")):
+        assert (run / file).read_bytes() == (again / file).read_bytes(), file
+
+
+def test_the_teachers_weights_are_kept_where_validation_prefers_them(
+    images: GRPOInputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rl_reward_network.grpo import validation
+
+    values = iter([0.1, 0.3, 0.5, 0.2, 0.4])  # at step 0; then model and teacher after each step
+    seen: list[dict[str, torch.Tensor]] = []
+
+    def points(callback: Any) -> dict[str, float]:
+        seen.append(copied(callback.trainer.sa2va))
+        return {"val/gt_dice": next(values), validation.EMPTY: 0.0, validation.SILENT: 0.0}
+
+    monkeypatch.setattr(validation.ValidationCallback, "_points", points)
+    folder = train(images, PLAN, tmp_path / "run")
+    outcome = read_json(folder / "final_model" / "config.json")["validation"]
+    assert (outcome["best"], outcome["kept_step"], outcome["kept_teacher"], outcome["last"]) == (0.5, 1, True, 0.4)
+    assert "the moving average, of step 1 of 2" in (folder / "final_model" / "README.md").read_text()
+    from rl_reward_network.models.lora import read_trainable
+
+    kept = read_trainable(folder / "final_model" / "trainable")
+    head = "side_network.head.weight"
+    assert torch.equal(kept[head], seen[2][head])
+    assert not torch.equal(kept[head], seen[1][head])
+
+
+def plan_of(inputs: GRPOInputs, **flags: Any) -> GRPOPlan:
+    own = {name: flags.pop(name) for name in list(flags) if name in ("max_labelled", "no_ema", "rewards")}
+    args = PlanArgs("quick", inputs.config, grpo=GRPOSettings(objective="mean_teacher", **flags), **own)
+    return make_plan(args, inputs, None)
+
+
+def test_the_preset_has_views_and_the_losses_of_thin_objects(images: GRPOInputs) -> None:
+    settings = plan_of(images).settings
+    assert (settings.bce_weight, settings.dice_weight, settings.warmup_steps) == (1.0, 0.5, 0.15)
+    assert settings.per_device_train_batch_size == 32
+    assert settings.ema_decay == 0.999
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"augment": False}, "augment is False, but a mean teacher needs different views"),
+        ({"ema_decay": 0.0}, "ema_decay is 0, but the teacher is a moving average"),
+        ({"temperature": 0.5}, "--objective mean_teacher samples nothing, so --temperature does nothing"),
+        ({"no_ema": True}, "so --no_ema does nothing"),
+        ({"num_iterations": 2}, "expected 1 with mean_teacher training"),
+        ({"taught_weight": -1.0}, "taught_weight is -1.0, expected 0 or more"),
+    ],
+)
+def test_what_does_nothing_or_harms_is_refused(images: GRPOInputs, flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        plan_of(images, **flags)
+
+
+def test_it_is_refused_on_captioned_regions_and_without_images_without_masks(
+    images: GRPOInputs, grpo_inputs: GRPOInputs, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="mean_teacher is for annotated images with one question"):
+        plan_of(grpo_inputs)
+    plan = replace(PLAN, max_labelled=None, eval_steps=0)
+    with pytest.raises(ValueError, match="without masks, and needs both"):
+        train(images, plan, tmp_path / "run")
+    with pytest.raises(ValueError, match="--taught_weight does nothing without --objective mean_teacher"):
+        make_plan(
+            PlanArgs("quick", images.config, grpo=GRPOSettings(objective="supervised", taught_weight=0.5)), images, None
+        )
