@@ -31,6 +31,7 @@ HOW = {
     "grpo": "by GRPO, reinforcement learning",
     "supervised": "on true masks, supervised",
     "mean_teacher": "on true masks and a mean teacher's",
+    "dpo": "by DPO, preferences between masks",
 }
 OF_QWEN_VL = ("image_resize", "region_prompt")  # settings, recorded where they are not the default
 CONTROL = "A control run: its rewards were shuffled at random, so it cannot have learned the task."
@@ -140,6 +141,8 @@ def _mask_policy(settings: Mapping[str, Any]) -> str:
 def _rewards(origin: Mapping[str, Any]) -> str:
     """The reward terms of the trained loops with their weights."""
     settings = origin["settings"]
+    if settings["objective"] == "dpo":
+        return f"none: preferences between masks, by {settings['preferred_by']}"
     if settings["objective"] == "mean_teacher":
         return "none: true masks are learned, and those of a moving average of the model"
     if settings["objective"] == "supervised":

@@ -80,7 +80,8 @@ class Sa2VAGRPOConfig(TrainingArguments, GRPOSettings):  # type: ignore[misc]  #
     @property
     def needs_masks(self) -> bool:
         """Whether a loss depends on the mask of the mean action."""
-        return bool(self.pathwise_weight or (self.objective in OF_LABELS and self.caption_to_mask_weight))
+        learned = self.objective in (*OF_LABELS, "dpo") and self.caption_to_mask_weight
+        return bool(self.pathwise_weight or learned)
 
     @property
     def samples_masks(self) -> bool:

@@ -21,6 +21,7 @@ from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.mask_policies import MaskPolicy
 from rl_reward_network.grpo.mean_teacher import consistency_loss
 from rl_reward_network.grpo.policy import PolicyOutputs
+from rl_reward_network.grpo.preferences import preference_loss
 from rl_reward_network.grpo.rollouts import AnswerRollout, CaptionRollout, MicroBatch, PromptImage, Rollouts
 from rl_reward_network.grpo.settings import OF_LABELS, GRPOSettings, Level
 from rl_reward_network.models.sa2va.grounding_sa2va import mask_losses
@@ -61,12 +62,14 @@ class StepCounts(NamedTuple):
         masks: groups with an answer of loop 2.
         true_masks: those of them with a true mask.
         taught: those of them with a teacher's mask.
+        pairs: those of them with a pair of masks.
     """
 
     tokens: Numbers
     masks: Numbers
     true_masks: Numbers
     taught: Numbers = 0.0
+    pairs: Numbers = 0.0
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ def grpo_objective(
         mask_policy: distribution of loop 2.
         pathwise: the reward network's score with gradient, needed if `pathwise_weight` is not 0.
     """
-    supervised = config.objective in OF_LABELS
+    supervised, rewarded = config.objective in OF_LABELS, config.objective == "grpo"
     loops: dict[str, Loss] = {}
     if batch.rollouts.captions:
         loss = reference_loss if supervised else caption_loss
@@ -113,7 +116,7 @@ def grpo_objective(
         loops["loop2"] = mask_policy_loss(batch, outputs, config, counts.masks, mask_policy)
     # The loss of a rewarded loop without groups is logged as 0, so that the mean of its curve includes the step.
     metrics = {
-        f"{loop}/{name}": 0.0 for loop, weight in weights.items() if weight and not supervised for name in ALWAYS_LOGGED
+        f"{loop}/{name}": 0.0 for loop, weight in weights.items() if weight and rewarded for name in ALWAYS_LOGGED
     }
     metrics |= {f"{loop}/{name}": value for loop, own in loops.items() for name, value in own.metrics.items()}
     total = torch.zeros((), device=config.device)
@@ -131,6 +134,9 @@ def grpo_objective(
         ]
         metrics["loss/taught"] = float(torch.stack(losses).detach().mean())
         total = total + config.taught_weight * batch.taught_weight * torch.stack(losses).sum() / counts.taught
+    if config.objective == "dpo":
+        preferred, of_pairs = preference_loss(masks, batch.reference.mask_logits, config, counts.pairs)
+        total, metrics = total + preferred, metrics | of_pairs
     if masks and config.pathwise_weight and pathwise is not None:
         scores = pathwise.scores(masks)
         metrics["loop2/pathwise_score"] = float(scores.detach().mean())
@@ -380,7 +386,8 @@ def count_step(micro_batches: Sequence[Rollouts]) -> StepCounts:
     tokens = [completion_mask(caption, max(map(len, caption.completion_ids))).sum() for caption in captions]
     true_masks = sum(answer.image.truth is not None for answer in answers)
     taught = sum(answer.image.taught is not None for answer in answers)
-    return StepCounts(float(sum(tokens)), float(len(answers)), float(true_masks), float(taught))
+    pairs = sum(answer.image.pair is not None for answer in answers)
+    return StepCounts(float(sum(tokens)), float(len(answers)), float(true_masks), float(taught), float(pairs))
 
 
 # ---- the mask of the mean action ------------------------------------------------------------------------------------

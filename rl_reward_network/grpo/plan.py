@@ -24,6 +24,7 @@ from rl_reward_network.grpo.settings import (
     with_preset,
     with_side_network,
     with_views,
+    with_whole_images,
 )
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig
 from rl_reward_network.models.default import is_small
@@ -40,7 +41,8 @@ ROLLOUT_FLAGS = (  # without effect in supervised training
     *("ema_decay", "scale_rewards", "multi_objective_aggregation", "epsilon", "epsilon_high"),
 )
 SUPERVISED_FLAGS = ("bce_weight", "dice_weight", "contrast_weight")  # without effect in GRPO
-TEACHER = "mean_teacher"
+TEACHER, DPO = "mean_teacher", "dpo"
+OF_DPO = ("preferred_by", "dpo_beta", "dpo_gap", "sft_weight")
 
 
 @dataclass(frozen=True)
@@ -223,10 +225,10 @@ def make_plan(args: PlanArgs, inputs: "GRPOInputs", network: "RewardNetwork | No
     check_together(args, network is not None)
     if inputs.kind == "images":
         _check_images(args, network is not None)
-    if args.grpo.objective == TEACHER and (inputs.by_name or inputs.kind != "images"):
+    if args.grpo.objective in (TEACHER, DPO) and (inputs.by_name or inputs.kind != "images"):
         raise ValueError(
-            "--objective mean_teacher is for annotated images with one question, but these data have captions or "
-            "several classes; give --objective supervised"
+            f"--objective {args.grpo.objective} is for annotated images with one question, but these data have "
+            "captions or several classes; give --objective supervised"
         )
     if inputs.by_name and network is not None:
         raise ValueError(
@@ -266,6 +268,8 @@ def _hyperparameters(args: PlanArgs, kind: str, learned: bool) -> GRPOSettings:
         chosen = with_side_network(chosen, args.small, of_labels)
     elif chosen.objective == TEACHER:
         chosen = with_views(chosen, args.small)
+    elif chosen.objective == DPO:
+        chosen = with_whole_images(chosen, args.small)
     settings = with_preset(chosen, args.mode, args.small)
     pathwise = learned and not captions and settings.objective == "grpo" and not args.shuffle_rewards
     weights = {name: _or(getattr(settings, name), value) for name, value in MASK_LOSSES[kind].items()}
@@ -285,7 +289,7 @@ def _check_reached(args: PlanArgs, settings: GRPOSettings) -> None:
     added = ["--side_network"] * adapters.side_network + ["--encoder"] * (adapters.encoder != "frozen")
     if changed(args.grpo, "encoder_learning_rate") and adapters.encoder != "full":
         raise ValueError("--encoder_learning_rate does nothing without --encoder full; leave it out, or give both")
-    sampled = settings.objective in OF_LABELS or settings.mask_policy == "bernoulli"
+    sampled = settings.objective in (*OF_LABELS, DPO) or settings.mask_policy == "bernoulli"
     if added and not settings.pathwise_weight and not (sampled and settings.caption_to_mask_weight):
         why = (
             "--caption_to_mask_weight is 0"
@@ -325,10 +329,12 @@ def _check_unlabelled(args: PlanArgs) -> None:
     rewards = args.rewards
     needed = ["--objective supervised"] if args.grpo.objective == "supervised" else []
     needed += ["--loop2_iou_weight"] if rewards.loop2_iou_weight else []
+    needed += ["--preferred_by truth"] if (args.grpo.objective, args.grpo.preferred_by) == (DPO, "truth") else []
     needed += ["--loop2_mask_rewards"] if any(map(needs_truth, rewards.loop2_mask_rewards or ())) else []
     if needed:
         raise ValueError(f"--unlabelled_root has no masks, but {needed[0]} needs them; leave one of them out")
-    if rewards.reward_net is None and args.grpo.objective != TEACHER:
+    without = args.grpo.objective == TEACHER or (args.grpo.objective, args.grpo.preferred_by) == (DPO, "betti")
+    if rewards.reward_net is None and not without:
         raise ValueError(
             "--unlabelled_root needs a teacher without masks: give --reward_net or --objective mean_teacher, or leave "
             "it out"
@@ -354,10 +360,13 @@ def check_together(args: PlanArgs, learned: bool) -> None:
     _check_judge(args, learned)
     if args.grpo.objective in OF_LABELS:
         _check_of_labels(args)
+    elif args.grpo.objective == DPO:
+        _check_dpo(args, learned)
     elif flags := changed(args, "max_labelled") + changed(args.grpo, *SUPERVISED_FLAGS):
         raise ValueError(f"{flags[0]} does nothing without --objective supervised or mean_teacher; leave it out")
-    if args.grpo.objective != TEACHER and changed(args.grpo, "taught_weight"):
-        raise ValueError("--taught_weight does nothing without --objective mean_teacher; leave it out")
+    for objective, names in ((TEACHER, ("taught_weight",)), (DPO, OF_DPO)):
+        if args.grpo.objective != objective and (flags := changed(args.grpo, *names)):
+            raise ValueError(f"{flags[0]} does nothing without --objective {objective}; leave it out")
     if args.shuffle_rewards and args.grpo.pathwise_weight:
         raise ValueError("--shuffle_rewards cannot permute the gradient of --pathwise_weight; leave one of them out")
     for name, weight in (("pathwise", args.grpo.pathwise_weight), ("learned", args.rewards.learned_weight)):
@@ -392,7 +401,7 @@ def _check_images(args: PlanArgs, learned: bool) -> None:
         raise ValueError("annotated images have no captions: leave out --use_llm_judge and the caption weights")
     if flags := changed(grpo, "mask_to_caption_weight") + changed(rewards, "iou_weight", "mask_rewards"):
         raise ValueError(f"annotated images have no captions, so no loop 1: leave out {flags[0]}")
-    if grpo.objective != TEACHER and (flags := changed(grpo, "ema_decay") + changed(args, "no_ema")):
+    if grpo.objective not in (TEACHER, DPO) and (flags := changed(grpo, "ema_decay") + changed(args, "no_ema")):
         raise ValueError(f"annotated images have no captions, so no EMA teacher for them: leave out {flags[0]}")
 
 
@@ -409,6 +418,21 @@ def _check_of_labels(args: PlanArgs) -> None:
         raise ValueError(f"--objective {objective} samples nothing, so {flags[0]} does nothing; leave it out")
     if objective == TEACHER and args.rewards.reward_net is not None:
         raise ValueError("--objective mean_teacher has no rewards, so --reward_net does nothing; leave it out")
+
+
+def _check_dpo(args: PlanArgs, learned: bool) -> None:
+    """Check the flags of preferences."""
+    if args.shuffle_rewards or replace(args.rewards, reward_net=None) != RewardArgs() or args.grpo.pathwise_weight:
+        raise ValueError("--objective dpo has no rewards: leave out the flags that shuffle, judge or weigh them")
+    if args.grpo.preferred_by in ("learned", "both") and not learned:
+        raise ValueError(
+            f"--preferred_by {args.grpo.preferred_by} asks the reward network: give --reward_net, or --preferred_by "
+            "truth or betti"
+        )
+    used = ("num_mask_generations", "mask_policy", "ema_decay")
+    unused = [*(name for name in ROLLOUT_FLAGS if name not in used), "contrast_weight"]
+    if flags := changed(args.grpo, *unused) + changed(args, "max_labelled"):
+        raise ValueError(f"--objective dpo has no use for {flags[0]}; leave it out")
 
 
 def _or(value: Any, default: Any) -> Any:

@@ -116,7 +116,7 @@ class PolicyOutputs:
 
     def stored(self) -> Stored:
         """What a later loss compares with, without gradient."""
-        return Stored([one.detach() for one in self.log_probs], [one.detach() for one in self.parameters])
+        return Stored(*([one.detach() for one in of] for of in (self.log_probs, self.parameters, self.mask_logits)))
 
 
 class GRPOPolicy(nn.Module):

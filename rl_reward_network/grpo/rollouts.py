@@ -12,7 +12,7 @@ Axes: P prompts, G generations of each, T tokens, A numbers of a mask action, D 
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,6 +40,13 @@ from rl_reward_network.models.sa2va.templates import SEG_ANSWERS
 Columns = dict[str, list[Any]]  # name -> P * G entries, the arguments of a reward function; see `rewards.functions`
 
 
+class Pair(NamedTuple):
+    """Two masks of an image, bool (H, W), one of which is preferred."""
+
+    chosen: np.ndarray
+    rejected: np.ndarray
+
+
 @dataclass(frozen=True, eq=False)
 class PromptImage:
     """The image of a prompt, as both loops use it.
@@ -53,6 +60,7 @@ class PromptImage:
         truth: bool (H, W), None for an unlabelled image.
         taught: the teacher's soft mask of an unlabelled image, float32 (H, W) in [0, 1], with the objective
             mean_teacher; otherwise None.
+        pair: with the objective dpo; None where no mask is preferred.
     """
 
     row: int
@@ -62,6 +70,7 @@ class PromptImage:
     image: np.ndarray
     truth: Mask
     taught: Mask = None
+    pair: Pair | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,10 +154,12 @@ class Stored:
     Args:
         log_probs: (G, T) of each caption rollout.
         parameters: (D,) of the mask policy for each answer.
+        mask_logits: (h, w) of the mean action of each answer; empty unless a loss compares with them.
     """
 
     log_probs: list[Tensor]
     parameters: list[Tensor]
+    mask_logits: list[Tensor] = field(default_factory=list)
 
 
 NOTHING_STORED = Stored([], [])

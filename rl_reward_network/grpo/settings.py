@@ -14,7 +14,8 @@ import tyro
 from rl_reward_network.flags import RARE, Rare, changed, check_at_least, check_range
 from rl_reward_network.rewards.combine import Aggregation, Scale
 
-Objective = Literal["grpo", "supervised", "mean_teacher"]
+Objective = Literal["grpo", "supervised", "mean_teacher", "dpo"]
+PreferredBy = Literal["truth", "learned", "betti", "both"]
 OF_LABELS = ("supervised", "mean_teacher")  # objectives that learn true masks, and have no rewards
 LossType = Literal["grpo", "dapo", "dr_grpo", "bnpo"]
 Level = Literal["token", "sequence"]
@@ -72,7 +73,8 @@ class GRPOSettings:
     """Weight of loop 2's rewards; 0 leaves them out."""
     objective: Objective = "grpo"
     """supervised: learn the reference captions and masks instead of rewards, the comparison for GRPO. mean_teacher:
-    supervised, and on images without masks (--unlabelled_root, beyond --max_labelled) the masks of the EMA teacher."""
+    supervised, and on images without masks (--unlabelled_root, beyond --max_labelled) the masks of the EMA teacher.
+    dpo: preferences between masks of an image."""
     bce_weight: Rare[float | None] = None
     """Supervised training: weight of the binary cross-entropy of masks: 2 on captioned regions, as in Sa2VA's recipe;
     0.25 on annotated images, whose objects are often thin, and 1 with a side network (docs/log.md)."""
@@ -116,6 +118,16 @@ class GRPOSettings:
     answer has no [SEG], and so no mask (docs/log.md)."""
     taught_weight: Rare[float] = 1.0
     """Mean teacher: weight of the loss on the teacher's masks, once it has faded in (docs/unlabelled.md)."""
+    preferred_by: Rare[PreferredBy] = "both"
+    """DPO: which of two masks is preferred: by the truth, by the reward network's score (learned), by the Betti numbers
+    of the reward network's tree or of one connected tree without loops (betti), or where score and Betti numbers agree
+    (both)."""
+    dpo_beta: Rare[float] = 1.0
+    """DPO: how soon a preference is satisfied; large values stay near the initial model."""
+    dpo_gap: Rare[float] = 0.02
+    """DPO: least difference in Dice between two masks of a pair; a smaller one is taken for noise."""
+    sft_weight: Rare[float] = 0.1
+    """DPO: weight of the supervised loss on the preferred masks."""
     contrast_weight: Rare[float] = 0.3
     """Supervised training by name: weight of the contrast between the [SEG] of different names, without which the
     language model learns new names slowly (docs/log.md)."""
@@ -193,6 +205,12 @@ def with_views(settings: GRPOSettings, small: bool) -> GRPOSettings:
     return _filled(settings, WITH_VIEWS | batch)
 
 
+def with_whole_images(settings: GRPOSettings, small: bool) -> GRPOSettings:
+    """As `with_views`, of a run on images as they are."""
+    batch = {"per_device_train_batch_size": 8 * settings.num_generations} if small else {}
+    return _filled(settings, {name: value for name, value in WITH_VIEWS.items() if name != "augment"} | batch)
+
+
 def _filled(settings: GRPOSettings, preset: Mapping[str, Any]) -> GRPOSettings:
     """The settings, with those of a preset where they are None."""
     return replace(settings, **{name: value for name, value in preset.items() if getattr(settings, name) is None})
@@ -227,7 +245,8 @@ def check_settings(settings: Any) -> None:
     check_range(settings, "temperature", "epsilon", "epsilon_high", "max_minutes", "num_train_epochs", above=True)
     check_range(settings, "mask_to_caption_weight", "caption_to_mask_weight", "pathwise_weight", "answer_weight")
     check_range(settings, "learning_rate", "beta", "mask_beta", "entropy_coef", "bce_weight", "dice_weight")
-    check_range(settings, "taught_weight", "contrast_weight", "max_grad_norm")
+    check_range(settings, "dpo_beta", above=True)
+    check_range(settings, "dpo_gap", "sft_weight", "taught_weight", "contrast_weight", "max_grad_norm")
     check_range(settings, "side_learning_rate", "encoder_learning_rate")
     if settings.save_strategy == "steps" and int(settings.save_steps) % settings.num_iterations:
         raise ValueError(
@@ -275,12 +294,12 @@ def _check_objective(settings: Any) -> None:
             raise ValueError("augment is False, but a mean teacher needs different views of an image; leave it out")
         if not settings.ema_decay:
             raise ValueError("ema_decay is 0, but the teacher is a moving average; leave it out")
-    if supervised and settings.num_iterations > 1:
+    if settings.objective != "grpo" and settings.num_iterations > 1:
         raise ValueError(
-            f"num_iterations is {settings.num_iterations}, expected 1 with {settings.objective} training: it has no "
-            "rollouts to use again; raise num_train_epochs"
+            f"num_iterations is {settings.num_iterations}, expected 1 with {settings.objective} training: it uses no "
+            "rollouts again; raise num_train_epochs"
         )
-    if supervised and settings.curriculum:
+    if settings.objective != "grpo" and settings.curriculum:
         raise ValueError(
             f"curriculum is True, but {settings.objective} training has no rewards to order prompts by; leave it out"
         )

@@ -32,6 +32,7 @@ from rl_reward_network.grpo.inputs import (
 from rl_reward_network.grpo.logs import GRPOLogs
 from rl_reward_network.grpo.losses import PathwiseReward
 from rl_reward_network.grpo.mean_teacher import without_masks
+from rl_reward_network.grpo.preferences import PairMaker
 from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.grpo.ranks import any_rank
 from rl_reward_network.grpo.rewards import LoopRewards, loop_rewards
@@ -213,7 +214,8 @@ def _make_training(
     prompts = _training_prompts(inputs, plan, rewards, network is not None)
     prompts, ood_check = with_unlabelled(inputs, prompts, maps)
     check_prompts(prompts)
-    trainer = Sa2VAGRPOTrainer(model, processor, args, prompts, rewards, pathwise, plan.shuffle_rewards)
+    pairs = PairMaker(args.preferred_by, args.dpo_gap, maps)
+    trainer = Sa2VAGRPOTrainer(model, processor, args, prompts, rewards, pathwise, plan.shuffle_rewards, pairs)
     trainer.judge, validation = judge, None
     if plan.eval_steps:
         validation = ValidationCallback(trainer, validation_prompts(inputs), plan.eval_steps, maps)
@@ -238,6 +240,8 @@ def _training_prompts(inputs: GRPOInputs, plan: GRPOPlan, rewards: LoopRewards, 
             return labelled
         used = {prompt.sample_id for prompt in labelled}
         return labelled + without_masks([prompt for prompt in prompts if prompt.sample_id not in used])
+    if (plan.settings.objective, plan.settings.preferred_by) == ("dpo", "truth"):
+        return labelled_prompts(prompts, "preferred_by truth")
     if needed := [name for name, term in rewards["loop2"].items() if term.weight and name in MASK_REWARDS]:
         labelled_prompts(prompts, f"loop2 reward {needed[0]}")
     return prompts
@@ -325,6 +329,8 @@ def _step(trainer: Sa2VAGRPOTrainer) -> str:
     made = " and ".join(f"{count} {name}" for name, (weight, count) in loops.items() if weight) or "their masks"
     if args.objective in OF_LABELS:
         made = f"true {' and '.join(name for name, (weight, _) in loops.items() if weight)}"
+    if args.objective == "dpo":
+        made = "a pair of masks"
     if args.objective == "mean_teacher":
         made += " of half of them, the teacher's of the others"
     shares = (
@@ -395,7 +401,10 @@ def _begin(run: Run, inputs: GRPOInputs, training: _Training, frozen: list[str],
 def _labels_used(trainer: Sa2VAGRPOTrainer, split: Split) -> dict[str, int]:
     """Split -> number of training images (regions) whose true masks the training uses."""
     of_masks = any(term.weight and name in MASK_REWARDS for name, term in trainer.rewards["loop2"].items())
-    if not (trainer.args.objective in OF_LABELS or trainer.args.mask_to_caption_weight or of_masks):
+    preferred = trainer.args.objective == "dpo"
+    if preferred and trainer.args.preferred_by != "truth":
+        return {}
+    if not (preferred or trainer.args.objective in OF_LABELS or trainer.args.mask_to_caption_weight or of_masks):
         return {}
     labelled = [prompt for prompt in trainer.prompts if prompt.labelled]
     return {name: count_images(select(labelled, split, name)) for name in split.groups}

@@ -39,6 +39,7 @@ from rl_reward_network.grpo.losses import (
 from rl_reward_network.grpo.mask_policies import MASK_POLICIES
 from rl_reward_network.grpo.mean_teacher import MixedOrder, fade_in
 from rl_reward_network.grpo.policy import GRPOPolicy
+from rl_reward_network.grpo.preferences import PairMaker, compared_batch
 from rl_reward_network.grpo.prompts import CurriculumOrder, GRPOPrompt, PromptOrder, of_one_image, prompt_order
 from rl_reward_network.grpo.ranks import any_rank, first_message, from_first_rank
 from rl_reward_network.grpo.rewards import (
@@ -95,6 +96,7 @@ class Sa2VAGRPOTrainer(Trainer):
         rewards: loop -> name -> Reward.
         pathwise: the reward network's score with gradient, needed if `pathwise_weight` is not 0.
         shuffle_rewards: control experiment: rewards are permuted at random, so that nothing can be learned from them.
+        pairs: makes the pairs of the objective dpo.
 
     Attributes set from outside, all optional:
         judge: the LLM judge that scores captions; its counts are logged, and the run stops when it fails for good.
@@ -112,6 +114,7 @@ class Sa2VAGRPOTrainer(Trainer):
         rewards: LoopRewards,
         pathwise: PathwiseReward | None = None,
         shuffle_rewards: bool = False,
+        pairs: PairMaker | None = None,
     ) -> None:
         check_supported(args, pathwise)
         pad_id = processor.tokenizer.pad_token_id or 0
@@ -124,7 +127,7 @@ class Sa2VAGRPOTrainer(Trainer):
         super().__init__(policy, args, data_collator=list, train_dataset=prompts)  # type: ignore[arg-type]
         self.loss_is_scaled_for_ga = True  # by `compute_loss` itself
         self.sa2va, self.prompts, self.rewards, self.pathwise, self.order = model, prompts, rewards, pathwise, order
-        self.shuffle_rewards = shuffle_rewards
+        self.shuffle_rewards, self.pairs = shuffle_rewards, pairs
         self.rollout_generator = RolloutGenerator(model, processor, args)
         self.reset_reference()
         self.judge: Judge | None = None
@@ -159,7 +162,7 @@ class Sa2VAGRPOTrainer(Trainer):
         """Make the current weights the reference and the teacher's start; call again after freezing more tensors."""
         self.reference = {name: tensor for name, tensor in copied(self.sa2va).items() if "lora_" not in name}
         captioned = any(prompt.caption for prompt in self.prompts)  # else there is nothing to segment or to describe
-        has_teacher = self.args.objective == "mean_teacher" or (self.args.objective == "grpo" and captioned)
+        has_teacher = self.args.objective in ("mean_teacher", "dpo") or (self.args.objective == "grpo" and captioned)
         self.ema = EMA(self.sa2va, self.args.ema_decay) if has_teacher and self.args.ema_decay else None
         self.rollout_generator.ema = self.ema
 
@@ -290,6 +293,8 @@ class Sa2VAGRPOTrainer(Trainer):
             if self.args.objective in OF_LABELS:
                 with mixed_precision(self.sa2va):
                     return [self._of_labels(batch, n) for n, batch in prompts]
+            if self.args.objective == "dpo":
+                return [self._compared(batch, n) for n, batch in prompts]
             batches, terms = zip(
                 *(self.generate_and_score(of_batch, number) for number, of_batch in prompts), strict=True
             )
@@ -312,6 +317,17 @@ class Sa2VAGRPOTrainer(Trainer):
             return self.rollout_generator.references(prompts, self._views(number) if self.args.augment else None)
         weight = fade_in(self.state.global_step, self.planned_steps)
         return self.rollout_generator.taught(prompts, self._views(number), weight)
+
+    def _compared(self, prompts: Sequence[GRPOPrompt], number: int) -> MicroBatch:
+        """The micro-batch of the objective dpo, with the logits of the initial model."""
+        assert self.pairs is not None, "the objective dpo has pairs"
+        with mixed_precision(self.sa2va):
+            seed = (self.args.seed, self.state.global_step, number)
+            batch = compared_batch(self.rollout_generator, prompts, seed, self.pairs)
+            with torch.no_grad(), self.reference_weights():
+                reference = self.policy(batch.rollouts, with_masks=True)[0].stored()
+        self.any_spread |= any(answer.image.pair is not None for answer in batch.rollouts.answers)
+        return replace(batch, reference=reference)
 
     def _views(self, number: int) -> np.random.Generator:
         """Randomness of the views in one batch of this step."""

@@ -137,6 +137,7 @@ REMEDIES = {
     "supervised": "lower learning_rate or bce_weight, or raise dice_weight",
     "mean_teacher": "lower taught_weight or learning_rate, or raise dice_weight",
     "grpo": "lower learning_rate, or raise beta",
+    "dpo": "lower learning_rate, or raise dpo_beta or sft_weight",
 }
 
 

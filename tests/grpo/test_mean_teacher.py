@@ -107,7 +107,9 @@ def test_images_without_masks_get_the_teachers_mask_turned_with_their_view(image
     assert [prompt.load()[1] is None for prompt in prompts] == [False, True]
     found = teacher_masks(prompts[1:], cache, teacher, 8)[0]
     own = teacher_masks(prompts[1:], cache, copied(model), 8)[0]
-    assert found is not None and own is not None and np.abs(found - own).max() > 0.01, "the teacher's weights, not its"
+    assert found is not None
+    assert own is not None
+    assert np.abs(found - own).max() > 0.01, "the teacher's weights, not the model's"
     batch, taught = taught_batch(prompts, cache, teacher, np.random.default_rng(0), 8)
     assert taught[0] is None
     assert batch.truths[1] is None

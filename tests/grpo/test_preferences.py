@@ -1,0 +1,263 @@
+"""Dense DPO: the loss in closed form and against TRL's, judges, candidates, pairs, and a run that follows them."""
+
+import math
+import shutil
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from rl_reward_network.artefacts import read_json
+from rl_reward_network.grpo.image_context import open_batch
+from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
+from rl_reward_network.grpo.plan import PlanArgs, RewardArgs, make_plan
+from rl_reward_network.grpo.preferences import (
+    JUDGES,
+    PairMaker,
+    candidate_masks,
+    compared_batch,
+    dpo_margin,
+    preference_loss,
+)
+from rl_reward_network.grpo.rollouts import Pair, RolloutGenerator
+from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings, RewardWeights
+from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.models.lora import WEIGHTS
+from rl_reward_network.rewards.metrics import dice
+from tests.conftest import write_tiny_data
+from tests.grpo.nano import SETTINGS, config, image_of, nano, train
+from tests.models.test_reward_network import network_of
+
+PLAN = GRPOPlan(
+    "quick",
+    RewardWeights(0.0, 0.0, 0.0, 0.0),
+    lora_r=4,
+    lora_alpha=8,
+    settings=GRPOSettings(
+        **SETTINGS
+        | {"objective": "dpo", "mask_to_caption_weight": 0.0, "learning_rate": 1e-3, "preferred_by": "truth"}
+        | {"bce_weight": 1.0, "dice_weight": 0.5}
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> GRPOInputs:
+    folder = tmp_path_factory.mktemp("project")
+    return open_grpo_inputs(RunConfig(data_root=write_tiny_data(folder / "data"), output_dir=folder / "out", gpu=-1))
+
+
+@pytest.fixture(scope="module")
+def run(images: GRPOInputs) -> Path:
+    return train(images, PLAN, images.config.output_dir / "sa2va_grpo_1")
+
+
+LOGITS, REFERENCE = torch.tensor([[1.5, -0.5]]), torch.tensor([[0.2, 0.4]])
+CHOSEN, REJECTED = torch.tensor([[True, False]]), torch.tensor([[False, True]])
+
+
+def test_the_margin_is_that_of_two_mean_cross_entropies() -> None:
+    def log_prob(logits: torch.Tensor, mask: torch.Tensor) -> float:
+        return -F.binary_cross_entropy_with_logits(logits, mask.float()).item()
+
+    ours = dpo_margin(LOGITS, REFERENCE, CHOSEN, REJECTED).item()
+    of_model = log_prob(LOGITS, CHOSEN) - log_prob(LOGITS, REJECTED)
+    of_reference = log_prob(REFERENCE, CHOSEN) - log_prob(REFERENCE, REJECTED)
+    assert ours == pytest.approx(of_model - of_reference, rel=1e-6)
+    assert ours == pytest.approx(((1.5 - 0.2) - (-0.5 - 0.4)) / 2, rel=1e-6)
+
+
+def test_pixels_on_which_both_masks_agree_have_no_part() -> None:
+    def wide(pixels: torch.Tensor, more: float | bool) -> torch.Tensor:
+        return torch.cat([pixels, torch.full((1, 6), more, dtype=pixels.dtype)], dim=1)
+
+    small = dpo_margin(LOGITS, REFERENCE, CHOSEN, REJECTED)
+    logits = wide(LOGITS, -3.0).requires_grad_()
+    large = dpo_margin(logits, wide(REFERENCE, 2.0), wide(CHOSEN, True), wide(REJECTED, True))
+    assert large.item() == pytest.approx(small.item(), rel=1e-6)
+    large.backward()
+    assert logits.grad is not None
+    assert logits.grad[0].tolist() == pytest.approx([0.5, -0.5, 0, 0, 0, 0, 0, 0])
+    same = dpo_margin(LOGITS, REFERENCE, CHOSEN, CHOSEN)
+    assert same.item() == 0, "equal masks say nothing, and divide by nothing"
+
+
+def test_loss_and_gradient_of_two_pixels_are_those_of_trl() -> None:
+    """A mask of two pixels as a completion of two tokens; TRL sums over tokens where we take the mean."""
+    pytest.importorskip("trl", reason="trl is in the `test` extra")
+    from trl.trainer.dpo_trainer import DPOTrainer
+
+    def log_probs(logits: torch.Tensor) -> torch.Tensor:
+        masks = torch.cat([CHOSEN, REJECTED]).float()
+        return -F.binary_cross_entropy_with_logits(logits.expand(2, -1), masks, reduction="none")
+
+    ours, theirs = LOGITS.clone().requires_grad_(), LOGITS.clone().requires_grad_()
+    settings = config("unused", objective="dpo", dpo_beta=0.7, sft_weight=0.0, bce_weight=1.0, dice_weight=0.5)
+    pair = replace(image_of(), pair=Pair(CHOSEN.numpy(), REJECTED.numpy()))
+    loss, logged = preference_loss([(pair, ours)], [REFERENCE], settings, 1.0)
+    loss.backward()
+    of_reference = log_probs(REFERENCE).sum(dim=1)
+    tokens = torch.zeros(2, 3, dtype=torch.long)
+    stub = SimpleNamespace(
+        model=SimpleNamespace(training=True),
+        accelerator=SimpleNamespace(device="cpu", gather_for_metrics=lambda x: x, gather=lambda x: x),
+        aux_loss_enabled=False, ld_alpha=None, precompute_ref_logps=True, f_divergence_type="reverse_kl",
+        loss_types=["sigmoid"], loss_weights=[1.0], beta=0.7 / 2, use_weighting=False, label_smoothing=0.0,
+        args=SimpleNamespace(), _metrics={"train": defaultdict(list)}, _total_train_tokens=0, _tp_size=1,
+    )  # fmt: skip
+    nothing = torch.zeros(2, 2)
+    output = SimpleNamespace(
+        log_probs=log_probs(theirs), entropy=nothing, mean_logits=nothing, is_top1=torch.zeros(2, 2, dtype=torch.bool)
+    )
+    completion = torch.tensor([[0, 1, 1], [0, 1, 1]])
+    expected = DPOTrainer._compute_loss(
+        stub,
+        lambda **_: output,
+        {
+            "input_ids": tokens,
+            "attention_mask": tokens + 1,
+            "completion_mask": completion,
+            "ref_chosen_logps": of_reference[:1],
+            "ref_rejected_logps": of_reference[1:],
+        },
+        False,
+    )
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    assert ours.grad is not None
+    assert theirs.grad is not None
+    torch.testing.assert_close(ours.grad, theirs.grad)
+    assert logged["dpo/accuracy"] == 1
+    assert loss.item() == pytest.approx(math.log1p(math.exp(-0.7 * 1.1)), rel=1e-6)
+
+
+def stack(*rows: str) -> np.ndarray:
+    """Masks bool (K, H, W), each of a string such as "##. ..#"."""
+    return np.array([[[letter == "#" for letter in line] for line in row.split()] for row in rows])
+
+
+def test_judges_prefer_what_they_say() -> None:
+    line, islands, ring = "##### ..... .....", "##.## ..... .....", "##### #...# #####"
+    masks = stack(line, islands, ring)
+    image = image_of(truth=stack(line)[0], pixels=np.zeros((3, 5, 3), np.uint8))
+    of_truth = JUDGES["truth"](image, masks, None, 0.05)
+    np.testing.assert_allclose(of_truth.values, dice(masks, stack(line, line, line)))
+    assert of_truth.better.tolist() == [[False, True, True], [False, False, True], [False, False, False]]
+    assert not JUDGES["truth"](image, masks, None, 0.9).better.any(), "no difference is that large"
+    of_tree = JUDGES["betti"](image, masks, None, 0.0)
+    assert of_tree.values.tolist() == [0, -1, -1], "one line; two islands; one loop"
+    assert of_tree.better.tolist() == [[False, True, True], [False] * 3, [False] * 3]
+    empty = JUDGES["betti"](image, stack(line, "..... ..... ....."), None, 0.0)
+    assert empty.better.tolist() == [[False, True], [False, False]], "an empty mask is never preferred"
+
+
+class TwoMembers:
+    """A reward network whose members' scores of masks, by their number of pixels, are given."""
+
+    def __init__(self, by_size: dict[int, tuple[float, float]], prob: np.ndarray) -> None:
+        self.by_size, self.prob = by_size, prob
+
+    def scorer(self, image: np.ndarray) -> Any:
+        def quality(masks: np.ndarray) -> dict[str, np.ndarray]:
+            members = np.array([self.by_size[int(mask.sum())] for mask in masks])
+            return {"score": members.mean(axis=1), "member_scores": members}
+
+        return SimpleNamespace(quality=quality, foreground_prob=self.prob)
+
+
+def test_a_difference_within_the_reward_networks_noise_makes_no_pair() -> None:
+    masks = stack("##### .....", "##... .....", "#.... .....")
+    sizes = {5: (0.8, 0.8), 2: (0.5, 0.5), 1: (0.9, 0.6)}  # the members disagree on the last
+    network: Any = TwoMembers(sizes, masks[0].astype(np.float32))
+    image = image_of(pixels=np.zeros((2, 5, 3), np.uint8))
+    judged = JUDGES["learned"](image, masks, network, 0.02)
+    assert judged.better[0].tolist() == [False, True, False], "0.05 ahead of the last, +-0.15"
+    pair = PairMaker("learned", 0.02, network).pair(image, masks, np.random.default_rng(0))
+    assert pair is not None
+    assert np.array_equal(pair.chosen, masks[0])
+    assert np.array_equal(pair.rejected, masks[1])
+    assert PairMaker("learned", 0.5, network).pair(image, masks, np.random.default_rng(0)) is None
+    loops = stack("##### #...#", "#.#.# .....")
+    both: Any = TwoMembers({7: (0.5, 0.5), 3: (0.9, 0.9)}, loops[0].astype(np.float32))
+    assert JUDGES["learned"](image, loops, both, 0.02).better[1, 0]
+    assert JUDGES["betti"](image, loops, both, 0.02).better[0, 1]
+    assert not JUDGES["both"](image, loops, both, 0.02).better.any(), "score and Betti numbers disagree"
+
+
+def test_candidates_differ_and_follow_the_seed(images: GRPOInputs, tmp_path: Path) -> None:
+    model, processor = nano()
+    generator = RolloutGenerator(model, processor, config(tmp_path, objective="dpo", mask_to_caption_weight=0.0))
+    batch = open_batch(images.prompts[:2], generator.cache)
+    first, again, other = (candidate_masks(generator, batch, np.random.default_rng(seed)) for seed in (0, 0, 1))
+    for masks, same in zip(first, again, strict=True):
+        assert masks is not None
+        assert same is not None
+        assert np.array_equal(masks, same)
+        assert len({mask.tobytes() for mask in masks}) == len(masks) >= 8
+        assert masks.shape[1:] == batch.images[0].shape[:2]
+    assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True) if a is not None and b is not None)
+    made = compared_batch(generator, images.prompts[:2], (0, 1), PairMaker("truth", 0.02))
+    for answer in made.rollouts.answers:
+        pair, truth = answer.image.pair, answer.image.truth
+        assert pair is not None
+        assert truth is not None
+        gap = dice(pair.chosen[None], truth[None]) - dice(pair.rejected[None], truth[None])
+        assert gap[0] >= 0.02
+
+
+def test_a_run_moves_towards_the_preferred_masks_and_a_resumed_one_ends_alike(images: GRPOInputs, run: Path) -> None:
+    lines = [line for line in (run / "metrics.jsonl").read_text().splitlines() if "dpo/loss" in line]
+    assert len(lines) == 2
+    assert f'"dpo/loss": {math.log(2):.6f}' in lines[0], "the model is the reference"
+    config_json = read_json(run / "final_model" / "config.json")
+    assert config_json["labels"] > 0
+    assert "preferences between masks, by truth" in (run / "final_model" / "README.md").read_text()
+    again = images.config.output_dir / "sa2va_grpo_2"
+    shutil.copytree(run, again, ignore=shutil.ignore_patterns("checkpoint-2", "final_model", "done.json", "eval*"))
+    train(images, PLAN, again)
+    for file in (Path("final_model") / "trainable" / WEIGHTS, Path("metrics.jsonl")):
+        assert (run / file).read_bytes() == (again / file).read_bytes(), file
+
+
+def test_a_reward_network_prefers_without_labels(images: GRPOInputs, tmp_path: Path) -> None:
+    network = network_of()
+    plan = replace(PLAN, settings=replace(PLAN.settings, preferred_by="learned", max_steps=1), reward_net="x")
+    folder = train(images, plan, tmp_path / "run", network=network)
+    assert read_json(folder / "final_model" / "config.json")["labels"] == 0
+
+
+def plan_of(inputs: GRPOInputs, network: Any = None, **flags: Any) -> GRPOPlan:
+    own = {name: flags.pop(name) for name in list(flags) if name in ("max_labelled", "shuffle_rewards", "rewards")}
+    args = PlanArgs("quick", inputs.config, grpo=GRPOSettings(objective="dpo", **flags), **own)
+    return make_plan(args, inputs, network)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({}, "--preferred_by both asks the reward network"),
+        ({"preferred_by": "truth", "temperature": 0.5}, "--objective dpo has no use for --temperature"),
+        ({"preferred_by": "truth", "max_labelled": 2}, "--objective dpo has no use for --max_labelled"),
+        ({"preferred_by": "truth", "rewards": RewardArgs(loop2_iou_weight=1.0)}, "--objective dpo has no rewards"),
+        ({"preferred_by": "truth", "dpo_beta": 0.0}, "dpo_beta is 0.0, expected more than 0"),
+        ({"preferred_by": "truth", "num_iterations": 2}, "expected 1 with dpo training"),
+    ],
+)
+def test_what_does_nothing_is_refused(images: GRPOInputs, flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        plan_of(images, **flags)
+
+
+def test_its_flags_are_refused_elsewhere_and_captions_are_no_masks(images: GRPOInputs, grpo_inputs: GRPOInputs) -> None:
+    with pytest.raises(ValueError, match="--dpo_beta does nothing without --objective dpo"):
+        make_plan(
+            PlanArgs("quick", images.config, grpo=GRPOSettings(objective="supervised", dpo_beta=0.5)), images, None
+        )
+    with pytest.raises(ValueError, match="dpo is for annotated images with one question"):
+        plan_of(grpo_inputs, preferred_by="betti")
