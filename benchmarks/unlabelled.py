@@ -1,240 +1,243 @@
-"""Do images without masks help where the labelled ones never had their look? The table of docs/results.md.
+"""What images without masks are worth: teachers, rewards and preferences, each from the same start, in equal minutes.
 
-    python -m benchmarks.unlabelled --seeds 0 1 2 --look faint --output_dir outputs/unlabelled
-    python -m benchmarks.unlabelled --look faint --output_dir outputs/unlabelled --show     # of what is finished
+    python -m benchmarks.unlabelled ARCADE --unlabelled IMAGES --budgets 20 195 --seeds 0 1 2
+    python -m benchmarks.unlabelled ARCADE --unlabelled DCA1/images --tests DCA1 --budgets 195     # another hospital
+    python -m benchmarks.unlabelled ARCADE --show                                   # the tables of what is finished
 
-20 labelled patients have every look of the embedded world but one. 100 other patients have that look alone; their
-images join GRPO without masks. 40 more patients of that look are the test. For each seed: a reward network (quick),
-and GRPO (quick, 60 steps) without the unlabelled images, with those on which the network is about as sure as on
-validation images (the default), and with all of them; `--rules with_spread` adds those left by the limit of the spread
-alone. Every command is printed; finished runs are not repeated.
+A budget N is the number of labelled images that any part of a row learns from. The start is Sa2VA with a side network,
+trained on them; every row continues from it, for as many minutes, with the same trainable parts, and its weights are
+chosen on the same validation images, whose masks are counted. Images without masks are those of `--unlabelled` and the
+training images beyond the budget; rows with a reward network use those of its own patients' split alone, since it has
+learned the others. Every run is a command of `sa2va-rl`, printed before it starts; finished runs are not repeated,
+interrupted ones are resumed. Each row is measured on the test images of ARCADE, and on all images of each folder of
+`--tests`. Differences are to the start; the row `longer` says what more of the same labels would have given.
 """
 
 import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import tyro
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from tqdm import tqdm
 
-from rl_reward_network.artefacts import read_json, whole_folder, write_json
-from rl_reward_network.cli import grpo
+from rl_reward_network.artefacts import read_json, write_json
 from rl_reward_network.cli.app import run
-from rl_reward_network.data.items import Sample
-from rl_reward_network.data.splits import spread
-from rl_reward_network.embedded.angiograms import LOOKS
-from rl_reward_network.embedded.datasets import write_angiograms
-from rl_reward_network.grpo.checkpoint import TRAINABLE
-from rl_reward_network.grpo.image_context import FeatureCache
-from rl_reward_network.grpo.measure import measure
-from rl_reward_network.grpo.merge import load_base
-from rl_reward_network.grpo.prompts import image_prompt
-from rl_reward_network.grpo.trainable import prepare_model
-from rl_reward_network.inputs.config import RegionConfig
-from rl_reward_network.inputs.loading import read_samples
-from rl_reward_network.models.default import DEFAULT_MODEL
-from rl_reward_network.models.lora import load_trainable
-from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.report.statistics import few_patients_note, mean_interval
-from rl_reward_network.rewards import out_of_distribution
-from rl_reward_network.rewards.learned import ForegroundMaps
-from rl_reward_network.rewards.metrics import dice
-from rl_reward_network.rewards.out_of_distribution import own_segmentation
+from rl_reward_network.grpo.inputs import open_grpo_inputs
+from rl_reward_network.grpo.prompts import GRPOPrompt
+from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.inputs.segmenter import load_segmenter
+from rl_reward_network.report.statistics import few_patients_note, group_means, mean_interval
+from rl_reward_network.rewards.metrics import METRICS, mask_metrics
 from rl_reward_network.run import AGREEMENT, BEST_REWARD_NET, FINAL
 
-PATIENTS = {"labelled": 20, "unlabelled": 100, "test": 40}
-STEPS = 60
-WITHOUT, WITH, SPREAD, ALL = "without", "with", "with_spread", "with_all"
-Name = Literal["with", "with_spread", "with_all"]
-Rule = Callable[[np.ndarray, np.ndarray, float, float], np.ndarray]
-RULES: dict[str, Rule] = {  # in place of `out_of_distribution.within`
-    WITH: out_of_distribution.within,
-    SPREAD: lambda scores, spreads, smallest, largest: spreads <= largest,
-    ALL: lambda scores, spreads, smallest, largest: np.ones(len(scores), bool),
-}
-ROWS = {
-    "base": "sa2va-nano as it is",
-    WITHOUT: "GRPO without the unlabelled images",
-    WITH: "GRPO with those within both limits (the default)",
-    SPREAD: "GRPO with those within the limit of the spread",
-    ALL: "GRPO with all of them",
-    "network": "the reward network's own segmentation",
-}
-DIFFERENCES = (
-    *((name, "base") for name in (WITHOUT, WITH, ALL)),
-    *((name, WITHOUT) for name in (WITH, SPREAD, ALL)),
+START, LONGER = "start", "longer"
+START_FLAGS = "--objective supervised --side_network --max_steps 700 --warmup_steps 100 --eval_steps 100"
+VALIDATIONS = 6  # of each row
+LEARNED = "--caption_to_mask_weight 0"  # the gradient of the reward network alone
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row.
+
+    Args:
+        title: in the table.
+        flags: of `sa2va-rl grpo quick`.
+        steps: that take about as many minutes as those of the other rows.
+        labels: whether it learns from the true masks of the budget.
+        network: whether it needs the reward network of the budget.
+    """
+
+    title: str
+    flags: str
+    steps: int
+    labels: bool = False
+    network: bool = False
+
+
+DPO = "--objective dpo --preferred_by"
+SUPERVISED = (
+    "--objective supervised --augment True --bce_weight 1 --dice_weight 0.5 --warmup_steps 0.15 --batch_size 32"
 )
-RESULTS = "results.json"
+METHODS = {
+    LONGER: Method("supervised, as long", SUPERVISED, 330, labels=True),
+    "mean_teacher": Method("mean teacher", "--objective mean_teacher", 250, labels=True),
+    "gradient": Method("gradient of the reward network", LEARNED, 250, network=True),
+    "grpo": Method("GRPO, reward network", "--pathwise_weight 0", 150, network=True),
+    "dpo_learned": Method("DPO, reward network", f"{DPO} learned", 130, network=True),
+    "dpo_betti": Method("DPO, Betti numbers", f"{DPO} betti", 130, network=True),
+    "dpo_both": Method("DPO, both agree", f"{DPO} both", 130, network=True),
+}
+METRICS_SHOWN = ("dice", "cldice", "betti0", "betti1", "recall", "precision", "hd95")
 
 
 @dataclass(frozen=True)
 class Args:
-    """Train with and without unlabelled images of a new look, and evaluate on patients of that look."""
+    """Train every row from the same start, and measure all on the same images."""
 
+    data_root: tyro.conf.Positional[Path]
+    """Labelled images, in a format that `sa2va-rl doctor` reads."""
+    unlabelled: Path | None = None
+    """Folder of images without masks, or whose masks are ignored."""
+    tests: tuple[Path, ...] = ()
+    """Further folders with masks to measure on."""
+    budgets: tuple[int, ...] = (20,)
+    """Labelled images to learn from."""
     seeds: tuple[int, ...] = (0,)
     """Seeds of every run."""
-    look: str = "faint"
-    """Look of the unlabelled and the test patients, a key of LOOKS."""
+    rows: tuple[str, ...] = tuple(METHODS)
+    """Rows beside the start."""
+    learning_rates: tuple[float, ...] = (1e-3, 1e-4)
+    """Peak learning rates that every row tries; validation chooses."""
     output_dir: Path = Path("outputs/unlabelled")
-    """Parent of the data and the runs."""
-    rules: tuple[Name, ...] = ("with", "with_all")
-    """Which unlabelled images join: the default, those within the limit of the spread alone, all."""
+    """Folder of the runs."""
     show: bool = False
     """Run nothing; show what is finished."""
 
     def __post_init__(self) -> None:
-        """Refuse unknown looks."""
-        if self.look not in LOOKS:
-            raise ValueError(f"look is {self.look!r}, expected one of {', '.join(LOOKS)}")
-
-    @property
-    def folder(self) -> Path:
-        """Of this look."""
-        return self.output_dir / self.look
+        """Refuse unknown rows."""
+        if unknown := set(self.rows) - set(METHODS):
+            raise ValueError(f"rows: got {sorted(unknown)[0]!r}, expected some of {', '.join(METHODS)}")
 
 
 def main(args: Args) -> None:
-    """Make the missing runs, and show all."""
+    """Make the missing runs, measure them, and show all."""
     if not args.show:
-        data = make_data(args.folder / "data", args.look)
         for seed in args.seeds:
-            if not _finished(args.folder / f"seed_{seed}" / RESULTS, args.rules):
-                train(data, args.folder / f"seed_{seed}", seed, args.rules)
-                evaluate(data, args.folder / f"seed_{seed}", _trained(args.folder / f"seed_{seed}"))
-    show(args)
+            for budget in args.budgets:
+                train(args, budget, seed)
+    for budget in args.budgets:
+        for name in ("test", *(path.name for path in args.tests)):
+            show(args, budget, name)
 
 
-def _finished(results: Path, rules: Sequence[str]) -> bool:
-    """Whether every rule that is asked for was evaluated."""
-    return results.exists() and set(rules) <= set(read_json(results)["dice"])
-
-
-def _trained(folder: Path) -> list[str]:
-    """The rules of which a run is finished, those of earlier calls, too."""
-    return [name for name in RULES if (folder / name / FINAL).exists()]
-
-
-def make_data(folder: Path, look: str) -> Path:
-    """The folders labelled/, unlabelled/ and test/ of different patients, rendered if they are missing."""
-    others, first = tuple(name for name in LOOKS if name != look), 0
-    for name, count in PATIENTS.items():
-        if not (folder / name).exists():
-            with whole_folder(folder / name) as temporary:
-                write_angiograms(temporary, count, others if name == "labelled" else (look,), first_patient=first)
-        first += count
-    return folder
-
-
-def train(data: Path, folder: Path, seed: int, rules: Sequence[str]) -> None:
-    """The reward network and the runs of GRPO of a seed."""
-    flags = f"--data_root {data / 'labelled'} --seed {seed} --output_dir {folder}"
-    if not list(folder.glob(f"*/{AGREEMENT}")):
-        _call(f"reward quick {flags}")
-    flags += f" --reward_net {_reward_net(folder)} --max_steps {STEPS}"
-    unlabelled = f"--unlabelled_root {data / 'unlabelled'}"
-    for name in (WITHOUT, *rules):
-        if not (folder / name / FINAL).exists():
-            resume = "--resume" if (folder / name / "config.json").exists() else ""
-            more = unlabelled if name in RULES else ""
-            _call(f"grpo quick {flags} {more} --run_folder {folder / name} {resume}", RULES.get(name))
+def train(args: Args, budget: int, seed: int) -> None:
+    """The start, the reward network and the rows of a budget and a seed."""
+    folder = args.output_dir / f"{budget}_{seed}"
+    data = f"--data_root {args.data_root} --seed {seed} --output_dir {folder}"
+    start = folder / START
+    _grpo(start, f"{data} {START_FLAGS} --max_labelled {budget}")
+    _measure(args, start, seed)
+    if any(METHODS[name].network for name in args.rows) and not list(folder.glob(f"*/{AGREEMENT}")):
+        _call(f"reward full {data} --max_labelled {budget}")
+    for name in args.rows:
+        method = METHODS[name]
+        flags = f"{data} --model_path {start / 'merged'} {method.flags} --max_steps {method.steps}"
+        flags += f" --eval_steps {-(-method.steps // VALIDATIONS)}"
+        flags += f" --max_labelled {budget}" if method.labels else ""
+        flags += f" --reward_net {_reward_net(folder)}" if method.network else ""
+        flags += f" --unlabelled_root {args.unlabelled}" if args.unlabelled and name != LONGER else ""
+        for rate in args.learning_rates:
+            _grpo(folder / f"{name}_{rate:g}", f"{flags} --learning_rate {rate:g}")
+        best = max(args.learning_rates, key=lambda rate: _validated(folder / f"{name}_{rate:g}"))
+        _measure(args, folder / f"{name}_{best:g}", seed)
 
 
 def _reward_net(folder: Path) -> Path:
     return next(iter(sorted(folder.glob(f"*/{AGREEMENT}")))).parent / BEST_REWARD_NET
 
 
-def _call(command: str, rule: Rule | None = None) -> None:
-    """Run a command of `sa2va-rl`; a rule other than the default needs this process."""
+def _validated(run_folder: Path) -> float:
+    """The best Dice on validation images."""
+    return float(read_json(run_folder / FINAL / "config.json")["validation"]["best"])
+
+
+def _grpo(folder: Path, flags: str) -> None:
+    """A run of `sa2va-rl grpo` and its merged model, unless they are finished."""
+    if not (folder / FINAL).exists():
+        resume = "--resume" if (folder / "config.json").exists() else ""
+        _call(f"grpo quick {flags} --run_folder {folder} {resume}")
+    if not (folder / "merged").exists():
+        _call(f"merge --model_path {folder / FINAL} --output {folder / 'merged'}")
+
+
+def _call(command: str) -> None:
+    """Run a command of `sa2va-rl`; a CalledProcessError if it fails."""
     print(f"\nsa2va-rl {command}", flush=True)
-    words = shlex.split(command)
-    if rule in (None, out_of_distribution.within):
-        subprocess.run([sys.executable, "-m", "rl_reward_network.cli", *words], check=True, env=os.environ)
-        return
-    usual, out_of_distribution.within = out_of_distribution.within, rule  # type: ignore[assignment]
-    try:
-        grpo.main(tyro.cli(grpo.Args, args=words[1:], config=(tyro.conf.FlagCreatePairsOff,)))
-    finally:
-        out_of_distribution.within = usual
+    subprocess.run([sys.executable, "-m", "rl_reward_network.cli", *shlex.split(command)], check=True, env=os.environ)
 
 
-def evaluate(data: Path, folder: Path, rules: Sequence[str]) -> None:
-    """Write results.json: Dice of each row on one test image per series, and what the network says of both looks."""
-    tests = read_samples(data / "test")
-    tests = spread(tests, len(tests) // 3, seed=0)  # one of three frames
-    result: dict[str, object] = {"groups": [sample.group_id for sample in tests]}
-    columns = {name: _dice(folder / name, tests) for name in (WITHOUT, *rules)}
-    columns["base"] = _dice(folder / WITHOUT, tests, trained=False)
-    network = RewardNetwork.from_pretrained(_reward_net(folder))
-    maps = ForegroundMaps.beside(folder / WITHOUT, network)
-    columns["network"] = np.array([_own_dice(maps, sample) for sample in tests])
-    labelled = [s for s in read_samples(data / "labelled") if s.group_id not in network.training_info["train_groups"]]
-    for name, samples in (("known looks", labelled), ("new look", tests)):
-        own = np.array([own_segmentation(maps, sample.load_image()) for sample in samples])
-        result[name] = {"score": float(own[:, 0].mean()), "spread_median": float(np.median(own[:, 1]))}
-    result["left out"] = {name: read_json(folder / name / "config.json")["unlabelled"]["left_out"] for name in rules}
-    write_json(folder / RESULTS, result | {"dice": {name: values.tolist() for name, values in columns.items()}})
+# ---- measuring ------------------------------------------------------------------------------------------------------
 
 
-def _dice(run_folder: Path, tests: list[Sample], trained: bool = True) -> np.ndarray:
-    """float64 (N,): Dice of a run's model, or of the model that it began with."""
-    config = read_json(run_folder / FINAL / "config.json")
-    origin = config["origin"]
-    model, processor = load_base(DEFAULT_MODEL, origin["model_fingerprint"])
-    processor.max_tiles = 1
-    prepare_model(model, origin["lora_r"], origin["lora_alpha"])
-    if trained:
-        load_trainable(model, run_folder / FINAL / TRAINABLE)
-    prompts = [image_prompt(sample, RegionConfig().segment_question) for sample in tests]
-    longest = origin["settings"]["max_completion_length"]
-    return measure(model, prompts, FeatureCache(model, processor), longest).values["dice"]
+def _measure(args: Args, run_folder: Path, seed: int) -> None:
+    """Write measured_<name>.json for the test images and each further folder, unless it is there."""
+    for name, root in (("test", args.data_root), *((path.name, path) for path in args.tests)):
+        path = run_folder / f"measured_{name}.json"
+        if not path.exists():
+            inputs = open_grpo_inputs(RunConfig(data_root=root, seed=seed, gpu=-1))
+            prompts = inputs.pick("test") if root == args.data_root else inputs.prompts
+            write_json(path, measured(run_folder / "merged", [prompt for prompt in prompts if prompt.labelled]))
 
 
-def _own_dice(maps: ForegroundMaps, sample: Sample) -> float:
-    truth = sample.load_mask()
-    assert truth is not None
-    return float(dice((maps.scorer(sample.load_image()).foreground_prob > 0.5)[None], truth[None])[0])
+def measured(model: Path, prompts: list[GRPOPrompt]) -> dict[str, Any]:
+    """Metric -> its value for each prompt; and the groups."""
+    segmenter, columns = load_segmenter(model, "cpu"), dict[str, list[float]]()
+    for prompt in tqdm(prompts, model.parent.name, unit="image"):
+        image, truth = prompt.load()
+        assert truth is not None
+        answer = segmenter.segment(image, [prompt.question])
+        soft = segmenter.upsample(answer.mask_logits, image.shape[:2])[0]
+        for name, value in mask_metrics(soft > 0.5, truth).items():
+            columns.setdefault(name, []).append(value)
+    return {"groups": [prompt.group_id for prompt in prompts], **columns}
 
 
-def show(args: Args) -> None:
-    """Print the tables in Markdown."""
-    files = [file for seed in args.seeds if (file := args.folder / f"seed_{seed}" / RESULTS).exists()]
-    results = [read_json(file) for file in files]
-    if not results:
-        raise ValueError(f"{args.folder}: no finished seed of {list(args.seeds)}; leave --show out")
-    groups = results[0]["groups"]
-    rows = [name for name in ROWS if all(name in result["dice"] for result in results)]
-    values = {name: np.mean([result["dice"][name] for result in results], axis=0) for name in rows}
-    each = {name: [float(np.mean(result["dice"][name])) for result in results] for name in rows}
-    console = Console(width=200)
-    table = Table(f"test patients of look {args.look}", "Dice", "each seed", box=box.MARKDOWN)
-    for name in rows:
-        table.add_row(
-            ROWS[name], str(mean_interval(values[name], groups)), ", ".join(f"{one:.3f}" for one in each[name])
-        )
-    console.print(table, end="\n\n")
-    table = Table("difference", "Dice", "each seed", box=box.MARKDOWN)
-    for name, other in ((name, other) for name, other in DIFFERENCES if name in rows):
-        gain = mean_interval(values[name] - values[other], groups).signed
-        seeds = ", ".join(f"{a - b:+.3f}" for a, b in zip(each[name], each[other], strict=True))
-        table.add_row(f"{ROWS[name]} - {ROWS[other]}", gain, seeds)
-    console.print(table, end="\n\n")
-    columns = ("own score, known looks", "new look", "own spread (median), known looks", "new look")
-    table = Table("seed", *columns, *(f"left out: {name}" for name in RULES if name in rows), box=box.MARKDOWN)
-    for file, result in zip(files, results, strict=True):
-        parts = result["known looks"], result["new look"]
-        cells = [f"{part[key]:.4f}" for key in ("score", "spread_median") for part in parts]
-        table.add_row(file.parent.name, *cells, *(str(result["left out"][name]) for name in RULES if name in rows))
-    console.print(table)
-    for note in few_patients_note(len(set(groups))):
-        print(note)
+# ---- tables ---------------------------------------------------------------------------------------------------------
+
+
+def show(args: Args, budget: int, name: str) -> None:
+    """Print the table of a budget on some images in Markdown: means over seeds, differences to the start."""
+    columns = (METRICS[metric].column for metric in METRICS_SHOWN)
+    table = Table("row", "less the start", *columns, "val", "minutes", "seeds", box=box.MARKDOWN)
+    starts = dict(_results(args, budget, START, name))
+    groups: list[str] = []
+    for row, title in ((START, "start: supervised, side network"), *((key, METHODS[key].title) for key in METHODS)):
+        results = {seed: result for seed, result in _results(args, budget, row, name) if seed in starts}
+        if not results:
+            continue
+        groups = next(iter(results.values()))["groups"]
+        gain = np.mean([np.subtract(one["dice"], starts[seed]["dice"]) for seed, one in results.items()], axis=0)
+        cells = [_cell(metric, list(results.values()), groups) for metric in METRICS_SHOWN]
+        of_runs = [one["config"] for one in results.values()]
+        val = np.mean([config["validation"]["best"] for config in of_runs])
+        minutes = np.mean([config["minutes"] for config in of_runs])
+        first = "-" if row == START else mean_interval(gain, groups).signed
+        table.add_row(title, first, *cells, f"{val:.3f}", f"{minutes:.1f}", str(len(results)))
+    if groups:
+        print(f"\n{budget} labelled images, {name}: {len(groups)} images")
+        Console(width=240).print(table)
+        for note in few_patients_note(len(set(groups)), "test groups"):
+            print(note)
+
+
+def _cell(metric: str, results: list[dict[str, Any]], groups: list[str]) -> str:
+    values = np.array([result[metric] for result in results])
+    if metric == "dice":
+        means = group_means(values, groups).mean(axis=1)
+        spread = f", SD {means.std(ddof=1):.3f}" if len(means) > 1 else ""
+        return f"{mean_interval(values.mean(axis=0), groups)}{spread}"
+    return f"{group_means(values, groups).mean():.3f}"
+
+
+def _results(args: Args, budget: int, row: str, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Seed -> measured values and config.json of the run of a row that validation chose."""
+    for seed in args.seeds:
+        folders = sorted((args.output_dir / f"{budget}_{seed}").glob(row if row == START else f"{row}_[0-9]*"))
+        found = [folder for folder in folders if (folder / f"measured_{name}.json").exists()]
+        if found:
+            best = max(found, key=_validated)
+            config = read_json(best / FINAL / "config.json")
+            yield seed, read_json(best / f"measured_{name}.json") | {"config": config}
 
 
 if __name__ == "__main__":
