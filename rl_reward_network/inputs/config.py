@@ -43,9 +43,9 @@ class RunConfig:
     image_resize: Rare[Literal["prediction", "training"] | None] = None
     """How images become patches of a Qwen-VL: resized twice, as in its official prediction (the default), or once, as
     in its training. An InternVL cuts images into tiles."""
-    unlabelled_root: Path | None = None
-    """Folder of images without masks, of other patients, that join the training where a reward network gives the reward
-    (UNLABELLED_ROOT): a plain folder of images, or a data folder, whose masks are then not read in training."""
+    unlabelled_root: Annotated[Path | None, tyro.conf.arg(aliases=["--unlabelled"])] = None
+    """Folder of images without masks, of other patients, that join a training that needs none (UNLABELLED_ROOT): by a
+    reward network, or by a mean teacher. A plain folder of images, or a data folder, whose masks are then not read."""
     group_regex: Rare[str | None] = None
     """Regular expression with a group named `group` that finds the patient in an image's name; a field `group` in
     annotations.json takes precedence."""

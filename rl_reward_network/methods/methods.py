@@ -30,6 +30,7 @@ from rl_reward_network.methods.view import BASE
 
 PROMPTS_LABELS, PROMPTS_NET, POST = "experiment1", "experiment3", "experiment2"
 SUPERVISED, AFTER = "supervised", "supervised_grpo_net"
+TEACHER, PREFERENCES = "supervised_mean_teacher", "supervised_dpo"
 FINE_TUNED = "fine_tuned"  # the weights that are best on validation patients; decided when they are measured
 
 
@@ -102,6 +103,15 @@ METHODS = (
     Method(
         AFTER, "weights", "supervised, then GRPO, reward network", (*NET, SUPERVISED, AFTER), weights=AFTER,
         train=partial(train_weights, learned=True, after=SUPERVISED),
+    ),
+    Method(
+        TEACHER, "weights", "supervised, then mean teacher", (SUPERVISED, TEACHER), weights=TEACHER,
+        train=partial(train_weights, settings=GRPOSettings(objective="mean_teacher"), after=SUPERVISED),
+    ),
+    Method(
+        PREFERENCES, "weights", "supervised, then DPO, reward network and Betti numbers",
+        (*NET, SUPERVISED, PREFERENCES), weights=PREFERENCES,
+        train=partial(train_weights, settings=GRPOSettings(objective="dpo"), learned=True, after=SUPERVISED),
     ),
     Method(
         "prompt_post", "combined", "experiment 3, then experiment 2", (*NET, PROMPTS_NET, POST),

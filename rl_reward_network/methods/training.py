@@ -13,7 +13,7 @@ import torch
 from rl_reward_network.artefacts import read_json, weights_fingerprint, write_json
 from rl_reward_network.data.splits import Split, select
 from rl_reward_network.grpo.plan import AdapterArgs, PlanArgs, RewardArgs, make_plan
-from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings
+from rl_reward_network.grpo.settings import OF_LABELS, GRPOPlan, GRPOSettings
 from rl_reward_network.inputs.config import RegionConfig
 from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.models.default import is_small
@@ -52,6 +52,12 @@ REWARD_NET = "reward_net"  # name of the run that trains the reward network
 SUPERVISED_STEPS = {"quick": 200, "full": 300}  # of a model of the embedded one's size; others train for epochs
 SIDE_STEPS = {"quick": 200, "full": 700}  # the same with a side network
 GRPO_STEPS = {"quick": 60, "full": 140}
+STEPS = {  # by objective, without a side network
+    "grpo": GRPO_STEPS,
+    "supervised": SUPERVISED_STEPS,
+    "mean_teacher": {"quick": 100, "full": 250},
+    "dpo": {"quick": 60, "full": 130},
+}
 MERGED = "merged"  # in the folder of a GRPO run: the checkpoint that the comparison segments with
 MERGED_FROM = "merged_from.json"  # in `MERGED`: the digest of the final model
 
@@ -129,20 +135,19 @@ def train_weights(
 
     Args:
         job: what the training starts from.
-        settings: of GRPO, or of supervised training, which uses as many labels as the reward network.
-        learned: whether the reward network rewards, else labels do; unlabelled images then join.
+        settings: of the training; one that learns true masks uses as many as the reward network.
+        learned: whether the reward network rewards, else labels do; unlabelled images then join, and a mean teacher's.
         after: run whose merged weights are trained further, in place of the base model.
     """
     from rl_reward_network.grpo.inputs import open_grpo_inputs  # here, since `segment --run` needs no trainer
     from rl_reward_network.grpo.stage import find_grpo_run, run_grpo_stage, wanted_settings
 
-    job = job if learned else job.labelled
     settings = settings or GRPOSettings()
-    supervised = settings.objective == "supervised"
+    job = job if learned or settings.objective == "mean_teacher" else job.labelled
     config = job.inputs.config
     if is_small(config.model_path):
-        supervised_steps = SIDE_STEPS if job.side_network else SUPERVISED_STEPS
-        settings = replace(settings, max_steps=(supervised_steps if supervised else GRPO_STEPS)[job.mode])
+        adds_side = job.side_network and settings.objective == "supervised"
+        settings = replace(settings, max_steps=(SIDE_STEPS if adds_side else STEPS[settings.objective])[job.mode])
     if after is not None:
         config = replace(config, model_path=str(job.runs[after] / MERGED))
     question, tiles = job.inputs.prompts[0], job.inputs.prompt_config.max_tiles
@@ -162,10 +167,10 @@ def train_weights(
 
 def grpo_plan(job: Job, inputs: "GRPOInputs", settings: GRPOSettings, network: RewardNetwork | None) -> GRPOPlan:
     """The plan that `sa2va-rl grpo` makes of these settings; without a reward network labels reward GRPO."""
-    supervised = settings.objective == "supervised"
-    rewards = RewardArgs(loop2_iou_weight=1.0 if network is None and not supervised else None)
-    labels = _label_budget(job) if supervised else None
-    adapters = AdapterArgs(job.side_network and supervised)
+    by_labels = network is None and settings.objective == "grpo"
+    rewards = RewardArgs(loop2_iou_weight=1.0 if by_labels else None)
+    labels = _label_budget(job) if settings.objective in OF_LABELS else None
+    adapters = AdapterArgs(job.side_network and settings.objective == "supervised")
     args = PlanArgs(
         job.mode, inputs.config, inputs.regions, settings, rewards=rewards, max_labelled=labels, adapters=adapters
     )

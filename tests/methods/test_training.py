@@ -16,7 +16,17 @@ from rl_reward_network.grpo.settings import GRPOSettings
 from rl_reward_network.inputs.config import PromptConfig, RegionConfig, RunConfig
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.methods import training
-from rl_reward_network.methods.methods import AFTER, POST, PROMPTS_LABELS, PROMPTS_NET, SUPERVISED, TRAINED, WEIGHTS
+from rl_reward_network.methods.methods import (
+    AFTER,
+    POST,
+    PREFERENCES,
+    PROMPTS_LABELS,
+    PROMPTS_NET,
+    SUPERVISED,
+    TEACHER,
+    TRAINED,
+    WEIGHTS,
+)
 from rl_reward_network.methods.training import MERGED, REWARD_NET, Job, check_split, cost_of, merge, named_run
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.ppo import operations, prompts
@@ -123,7 +133,8 @@ def test_each_run_is_trained_with_the_settings_of_its_method(
     monkeypatch.setattr(training.RewardNetwork, "from_pretrained", lambda folder: SimpleNamespace(fingerprint="net"))
     monkeypatch.setattr(training, "check_no_leak", lambda *_: None)
     base, processor = load_sa2va_model("sa2va-nano")
-    if name == AFTER:
+    goes_on = name in (AFTER, TEACHER, PREFERENCES)
+    if goes_on:
         base.save_pretrained(tmp_path / SUPERVISED / MERGED)
         processor.save_pretrained(tmp_path / SUPERVISED / MERGED)
     inputs = replace(small, config=replace(small.config, output_dir=tmp_path))
@@ -133,21 +144,21 @@ def test_each_run_is_trained_with_the_settings_of_its_method(
     assert not reused
     assert run.parent == tmp_path
     assert used.config.seed == 5
-    learned = name in (PROMPTS_NET, "grpo_net", "gradient", AFTER)
+    learned = name in (PROMPTS_NET, "grpo_net", "gradient", AFTER, PREFERENCES)
     if name not in WEIGHTS:
         assert plan.reward == ("dice" if name in (PROMPTS_LABELS, POST) else "net")
         assert (used.unlabelled is not None) == learned
         return
     assert used.regions.segment_question == "Find the tubes."
     assert used.regions.max_dynamic_patch == 3
-    assert used.config.model_path == (str(tmp_path / SUPERVISED / MERGED) if name == AFTER else "sa2va-nano")
+    assert used.config.model_path == (str(tmp_path / SUPERVISED / MERGED) if goes_on else "sa2va-nano")
     assert plan.reward_net == ("net" if learned else None)
     assert plan.weights.loop2_iou == (0.0 if learned else 1.0)
-    assert (plan.settings.objective == "supervised") == (name == SUPERVISED)
-    assert plan.max_labelled == ({"quick": 50, "full": 200}[mode] if name == SUPERVISED else None)
+    objective = {SUPERVISED: "supervised", TEACHER: "mean_teacher", PREFERENCES: "dpo"}.get(name, "grpo")
+    assert plan.settings.objective == objective
+    assert plan.max_labelled == ({"quick": 50, "full": 200}[mode] if name in (SUPERVISED, TEACHER) else None)
     assert plan.settings.caption_to_mask_weight == (0.0 if name == "gradient" else 1.0)
-    steps = training.SUPERVISED_STEPS if name == SUPERVISED else training.GRPO_STEPS
-    assert plan.settings.max_steps == steps[mode]
+    assert plan.settings.max_steps == training.STEPS[objective][mode]
 
 
 @pytest.mark.parametrize(
