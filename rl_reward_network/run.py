@@ -77,7 +77,8 @@ GRPO_RUN = Kind(
     "; its checkpoints can be evaluated and merged: --model_path {run}/checkpoint-<step>",
 )
 COMPARE_RUN = Kind("compare", "comparison", "eval.json")
-KINDS = (REWARD_RUN, POLICY_RUN, POST_RUN, GRPO_RUN, COMPARE_RUN)
+ADAPT_RUN = Kind("adapt", "adaptation", "adapt.json")
+KINDS = (REWARD_RUN, POLICY_RUN, POST_RUN, GRPO_RUN, COMPARE_RUN, ADAPT_RUN)
 
 
 @dataclass(frozen=True)

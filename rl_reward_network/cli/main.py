@@ -13,6 +13,7 @@ COMMANDS = {
     "prompts": "step 2: train the prompt policy by PPO",
     "operations": "experiment 2: train a policy that edits masks by operations",
     "grpo": "train the weights by GRPO, or by supervision for comparison",
+    "adapt": "adapt the weights to images of which few have masks, and deploy only what is better",
     "compare": "compare every method for better masks, and choose the best and the cheapest",
     "evaluate": "compare a trained model or policy with its baselines on test patients",
     "merge": "merge LoRA weights into a whole checkpoint",

@@ -56,6 +56,8 @@ class GRPOSettings:
     one's size."""
     max_minutes: Rare[float | None] = None
     """Stop after so many minutes of training; the result then depends on the machine's speed."""
+    early_stopping_patience: Rare[int | None] = None
+    """Stop after so many validations in a row without a better one; by default at the last step alone."""
     beta: Annotated[float, tyro.conf.arg(aliases=["--kl-coef"])] = 0.04
     """Weight of the KL divergence from the initial model, whatever the weights of the loops are."""
     mask_beta: tyro.conf.Suppress[float | None] = None
@@ -280,6 +282,7 @@ def _check_counts(settings: Any) -> None:
             "groups stay together; give a multiple of it"
         )
     check_at_least(settings, 1, "num_iterations", "max_completion_length", "gradient_accumulation_steps", "save_steps")
+    check_at_least(settings, 1, "early_stopping_patience")
     check_at_least(settings, 0, "warmup_steps")
     if settings.max_steps is not None and settings.max_steps < 1 and settings.max_steps != -1:  # left to the epochs
         raise ValueError(f"max_steps is {settings.max_steps}, expected 1 or more")

@@ -1,0 +1,72 @@
+"""Adapt Sa2VA to your images: few of them with masks, many without.
+
+    sa2va-rl adapt --model_path MODEL --data_root LABELLED --unlabelled_root IMAGES
+    sa2va-rl segment image.png --model_path outputs/adapt_<time>/adapted
+
+First the model learns the true masks, with a side network for thin objects; then a mean teacher, a moving average of
+the model, gives masks for the images without. This order is the one that won in the comparison of docs/unlabelled.md.
+Held-out labelled patients stop each stage and decide whether it is kept; what has not beaten the model as it was is not
+deployed. Training images beyond --max_labelled are used without their masks, so --unlabelled_root may be left out.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from rl_reward_network.flags import Rare, check_at_least
+from rl_reward_network.inputs.config import RegionConfig, RunConfig
+from rl_reward_network.ppo.settings import Mode
+from rl_reward_network.run import ADAPT_RUN, Run, check_folder
+
+
+@dataclass(frozen=True)
+class Args:
+    """Adapt Sa2VA to images of which few have masks, and deploy only what is better."""
+
+    mode: tyro.conf.Positional[Mode] = "full"
+    """quick: a trial of minutes with the embedded model. full: 700 and 250 steps of it, else three epochs each."""
+    inputs: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
+    regions: Annotated[RegionConfig, tyro.conf.arg(name="")] = field(default_factory=RegionConfig)
+    max_labelled: int | None = None
+    """Train on at most so many labelled images; a smaller number is a subset of a larger one. The other images join
+    without their masks."""
+    no_side_network: Rare[bool] = False
+    """Do not add a side network to a model without one, and begin with the mean teacher."""
+    run_folder: Rare[Path | None] = None
+    """Folder of this run; by default <output_dir>/adapt_<time>."""
+    resume: bool = False
+    """Resume the newest adaptation of these settings, or that of --run_folder."""
+
+
+def check(args: Args) -> None:
+    """Raise a ValueError for what can be refused before anything is read."""
+    from rl_reward_network.grpo.inputs import check_config
+
+    check_at_least(args, 1, "max_labelled")
+    check_config(args.inputs, args.regions)
+    check_folder(args.run_folder, ADAPT_RUN, args.resume)
+
+
+def main(args: Args) -> None:
+    """Open the data, train the stages, and say what is deployed."""
+    check(args)
+    from rl_reward_network.grpo.inputs import open_grpo_inputs
+    from rl_reward_network.methods.adapt import ADAPTED, AdaptPlan, check_labels, run_adapt_stage, settings_of
+    from rl_reward_network.report.index import write_index
+
+    inputs = open_grpo_inputs(args.inputs, args.regions)
+    check_labels(inputs)
+    plan = AdaptPlan(args.mode, not args.no_side_network, args.max_labelled)
+    begin = Run.resume if args.resume else Run.create
+    run = begin(ADAPT_RUN, args.inputs.output_dir, settings_of(inputs, plan), args.run_folder)
+    run.announce()
+    print(f"data: {inputs.summary}")
+    results, report = run_adapt_stage(inputs, plan, run)
+    write_index(args.inputs.output_dir)
+    print("\n" + "\n".join(result.line for result in results))
+    if report is None:
+        print("\nNothing was better beyond chance on the validation patients: use the model as it is.")
+    else:
+        print(f"\nadapted model: {run / ADAPTED}\nreport: {report}")

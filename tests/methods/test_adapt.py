@@ -1,0 +1,115 @@
+"""Adaptation: what it trains and deploys, when it deploys nothing, resume, and what it refuses to claim."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl_reward_network.artefacts import read_json, weights_fingerprint
+from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
+from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.methods import adapt
+from rl_reward_network.methods.adapt import AdaptPlan, check_labels, decide, run_adapt_stage, settings_of
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.run import ADAPT_RUN, Run
+from tests.conftest import write_tiny_data
+
+PLAN = AdaptPlan("quick", max_labelled=8)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> GRPOInputs:
+    """Forty images of a patient each, eight of them for validation."""
+    folder = tmp_path_factory.mktemp("project")
+    data = write_tiny_data(folder / "data", images=40, size=64)
+    return open_grpo_inputs(RunConfig(data_root=data, output_dir=folder / "out", gpu=-1))
+
+
+@pytest.fixture(autouse=True)
+def two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapt, "STEPS", {"quick": {adapt.SUPERVISED: 2, adapt.TEACHER: 2}})
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, *gains: float) -> None:
+    """Make each model, in the order in which they are measured, that much better than the first."""
+    queue = iter(gains)
+    monkeypatch.setattr(adapt, "dice_of", lambda inputs, model, prompts: np.full(len(prompts), 0.5 + next(queue)))
+
+
+def fingerprint(folder: Path) -> str:
+    return weights_fingerprint(load_sa2va_model(str(folder))[0])
+
+
+def test_a_stage_is_kept_only_if_its_interval_is_above_zero() -> None:
+    before, groups = np.full(8, 0.5), [str(number) for number in range(8)]
+    assert decide("s", before, before + 0.01, groups).kept
+    assert not decide("s", before, before, groups).kept
+    assert not decide("s", before, before - 0.01, groups).kept
+    mixed = before + np.array([0.3, -0.2, 0.1, -0.1, 0.2, -0.1, 0.0, -0.1])
+    result = decide("s", before, mixed, groups)
+    assert result.gain.mean > 0
+    assert not result.kept
+    assert "left out: its gain is not above 0 beyond chance" in result.line
+    assert not decide("s", before[:5], before[:5] + 0.01, groups[:5]).kept, "five patients decide nothing"
+
+
+def test_both_stages_train_and_the_last_kept_one_is_deployed_with_its_report(
+    images: GRPOInputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers(monkeypatch, 0.0, 0.1, 0.2)
+    run = Run(tmp_path / "adapt", ADAPT_RUN)
+    results, report = run_adapt_stage(images, PLAN, run)
+    assert [(result.stage, result.kept) for result in results] == [("supervised", True), ("mean_teacher", True)]
+    assert report == tmp_path / "adapt" / "mean_teacher" / "evaluation" / "report.html"
+    assert report.exists()
+    assert fingerprint(run / "adapted") == fingerprint(run / "mean_teacher" / "merged")
+    assert "Before and after" in (run / "adapted" / "README.md").read_text()
+    assert read_json(run / "mean_teacher" / "config.json")["labels"] == 8
+    objectives = [
+        read_json(run / stage / "config.json")["origin"]["settings"]["objective"]
+        for stage in ("supervised", "mean_teacher")
+    ]
+    assert objectives == ["supervised", "mean_teacher"]
+    model, _ = load_sa2va_model(str(run / "adapted"))
+    assert model.config.side_pixels == 512
+    assert adapt.stages_of(
+        open_grpo_inputs(RunConfig(data_root=images.config.data_root, model_path=str(run / "adapted"), gpu=-1)), PLAN
+    ) == ("mean_teacher",), "a side network that is there stays"
+    # Resumed after the first stage, it ends in the same weights.
+    again = Run(tmp_path / "again", ADAPT_RUN)
+    shutil.copytree(
+        run.path, again.path, ignore=shutil.ignore_patterns("mean_teacher", "adapted", "adapt.json", "done.json")
+    )
+    answers(monkeypatch, 0.0, 0.1, 0.2)
+    run_adapt_stage(images, PLAN, again)
+    assert fingerprint(again / "adapted") == fingerprint(run / "adapted")
+    with pytest.raises(ValueError, match="max_labelled"):
+        again.check_same(settings_of(images, AdaptPlan("quick", max_labelled=4)))
+
+
+def test_nothing_is_deployed_where_no_stage_is_better(
+    images: GRPOInputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers(monkeypatch, 0.0, -0.1, 0.0)
+    run = Run(tmp_path / "adapt", ADAPT_RUN)
+    results, report = run_adapt_stage(images, PLAN, run)
+    assert report is None
+    assert not any(result.kept for result in results)
+    assert not (run / "adapted").exists()
+    assert read_json(run / "adapt.json")["deployed"] is None
+    assert read_json(run / "mean_teacher" / "config.json")["world"]["model_path"].endswith("sa2va-nano")
+
+
+def test_without_masks_it_says_what_cannot_be_known(tmp_path: Path) -> None:
+    import json
+
+    data = write_tiny_data(tmp_path / "data", images=40, size=64)
+    records: list[dict[str, Any]] = json.loads((data / "annotations.json").read_text())
+    (data / "annotations.json").write_text(
+        json.dumps([{name: value for name, value in record.items() if name != "mask_png"} for record in records])
+    )
+    inputs = open_grpo_inputs(RunConfig(data_root=data, output_dir=tmp_path / "out", gpu=-1))
+    with pytest.raises(ValueError, match="Without masks it cannot be known whether a changed model is better or worse"):
+        check_labels(inputs)
