@@ -121,7 +121,7 @@ def training_facts(config: Mapping[str, Any]) -> dict[str, Any]:
         "shuffled rewards (control)": origin["shuffle_rewards"],
         "true masks used in training": config.get("labels", "not recorded"),
         "steps": config["steps"],
-        "weights": kept_weights(config),
+        "weights": _whose(config) + kept_weights(config),
         "learning rate": f"{settings['learning_rate']:g}",
         "LoRA": f"rank {origin['lora_r']}, alpha {origin['lora_alpha']}",
         "seed": origin["seed"],
@@ -129,6 +129,12 @@ def training_facts(config: Mapping[str, Any]) -> dict[str, Any]:
         **{name.replace("_", " "): origin[name] for name in OF_QWEN_VL if origin.get(name)},
         "commit": config["commit"],
     }
+
+
+def _whose(config: Mapping[str, Any]) -> str:
+    """Whose weights they are where validation has not said: a mean teacher's."""
+    not_validated = config["origin"]["settings"]["objective"] == "mean_teacher" and config.get("validation") is None
+    return "the moving average, " if not_validated else ""
 
 
 def _mask_policy(settings: Mapping[str, Any]) -> str:

@@ -137,6 +137,8 @@ def run_grpo_stage(
         if unmoved:
             _report_unmoved(trainer, unmoved)
         outcome = None if validation is None else validation.finish()
+        if validation is None and trainer.args.objective == "mean_teacher":
+            trainer.take_teacher()
         if trainer.args.should_save:
             peak = peak_memory_gib(inputs.device)
             labels = {

@@ -222,6 +222,13 @@ class Sa2VAGRPOTrainer(Trainer):
             )
         return self.lr_scheduler  # type: ignore[return-value]
 
+    @torch.no_grad()
+    def take_teacher(self) -> None:
+        """Give the model the weights of its moving average, which a mean teacher is used for."""
+        assert self.ema is not None, "the objective mean_teacher has a moving average"
+        for name, tensor in self.ema.weights.items():
+            self.sa2va.get_parameter(name).copy_(tensor)
+
     @property
     def policy(self) -> GRPOPolicy:
         """The policy without data-parallel wrappers."""

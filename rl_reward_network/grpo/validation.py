@@ -174,16 +174,15 @@ class ValidationCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Add a point, also at the end, and apply the stop rule."""
         rollouts_used_up = state.global_step % args.num_iterations == 0
-        last = state.global_step >= state.max_steps or self.trainer.ended or (self.ends and rollouts_used_up)
+        ends = self._ends(args.early_stopping_patience)
+        last = state.global_step >= state.max_steps or self.trainer.ended or (ends and rollouts_used_up)
         if state.global_step % self.every == 0 or last:
             self._validate(state.global_step)
-        if self.ends and rollouts_used_up:
+        if self._ends(args.early_stopping_patience) and rollouts_used_up:
             self.trainer.ended = control.should_training_stop = control.should_save = control.should_log = True
 
-    @property
-    def ends(self) -> bool:
+    def _ends(self, patience: int | None) -> bool:
         """Whether training ends here: it over-optimises, or has not become better for too long."""
-        patience = self.trainer.args.early_stopping_patience
         since_best = len(self.gold) - 1 - self.gold.index(max(self.gold)) if self.gold else 0
         return self.over_optimised or (patience is not None and since_best >= patience)
 

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from rl_reward_network.artefacts import read_json
+from rl_reward_network.grpo import validation
 from rl_reward_network.grpo.image_context import FeatureCache
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
 from rl_reward_network.grpo.mean_teacher import (
@@ -25,7 +27,7 @@ from rl_reward_network.grpo.plan import PlanArgs, make_plan
 from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings, RewardWeights
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.ema import copied
-from rl_reward_network.models.lora import WEIGHTS
+from rl_reward_network.models.lora import WEIGHTS, read_trainable
 from tests.conftest import write_tiny_data
 from tests.grpo.nano import SETTINGS, nano, shake, train
 
@@ -147,8 +149,6 @@ def test_a_resumed_run_ends_in_the_same_weights(images: GRPOInputs, run: Path) -
 def test_the_teachers_weights_are_kept_where_validation_prefers_them(
     images: GRPOInputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rl_reward_network.grpo import validation
-
     values = iter([0.1, 0.3, 0.5, 0.2, 0.4])  # at step 0; then model and teacher after each step
     seen: list[dict[str, torch.Tensor]] = []
 
@@ -161,12 +161,39 @@ def test_the_teachers_weights_are_kept_where_validation_prefers_them(
     outcome = read_json(folder / "final_model" / "config.json")["validation"]
     assert (outcome["best"], outcome["kept_step"], outcome["kept_teacher"], outcome["last"]) == (0.5, 1, True, 0.4)
     assert "the moving average, of step 1 of 2" in (folder / "final_model" / "README.md").read_text()
-    from rl_reward_network.models.lora import read_trainable
-
     kept = read_trainable(folder / "final_model" / "trainable")
     head = "side_network.head.weight"
     assert torch.equal(kept[head], seen[2][head])
     assert not torch.equal(kept[head], seen[1][head])
+
+
+def test_without_validation_the_teacher_is_what_is_left(images: GRPOInputs, tmp_path: Path) -> None:
+    folder = train(images, replace(PLAN, eval_steps=0), tmp_path / "run")
+    teacher = load_file(folder / "checkpoint-2" / "ema.safetensors")
+    kept = read_trainable(folder / "final_model" / "trainable")
+    student = read_trainable(folder / "checkpoint-2" / "trainable")
+    head = "side_network.head.weight"
+    assert torch.equal(kept[head], teacher[head])
+    assert not torch.equal(kept[head], student[head])
+    assert (
+        "the moving average, of the last step; the run was not validated"
+        in (folder / "final_model" / "README.md").read_text()
+    )
+
+
+def test_training_stops_when_it_has_not_become_better_for_too_long(
+    images: GRPOInputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = iter([0.5, 0.6, 0.6, 0.55, 0.6, 0.4, 0.3])  # at step 0; then model and teacher after each step
+    monkeypatch.setattr(
+        validation.ValidationCallback,
+        "_points",
+        lambda self: {"val/gt_dice": next(values), validation.EMPTY: 0.0, validation.SILENT: 0.0},
+    )
+    settings = replace(PLAN.settings, max_steps=9, early_stopping_patience=2, lr_scheduler_type="constant")
+    folder = train(images, replace(PLAN, settings=settings), tmp_path / "run")
+    outcome = read_json(folder / "final_model" / "config.json")["validation"]
+    assert (outcome["kept_step"], outcome["last_step"], outcome["best"]) == (1, 3, 0.6)
 
 
 def plan_of(inputs: GRPOInputs, **flags: Any) -> GRPOPlan:

@@ -161,7 +161,8 @@ def test_a_stop_that_waits_for_used_up_rollouts_is_validated() -> None:
     callback._validate = validated.append  # type: ignore[method-assign]
     for step in (3, 4):
         state = SimpleNamespace(global_step=step, max_steps=9)
-        callback.on_step_end(SimpleNamespace(num_iterations=2), state, SimpleNamespace(should_log=False))
+        args = SimpleNamespace(num_iterations=2, early_stopping_patience=None)
+        callback.on_step_end(args, state, SimpleNamespace(should_log=False))
     assert (validated, trainer.ended) == ([3, 4], True)
 
 
