@@ -5,7 +5,7 @@
 It learns to segment the images of patients of the `reward` split, and is calibrated on masks of `val` patients: those
 of the frozen Sa2VA for every prompt, and the true mask damaged in known ways. Written:
 <output_dir>/reward_net_<time>/best_reward_net and agreement.json, the latter on test patients that are used neither in
-training nor in the choice of weights.
+training nor in the choice of weights. With --unlabelled_root each U-Net is a mean teacher on these images.
 """
 
 from dataclasses import dataclass, field
@@ -75,10 +75,9 @@ def check(args: Args) -> "RewardPlan":
     from rl_reward_network.inputs.loading import check_inputs
     from rl_reward_network.reward_training.stage import reward_plan
 
-    if args.inputs.unlabelled_root is not None:
-        raise ValueError("--unlabelled_root does nothing here: the reward network learns from masks; leave it out")
     check_inputs(args.inputs)
-    return reward_plan(args.inputs, args.mode, args.steps, args.members, args.score_weights, args.max_labelled)
+    budget, teaches = args.max_labelled, args.inputs.unlabelled_root is not None
+    return reward_plan(args.inputs, args.mode, args.steps, args.members, args.score_weights, budget, teaches)
 
 
 def main(args: Args) -> None:
@@ -126,6 +125,8 @@ def show_agreement(run: Run) -> None:
         console.print(note, soft_wrap=True)
     for name, n in result["used"].items():
         console.print(f"{name}: {n['images']} images of {n['patients']} patients, {n['series']} series")
+    if n := result.get("unlabelled"):
+        console.print(f"without masks, by a mean teacher: {n['images']} images of {n['patients']} patients")
     bank = result["bank"]
     console.print(f"masks of Sa2VA: {bank['computed']} computed, {bank['reused']} read from the bank")
     seconds = ", ".join(f"{name} {value:.0f}" for name, value in result["seconds"].items())

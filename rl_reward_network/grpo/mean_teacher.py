@@ -1,14 +1,8 @@
-"""Mean teacher: on images without masks the model learns the masks of its own moving average.
+"""Mean teacher for Sa2VA: which images a step takes, and what their masks are.
 
 In each step half of the images are labelled, and the model learns their true masks as in supervised training. Of the
 others the teacher, the moving average, segments the image as it is; the model sees a strong view of it, and the
-teacher's mask turns with the view. A pixel counts as much as the teacher is sure of it, and the loss fades in while
-the teacher is little more than the initial model.
-
-Source: Tarvainen & Valpola, "Mean teachers are better role models" (arXiv 1703.01780); the fading of Laine & Aila,
-"Temporal Ensembling" (arXiv 1610.02242); strong views for the model and a hard target, as in FixMatch (arXiv
-2001.07685). Other than there, no pixel is left out below a limit: its weight is the distance of its probability from
-one half. Vessels are thin, and almost all of their pixels are near a border, where no limit would be passed.
+teacher's mask turns with the view. Loss, fading and references are in `models/mean_teacher.py`.
 """
 
 import math
@@ -18,23 +12,14 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rl_reward_network.data.windows import augmented, strongly_augmented
 from rl_reward_network.grpo.image_context import FeatureCache, Mask, PromptBatch, make_batch, mirrored, open_batch
 from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.models.ema import swapped
+from rl_reward_network.models.mean_teacher import consistency_losses
 from rl_reward_network.models.sa2va.grounding_sa2va import soft_targets
-
-FADE_IN = 0.3  # share of the steps
-STEEPNESS = 5.0  # of the fading, as in Temporal Ensembling
-
-
-def fade_in(step: int, steps: int) -> float:
-    """Weight in (0, 1] of the loss on images without masks: exp(-5 (1 - t)^2) over the first part of the steps."""
-    rise = min(1.0, step / max(1.0, FADE_IN * steps))
-    return math.exp(-STEEPNESS * (1 - rise) ** 2)
 
 
 def without_masks(prompts: Sequence[GRPOPrompt]) -> list[GRPOPrompt]:
@@ -142,19 +127,12 @@ def teacher_masks(
 
 
 def consistency_loss(logits: Tensor, taught: Tensor, bce_weight: float, dice_weight: float) -> Tensor:
-    """The loss of one mask against the teacher's, a scalar, differentiable in the logits.
-
-    Cross-entropy and Dice loss against the teacher's mask at 0.5, every pixel weighted by its confidence |2 p - 1|.
+    """The loss of one mask against the teacher's, a scalar, differentiable in the logits; see `consistency_losses`.
 
     Args:
         logits: float (h, w), of the model.
         taught: float32 (H, W) in [0, 1], the teacher's soft mask.
         bce_weight, dice_weight: factors of the two losses.
     """
-    soft = soft_targets(taught[None], logits[None])[0]
-    target, weight = (soft > 0.5).float(), (2 * soft - 1).abs()
-    cross_entropy = F.binary_cross_entropy_with_logits(logits.float(), target, weight, reduction="sum")
-    probability = logits.float().sigmoid()
-    overlap = 2 * (weight * probability * target).sum() + 1
-    dice = overlap / ((weight * probability).sum() + (weight * target).sum() + 1)
-    return bce_weight * cross_entropy / weight.sum().clamp(min=1) + dice_weight * (1 - dice)
+    cross_entropy, dice_loss = consistency_losses(logits[None], soft_targets(taught[None], logits[None]))
+    return bce_weight * cross_entropy + dice_weight * dice_loss

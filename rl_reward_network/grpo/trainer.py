@@ -37,7 +37,7 @@ from rl_reward_network.grpo.losses import (
     grpo_objective,
 )
 from rl_reward_network.grpo.mask_policies import MASK_POLICIES
-from rl_reward_network.grpo.mean_teacher import MixedOrder, fade_in
+from rl_reward_network.grpo.mean_teacher import MixedOrder
 from rl_reward_network.grpo.policy import GRPOPolicy
 from rl_reward_network.grpo.preferences import PairMaker, compared_batch
 from rl_reward_network.grpo.prompts import CurriculumOrder, GRPOPrompt, PromptOrder, of_one_image, prompt_order
@@ -59,6 +59,7 @@ from rl_reward_network.grpo.settings import OF_LABELS
 from rl_reward_network.grpo.trainable import freeze, mixed_precision, unreached_of_candidates
 from rl_reward_network.models.ema import EMA, copied, swapped, trainable_tensors
 from rl_reward_network.models.lora import lora_off, unreached_parameters
+from rl_reward_network.models.mean_teacher import fade_in
 from rl_reward_network.models.sa2va.families import ENCODER
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.rewards.combine import Advantages

@@ -10,7 +10,7 @@ import numpy as np
 
 from rl_reward_network.artefacts import write_json
 from rl_reward_network.data.items import Sample
-from rl_reward_network.data.splits import Split
+from rl_reward_network.data.splits import Split, select
 from rl_reward_network.data.windows import LabelledImages
 from rl_reward_network.data_import.write import import_notes
 from rl_reward_network.inputs.config import RunConfig
@@ -25,6 +25,7 @@ from rl_reward_network.reward_training.masks import DAMAGED, SEGMENTER, RewardEx
 from rl_reward_network.reward_training.train import (
     PRESETS,
     RewardTrainingConfig,
+    images_without_masks,
     labelled_images,
     train_reward_network,
 )
@@ -52,6 +53,8 @@ class RewardPlan(NamedTuple):
     mode: str
     config: RewardTrainingConfig
     network: RewardNetworkConfig
+    mean_teacher: bool = False
+    """Whether images without masks train, too. Not by default: a network must not judge images that it learned from."""
 
 
 def reward_plan(
@@ -61,10 +64,11 @@ def reward_plan(
     members: int = RewardNetworkConfig.members,
     score_weights: tuple[float, float, float, float] = RewardNetworkConfig.score_weights,
     max_labelled: int | None = None,
+    mean_teacher: bool = False,
 ) -> RewardPlan:
     """The preset of the mode.
 
-    `steps` replaces its steps, `max_labelled` its training images.
+    `steps` replaces its steps, `max_labelled` its training images; `mean_teacher` as in `RewardPlan`.
 
     Raises:
         ValueError: `max_labelled` is below 1.
@@ -74,7 +78,7 @@ def reward_plan(
     config = replace(PRESETS[mode], seed=run.seed, device=run.device)
     config = config if max_labelled is None else replace(config, images=max_labelled)
     config = config if steps is None else replace(config, steps=steps)
-    return RewardPlan(mode, config, RewardNetworkConfig(members=members, score_weights=score_weights))
+    return RewardPlan(mode, config, RewardNetworkConfig(members=members, score_weights=score_weights), mean_teacher)
 
 
 def run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Run) -> RewardNetwork:
@@ -106,12 +110,17 @@ def run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Run) -> RewardNet
             inputs.bank.build(images, sum(map(len, picked.values())))
         with clock(seconds, "training"):
             train, val = (labelled_images(picked[name]) for name in ("reward", "val"))
-            network = train_reward_network(train, val, config, run.path, sized(plan.network, train)).to(config.device)
+            others = without_masks(inputs, picked["reward"]) if plan.mean_teacher else []
+            unlabelled = images_without_masks(others) if others else None
+            sizes = sized(plan.network, train)
+            network = train_reward_network(train, val, config, run.path, sizes, unlabelled).to(config.device)
         with clock(seconds, "calibrating"):
             groups = {name: [sample.group_id for sample in samples] for name, samples in picked.items()}
             examples = RewardExamples(inputs, picked["val"], "calibrating on val patients")
             network = calibrated(network, examples, groups["val"], DAMAGED_MASKS, [config.seed, CALIBRATION])
             patients = {"train_groups": sorted(set(groups["reward"])), "val_groups": sorted(set(groups["val"]))}
+            if others:
+                patients["unlabelled_groups"] = sorted({sample.group_id for sample in others})
             network.training_info = run_settings(inputs, plan) | patients
             network.save_pretrained(run / BEST_REWARD_NET)
         with clock(seconds, "comparing"):
@@ -128,6 +137,7 @@ def run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Run) -> RewardNet
         RunCost(of_network, labels, parameters, peak, resumed).save(run.path)
         about = {
             "used": used,
+            **({"unlabelled": _count(others)} if others else {}),
             "bank": {"computed": inputs.bank.computed, "reused": inputs.bank.reused},
             "notes": import_notes(inputs.config.data_root),
             "seconds": seconds,
@@ -137,6 +147,17 @@ def run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Run) -> RewardNet
         write_json(run / AGREEMENT, {**about, **result})
         run.finish()
     return network.to("cpu")
+
+
+def without_masks(inputs: RunInputs, labelled: Sequence[Sample]) -> list[Sample]:
+    """The images of a mean teacher: those of `--unlabelled_root`, and of the `reward` split beyond the label budget.
+
+    Images of the `policy` split are left out: the network is to judge them.
+    """
+    assert inputs.unlabelled is not None, "a mean teacher has images without masks"
+    used = {sample.sample_id for sample in labelled}
+    rest = [sample for sample in select(inputs.samples, inputs.split, "reward") if sample.sample_id not in used]
+    return [replace(sample, mask_parts=None) for sample in rest] + inputs.unlabelled.for_training
 
 
 def sized(network: RewardNetworkConfig, train: LabelledImages) -> RewardNetworkConfig:
@@ -157,6 +178,7 @@ def origin(inputs: RunInputs, plan: RewardPlan) -> dict[str, Any]:
         "model_fingerprint": inputs.segmenter.fingerprint,
         "prompts": list(inputs.prompts),
         "split_seed": inputs.split.seed,
+        "unlabelled": inputs.unlabelled.fingerprint if plan.mean_teacher and inputs.unlabelled else None,
     }
 
 
@@ -210,8 +232,11 @@ def check_no_leak(split: Split, network: RewardNetwork, where: Path, unlabelled:
     for groups, use, splits in (
         ("train_groups", "trained", ("policy", "val", "test")),
         ("val_groups", "chosen", ("policy", "test")),
+        ("unlabelled_groups", "trained without masks", ("policy", "val", "test")),
     ):
         if groups not in network.training_info:
+            if groups == "unlabelled_groups":  # most networks learn from labelled images alone
+                continue
             raise ValueError(f"{where}: {groups} is missing, the patients the network was {use} on; {remedy}")
         known = set(network.training_info[groups])
         for name in splits:

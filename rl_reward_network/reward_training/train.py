@@ -3,6 +3,10 @@
 A member learns to segment: the loss is the sum of the cross-entropy and the Dice loss of its foreground probability.
 The weights with the best Dice on validation images are kept. A batch depends only on seed, member and step, so a
 resumed run ends with the same weights as an uninterrupted one.
+
+With images without masks each member is a mean teacher (`models/mean_teacher.py`): its moving average segments windows
+of them, and the member learns these masks on the same windows, strongly perturbed. Of member and average the one with
+the better Dice on validation images is kept.
 """
 
 import math
@@ -11,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +25,8 @@ from tqdm import tqdm
 
 from rl_reward_network.curves import Curves, load_checkpoint, save_checkpoint
 from rl_reward_network.data.items import Sample
-from rl_reward_network.data.windows import WINDOW, LabelledImages, draw_batch, window_side
+from rl_reward_network.data.windows import WINDOW, LabelledImages, draw_batch, perturbed, window_side
+from rl_reward_network.models.mean_teacher import TeacherCopy, consistency_losses, fade_in
 from rl_reward_network.models.precision import mixed_precision
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig, UNet, soft_overlap
 from rl_reward_network.reward_training.masks import true_dice, true_mask
@@ -29,6 +34,7 @@ from rl_reward_network.rewards.learned import foreground_prob
 from rl_reward_network.run import CHECKPOINT
 
 WARM_UP = 0.15  # share of the steps in which the learning rate rises
+TEACHER_DECAY = 0.99
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,7 @@ def train_reward_network(
     config: RewardTrainingConfig,
     run: Path,
     network_config: RewardNetworkConfig | None = None,
+    unlabelled: LabelledImages | None = None,
 ) -> RewardNetwork:
     """Train every member, keep its weights with the best validation Dice, and return the ensemble on the CPU.
 
@@ -92,13 +99,14 @@ def train_reward_network(
         run: folder for checkpoint.pt, logs/ (TensorBoard) and metrics.jsonl; training resumes from an existing
             checkpoint.
         network_config: sizes of the network.
+        unlabelled: images whose masks, all empty, are not read.
 
     Raises:
         ValueError: the loss is not finite; the message has the step and the remedy.
     """
     torch.manual_seed(config.seed)
     network = RewardNetwork(network_config).to(config.device)
-    members = [_Member(network, index, config) for index in range(len(network.members))]
+    members = [_Member(network, index, config, unlabelled) for index in range(len(network.members))]
     run.mkdir(parents=True, exist_ok=True)
     state = load_checkpoint(run / CHECKPOINT)
     for member, saved in zip(members, state.get("members", ()), strict=bool(state)):
@@ -125,13 +133,16 @@ def train_reward_network(
 class _Member:
     """One member of a network in training: its optimiser, and its best weights so far."""
 
-    def __init__(self, network: RewardNetwork, index: int, config: RewardTrainingConfig) -> None:
-        self.index, self.config = index, config
+    def __init__(
+        self, network: RewardNetwork, index: int, config: RewardTrainingConfig, unlabelled: LabelledImages | None = None
+    ) -> None:
+        self.index, self.config, self.unlabelled = index, config, unlabelled
         self.network = network.member(index)  # shares the weights
         self.unet: UNet = self.network.members[0]  # type: ignore[assignment]
         self.optimizer = torch.optim.AdamW(
             self.unet.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
         )
+        self.teacher = None if unlabelled is None else TeacherCopy(self.unet, TEACHER_DECAY)
         self.best: dict[str, Any] | None = None
 
     def train(self, data: LabelledImages, side: int, step: int) -> dict[str, float]:
@@ -141,32 +152,78 @@ class _Member:
         batch = draw_batch(data, self.config.batch_size, side, rng)
         if step <= self.config.coarse * self.config.steps:
             batch = F.avg_pool2d(batch[0], 2), F.avg_pool2d(batch[1], 2)  # the truth is then a share of each pixel
-        return _step(self.unet, self.optimizer, batch, self.config, step)
+        if self.teacher is None:
+            return _step(self.unet, self.optimizer, batch, self.config, step)
+        terms = _step(self.unet, self.optimizer, batch, self.config, step, self._taught(batch[0].shape[0], side, step))
+        self.teacher.update(self.unet)
+        return terms
+
+    def _taught(self, count: int, side: int, step: int) -> "Taught":
+        """Strong views of windows without masks, and the teacher's masks of the windows as they are."""
+        assert self.unlabelled is not None
+        assert self.teacher is not None
+        rng = np.random.default_rng([self.config.seed, self.index, step, 1])
+        weak = draw_batch(self.unlabelled, count, side, rng)[0]
+        if step <= self.config.coarse * self.config.steps:
+            weak = F.avg_pool2d(weak, 2)
+        probs = self.teacher.probs(weak.to(self.config.device))
+        return Taught(perturbed(weak, rng), probs, fade_in(step, self.config.steps))
 
     def validate(self, data: LabelledImages, step: int) -> dict[str, float]:
         """Scores on the validation images; the weights are kept if none had better ones."""
         scores = _validate(self.network, data)
         _require_finite(scores["soft_dice"], step)
+        self._keep(self.unet, scores, step)
+        if self.teacher is None:
+            return scores
+        student = {name: tensor.clone() for name, tensor in self.unet.state_dict().items()}
+        self.unet.load_state_dict(self.teacher.network.state_dict())
+        of_teacher = _validate(self.network, data)
+        self._keep(self.unet, {**of_teacher, "teacher": True}, step)
+        self.unet.load_state_dict(student)
+        return scores | {f"teacher_{name}": value for name, value in of_teacher.items()}
+
+    def _keep(self, unet: UNet, scores: dict[str, Any], step: int) -> None:
+        """Keep the weights if none had better scores."""
         # The soft Dice decides while every mask is still empty, as those of small objects are at first.
         if self.best is None or _rank(scores) > _rank(self.best):
-            weights = {name: tensor.detach().cpu().clone() for name, tensor in self.unet.state_dict().items()}
+            weights = {name: tensor.detach().cpu().clone() for name, tensor in unet.state_dict().items()}
             self.best = {**scores, "step": step, "weights": weights}
-        return scores
 
     def state(self) -> dict[str, Any]:
         """All that training goes on from."""
-        return {"weights": self.unet.state_dict(), "optimizer": self.optimizer.state_dict(), "best": self.best}
+        state = {"weights": self.unet.state_dict(), "optimizer": self.optimizer.state_dict(), "best": self.best}
+        if self.teacher is not None:
+            state["teacher"] = {"weights": self.teacher.network.state_dict(), "steps": self.teacher.steps}
+        return state
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on from a `state`."""
         self.unet.load_state_dict(state["weights"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.best = state["best"]
+        if self.teacher is not None:
+            self.teacher.network.load_state_dict(state["teacher"]["weights"])
+            self.teacher.steps = state["teacher"]["steps"]
 
     def load_best(self) -> None:
         """Load the best weights."""
         assert self.best is not None, "the last step is validated"
         self.unet.load_state_dict(self.best["weights"])
+
+
+class Taught(NamedTuple):
+    """Windows without masks, for a mean teacher.
+
+    Args:
+        images: float32 (B, 3, S, S) in [0, 1], perturbed.
+        probs: float32 (B, 1, S, S) in [0, 1], the teacher's of the windows as they are.
+        weight: of the loss on them.
+    """
+
+    images: Tensor
+    probs: Tensor
+    weight: float
 
 
 @contextmanager
@@ -195,21 +252,28 @@ def _step(
     batch: tuple[Tensor, Tensor],
     config: RewardTrainingConfig,
     step: int,
+    taught: "Taught | None" = None,
 ) -> dict[str, float]:
     """One optimiser step; returns the terms of the loss."""
     image, truth = (x.to(config.device) for x in batch)
     member.train()
+    images = image if taught is None else torch.cat([image, taught.images.to(config.device)])
     with mixed_precision(torch.device(config.device)):
-        logits = member(image).float()  # (B, 1, S, S)
+        both = member(images).float()  # (B or 2 B, 1, S, S)
+    logits = both[: len(image)]
     cross_entropy = F.binary_cross_entropy_with_logits(logits, truth)
     dice_loss = 1 - soft_overlap(logits.sigmoid(), truth)[0].mean()
-    loss = cross_entropy + config.dice_weight * dice_loss
+    loss, terms = cross_entropy + config.dice_weight * dice_loss, {}
+    if taught is not None:
+        of_pixels, of_overlap = consistency_losses(both[len(image) :, 0], taught.probs[:, 0])
+        loss = loss + taught.weight * (of_pixels + config.dice_weight * of_overlap)
+        terms = {"taught": of_pixels.item(), "taught_dice_loss": of_overlap.item()}
     _require_finite(loss.item(), step)
     optimizer.zero_grad()
     loss.backward()
     torch.nn.utils.clip_grad_norm_(member.parameters(), 1.0)
     optimizer.step()
-    return {"loss": loss.item(), "cross_entropy": cross_entropy.item(), "dice_loss": dice_loss.item()}
+    return {"loss": loss.item(), "cross_entropy": cross_entropy.item(), "dice_loss": dice_loss.item(), **terms}
 
 
 def _set_learning_rate(optimizer: torch.optim.Optimizer, config: RewardTrainingConfig, step: int) -> None:
@@ -244,6 +308,16 @@ def _require_finite(value: float, step: int) -> None:
 def _means(kind: str, rows: list[dict[str, float]]) -> dict[str, float]:
     """Means over the members, by TensorBoard's tags."""
     return {f"{kind}/{name}": float(np.mean([row[name] for row in rows])) for name in rows[0]}
+
+
+def images_without_masks(samples: Iterable[Sample]) -> LabelledImages:
+    """Images in memory with empty masks.
+
+    Raises:
+        ValueError: a file cannot be read.
+    """
+    images = [sample.load_image() for sample in samples]
+    return LabelledImages(images, [np.zeros(image.shape[:2], dtype=bool) for image in images])
 
 
 def labelled_images(samples: Iterable[Sample]) -> LabelledImages:

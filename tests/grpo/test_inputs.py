@@ -13,7 +13,7 @@ from datasets import Dataset
 from PIL import Image
 
 from rl_reward_network.artefacts import pixels_digest, read_json
-from rl_reward_network.cli import grpo, reward
+from rl_reward_network.cli import grpo
 from rl_reward_network.data import annotations
 from rl_reward_network.data.masks import to_rle
 from rl_reward_network.data.splits import SPLITS, save_split, select, spread
@@ -307,7 +307,8 @@ def test_they_join_the_training_prompts_without_masks(
     prompts, ood_check = with_unlabelled(inputs, own, maps)
     assert (prompts, ood_check and ood_check.left_out) == (own, 6)
     assert with_unlabelled(replace(inputs, unlabelled=None), own, maps) == (own, None)
-    assert with_unlabelled(inputs, own, None) == (own, None)
+    prompts, ood_check = with_unlabelled(inputs, own, None)
+    assert (len(prompts), ood_check) == (len(own) + 6, None), "without a reward network nothing leaves any out"
 
 
 def test_the_report_shows_them_before_and_after(inputs: GRPOInputs, run: Path) -> None:
@@ -354,5 +355,3 @@ def test_what_needs_masks_is_refused_early(tmp_path: Path, change: dict[str, Any
     rewards = RewardArgs(**change.pop("rewards", {}))
     with pytest.raises(ValueError, match=message):
         grpo.check(grpo.Args("quick", config, rewards=rewards, **change))
-    with pytest.raises(ValueError, match="--unlabelled_root does nothing here"):
-        reward.check(reward.Args("quick", config))

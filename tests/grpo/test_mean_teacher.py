@@ -18,7 +18,6 @@ from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
 from rl_reward_network.grpo.mean_teacher import (
     MixedOrder,
     consistency_loss,
-    fade_in,
     taught_batch,
     teacher_masks,
     without_masks,
@@ -28,6 +27,7 @@ from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings, RewardWeight
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.ema import copied
 from rl_reward_network.models.lora import WEIGHTS, read_trainable
+from rl_reward_network.models.mean_teacher import TeacherCopy, fade_in
 from tests.conftest import write_tiny_data
 from tests.grpo.nano import SETTINGS, nano, shake, train
 
@@ -66,6 +66,24 @@ def test_the_loss_fades_in_as_in_the_paper() -> None:
     assert fade_in(0, 100) == pytest.approx(math.exp(-5))
     assert fade_in(15, 100) == pytest.approx(math.exp(-5 * 0.25)), "half of the first 30 steps"
     assert fade_in(30, 100) == fade_in(99, 100) == 1
+
+
+def test_a_copy_follows_parameters_and_batchnorm_with_a_warm_up() -> None:
+    student = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False), torch.nn.BatchNorm1d(1))
+    torch.nn.init.constant_(student[0].weight, 1.0)
+    teacher = TeacherCopy(student, decay=0.15)
+    with torch.no_grad():
+        student[0].weight.fill_(2.0)
+        student[1].running_mean.fill_(1.0)
+        student[1].num_batches_tracked.fill_(7)
+    teacher.update(student)  # decay 1 / 10
+    assert teacher.network[0].weight.item() == pytest.approx(0.1 * 1 + 0.9 * 2)
+    assert teacher.network[1].running_mean.item() == pytest.approx(0.9)
+    assert teacher.network[1].num_batches_tracked.item() == 7
+    teacher.update(student)  # decay 0.15, less than 2 / 11
+    assert teacher.network[0].weight.item() == pytest.approx(0.15 * 1.9 + 0.85 * 2)
+    assert not teacher.network.training
+    assert not teacher.network[0].weight.requires_grad
 
 
 def test_labelled_and_unlabelled_prompts_alternate_and_each_kind_is_used_up_before_it_begins_anew() -> None:

@@ -28,6 +28,7 @@ from rl_reward_network.reward_training.stage import (
     reward_plan,
     run_reward_stage,
     sized,
+    without_masks,
 )
 from rl_reward_network.run import REWARD_RUN, Run
 from tests.conftest import tiny_reward_plan as plan_of
@@ -95,6 +96,26 @@ def test_a_network_of_version_0_11_is_found_by_full_alone(inputs: RunInputs, tmp
         write_json(run / "agreement.json", {})
         found = run / "best_reward_net" if mode == "full" else None
         assert find_reward_network(inputs, plan) == found
+
+
+def test_a_mean_teacher_is_trained_where_it_is_asked_for_and_judges_none_of_its_images(
+    tiny_inputs: RunInputs, tmp_path: Path
+) -> None:
+    known = {sample.group_id for name in ("reward", "val", "test") for sample in tiny_inputs.pick(name, 99)}
+    further = [sample for sample in tiny_inputs.samples if sample.group_id not in known]
+    unlabelled = Unlabelled(tmp_path, tuple(further), "f" * 64)
+    inputs = replace(tiny_inputs, unlabelled=unlabelled)
+    plain, plan = plan_of(inputs), plan_of(inputs)._replace(mean_teacher=True)
+    assert origin(inputs, plain)["unlabelled"] is None, "images for later steps train no reward network"
+    assert origin(inputs, plan)["unlabelled"] == "f" * 64
+    run = Run(tmp_path / "reward_net_1", REWARD_RUN)
+    network = run_reward_stage(inputs, plan, run)
+    used = without_masks(inputs, inputs.pick("reward", plan.config.images, labelled=True))
+    assert not any(sample.labelled for sample in used)
+    assert read_json(run / "agreement.json")["unlabelled"]["images"] == len(used) >= len(further)
+    assert set(network.training_info["unlabelled_groups"]) == {sample.group_id for sample in used}
+    with pytest.raises(ValueError, match=r"trained without masks on .* patients of the policy split"):
+        check_no_leak(inputs.split, RewardNetwork.from_pretrained(run / "best_reward_net"), run.path)
 
 
 def test_unfinished_and_damaged_networks_are_passed_over(

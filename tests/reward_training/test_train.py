@@ -126,6 +126,61 @@ def test_an_interrupted_run_ends_in_the_same_weights(tmp_path, monkeypatch, caps
     assert capsys.readouterr().err.strip().startswith(f"2 members:  {'50' if stop_at > 4 else ' 0'}%|")
 
 
+UNLABELLED = training.LabelledImages(
+    [bright_lines(seed)[0] for seed in range(300, 306)], [np.zeros((64, 64), bool) for _ in range(6)]
+)
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory):
+    """As `whole`, with a mean teacher."""
+    folder = tmp_path_factory.mktemp("taught")
+    return folder, train_reward_network(TRAIN, VAL, TINY, folder, SMALL, UNLABELLED)
+
+
+def test_images_without_masks_teach_by_the_moving_average(taught, whole):
+    assert not torch.equal(weights(taught[1]), weights(whole[1]))
+    rows = [json.loads(line) for line in (taught[0] / "metrics.jsonl").read_text().splitlines()]
+    assert all({"taught", "taught_dice_loss"} <= row["train"].keys() for row in rows)
+    assert all("teacher_dice" in row["val"] for row in rows)
+
+
+def test_a_taught_window_is_segmented_by_the_average_as_it_is_and_learned_perturbed(tmp_path):
+    torch.manual_seed(0)
+    network = RewardNetwork(replace(SMALL, members=1))
+    member = training._Member(network, 0, TINY, UNLABELLED)
+    with torch.no_grad():
+        member.unet.head.bias += 3.0  # the student moves away from its average
+    taught = member._taught(2, 64, 4)
+    rng = np.random.default_rng([TINY.seed, 0, 4, 1])
+    weak = draw_batch(UNLABELLED, 2, 64, rng)[0]
+    member.teacher.network.eval()
+    torch.testing.assert_close(taught.probs, member.teacher.network(weak).sigmoid())
+    assert taught.images.shape == weak.shape
+    assert not torch.equal(taught.images, weak)
+    assert taught.weight == 1, "faded in after 30 % of the steps"
+    assert member._taught(2, 64, 1).images.shape[-1] == 32, "half the resolution, as of the labelled windows"
+
+
+@pytest.mark.parametrize("stop_at", [1, 5, 8])
+def test_an_interrupted_mean_teacher_ends_in_the_same_weights(tmp_path, monkeypatch, taught, stop_at):
+    step_of, calls = training._step, []
+
+    def interrupted(*args):
+        calls.append(1)
+        if len(calls) == stop_at:
+            raise KeyboardInterrupt
+        return step_of(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "_step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train_reward_network(TRAIN, VAL, TINY, tmp_path, SMALL, UNLABELLED)
+    again = train_reward_network(TRAIN, VAL, TINY, tmp_path, SMALL, UNLABELLED)
+    assert torch.equal(weights(taught[1]), weights(again))
+    assert (tmp_path / "metrics.jsonl").read_text() == (taught[0] / "metrics.jsonl").read_text()
+
+
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
