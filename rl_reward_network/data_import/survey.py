@@ -242,7 +242,8 @@ def _named_classes(path: Path, seen: list[Seen], found: Found) -> tuple[NamedCla
         if not one.ids:
             raise ValueError(f"{where}: `ids` is missing; give the categories of its mask, or {ALL!r}")
         for key in ("ids", "asked_only_with", "asked_not_with", "absent_with"):
-            names = {part: ALL if part == ALL else _named(part, known, found.class_ids) for part in getattr(one, key)}
+            whole = (ALL,) if key == "ids" else ()
+            names = {p: ALL if p in whole else _named(p, known, found.class_ids) for p in getattr(one, key)}
             if unknown := [part for part, name in names.items() if name is None]:
                 listed = ", ".join(known) or "nothing"
                 raise ValueError(f"{where}: `{key}` has {unknown[0]!r}, but the masks hold {listed}; correct it")

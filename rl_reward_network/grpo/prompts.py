@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_reward_network.data.annotations import phrase_key
 from rl_reward_network.data.items import RegionSample, Sample
 from rl_reward_network.data.names import NamedClass, definite
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
@@ -82,7 +83,7 @@ def named_prompt(sample: Sample, named: NamedClass | None) -> GRPOPrompt:
     question = segment_question(named.wording(sample.sample_id) if named else sample.text)
     return replace(
         image_prompt(sample, question),
-        name=named.name if named else sample.text,
+        name=named.name if named else phrase_key(sample.text),  # two spellings are one class
         held_out=segment_question(named.held_out) if named else "",
     )
 

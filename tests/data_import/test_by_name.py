@@ -75,9 +75,10 @@ def test_each_class_has_its_mask_and_a_certain_absence_an_empty_one(tmp_path: Pa
     assert classes_of(tmp_path / "out")["right artery"].ids == ("1", "1b")
 
 
-def test_a_category_that_is_not_there_is_refused_with_class_and_field(tmp_path: Path) -> None:
-    options = write_source(tmp_path, [CLASSES[0], CLASSES[1] | {"absent_with": ["9"]}])
-    message = r"classes.json: class 1 \('right artery'\): `absent_with` has '9', but the masks hold 1, 2, 1b, 2b"
+@pytest.mark.parametrize(("field", "value"), [("absent_with", "9"), ("asked_only_with", "all")])
+def test_a_category_that_is_not_there_is_refused_with_class_and_field(tmp_path: Path, field: str, value: str) -> None:
+    options = write_source(tmp_path, [CLASSES[0], CLASSES[1] | {field: [value]}])
+    message = rf"classes.json: class 1 \('right artery'\): `{field}` has '{value}', but the masks hold 1, 2, 1b, 2b"
     with pytest.raises(ValueError, match=message):
         survey_source(tmp_path / "coco", options).check()
 

@@ -76,7 +76,7 @@ def test_without_a_file_the_phrases_are_the_questions(tmp_path: Path) -> None:
     (write_named(tmp_path) / "classes.json").unlink()
     prompts = open_grpo_inputs(RunConfig(data_root=tmp_path, gpu=-1)).prompts
     assert {(p.name, p.question, p.held_out) for p in prompts} == {
-        ("Tube", "Please segment Tube.", ""),
+        ("tube", "Please segment Tube.", ""),  # the class of each spelling
         ("ring", "Please segment ring.", ""),
     }
 

@@ -126,7 +126,7 @@ class SideNetwork(nn.Module):
             weights: (N, C/8), of the hypernetworks.
         """
         upsampled = F.interpolate(mask_logits[:, None], size=(self.config.pixels,) * 2, mode="bilinear")[:, 0]
-        x = x.to(self.head.weight.dtype)
+        x, weights = x.to(self.head.weight.dtype), weights.to(self.head.weight.dtype)
         # The last layer is linear: contracting its weights first spares maps of C/8 channels at full resolution.
         count = len(weights)
         one = weights.new_ones(count, 1)

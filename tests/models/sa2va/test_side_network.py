@@ -102,7 +102,9 @@ def test_it_is_saved_and_loaded_with_the_model(refined: Any, tiny_processor: Any
     assert loaded.config.side == SMALL
 
 
-def test_a_folder_of_trained_tensors_brings_it_along(refined: Any, tiny_model: Any, tmp_path: Path) -> None:
+def test_a_folder_of_trained_tensors_brings_it_along(
+    refined: Any, tiny_model: Any, tiny_processor: Any, tmp_path: Path
+) -> None:
     trained, fresh = deepcopy(refined), deepcopy(tiny_model)
     setup_lora(trained, 2, 4)
     for parameter in trained.side_network.parameters():
@@ -112,9 +114,15 @@ def test_a_folder_of_trained_tensors_brings_it_along(refined: Any, tiny_model: A
     assert fresh.config.side == SMALL
     for name, tensor in trained.side_network.state_dict().items():
         assert torch.equal(tensor, fresh.side_network.state_dict()[name])
+    half = deepcopy(tiny_model).to(torch.bfloat16)
+    load_trainable(half, tmp_path / "trainable")  # trained tensors stay float32
+    with torch.no_grad():
+        features = image_features(half, tiny_processor, [image()])
+        seg = torch.randn(1, refined.config.sam2_config.vision_config.fpn_hidden_size, dtype=torch.bfloat16)
+        assert half.decode_masks(features, seg).mask_logits.isfinite().all()
     other = deepcopy(tiny_model)
     other.add_side_network(SideNetworkConfig(pixels=64, channels=(8, 16), packing=4))
-    with pytest.raises(ValueError, match=r"side_network: the model has one of .*pixels=64"):
+    with pytest.raises(ValueError, match=r"side_network: the model has one of .*pixels=64.*--side_pixels 64"):
         load_trainable(other, tmp_path / "trainable")
 
 
@@ -125,7 +133,7 @@ def test_frames_without_memory_are_refined_and_memory_is_refused(refined: Any, t
         features = image_features(refined, tiny_processor, [frame])
         with torch.no_grad():
             torch.testing.assert_close(logits, refined.decode_masks(features, seg).mask_logits, atol=1e-4, rtol=1e-4)
-    with pytest.raises(ValueError, match=r"side network.*masks_without_memory"):
+    with pytest.raises(ValueError, match=r"side network.*leave out --memory.*masks_without_memory"):
         check_memory(refined)
 
 
