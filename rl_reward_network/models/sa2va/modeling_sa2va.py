@@ -263,8 +263,8 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
         """
         if self.config.side is not None and self.config.side != config:
             raise ValueError(
-                f"side_network: the model has one of {self.config.side}; leave out --side_network, or give --side_pixels "
-                f"{self.config.side.pixels}"
+                f"side_network: the model has one of {self.config.side}; leave out --side_network, or give "
+                f"--side_pixels {self.config.side.pixels}"
             )
         if self.side_network is None:
             self.config.side_network = json.loads(json.dumps(asdict(config)))  # as it is read back
