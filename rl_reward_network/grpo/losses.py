@@ -24,8 +24,9 @@ from rl_reward_network.grpo.policy import PolicyOutputs
 from rl_reward_network.grpo.preferences import preference_loss
 from rl_reward_network.grpo.rollouts import AnswerRollout, CaptionRollout, MicroBatch, PromptImage, Rollouts
 from rl_reward_network.grpo.settings import OF_LABELS, GRPOSettings, Level
-from rl_reward_network.models.sa2va.grounding_sa2va import mask_losses
+from rl_reward_network.models.sa2va.grounding_sa2va import mask_losses, soft_targets
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
+from rl_reward_network.models.soft_cldice import soft_cldice
 from rl_reward_network.rewards.learned import ForegroundMaps
 
 FINER = 2  # the grid of mask losses over SAM 2's masks; its square (4) is no better (docs/log.md)
@@ -138,7 +139,7 @@ def grpo_objective(
         preferred, of_pairs = preference_loss(masks, batch.reference.mask_logits, config, counts.pairs)
         total, metrics = total + preferred, metrics | of_pairs
     if masks and config.pathwise_weight and pathwise is not None:
-        scores = pathwise.scores(masks)
+        scores = pathwise.scores(masks, config.cldice_weight)
         metrics["loop2/pathwise_score"] = float(scores.detach().mean())
         total = total - config.pathwise_weight * scores.sum() / counts.masks
     if config.answer_weight and outputs.answer_log_probs:
@@ -351,7 +352,7 @@ def labelled_loss(
     """The losses of supervised training on masks and names, weighted and summed, and what to log of them."""
     total, metrics = torch.zeros((), device=config.device), {}
     if labelled := [(image, logits) for image, logits in masks if image.truth is not None]:
-        losses = supervised_mask_losses(labelled, config.bce_weight, config.dice_weight)
+        losses = supervised_mask_losses(labelled, config.bce_weight, config.dice_weight, config.cldice_weight)
         metrics["loss/mask"] = float(losses.detach().mean())
         total = total + config.supervised_mask_weight * losses.sum() / counts.true_masks
     names = [answer.name for answer in answers]
@@ -406,18 +407,26 @@ class PathwiseReward:
     def __init__(self, maps: ForegroundMaps, sam_image_size: int) -> None:
         self.maps, self.side = maps, sam_image_size
 
-    def scores(self, masks: MeanMasks) -> Tensor:
-        """float32 (N,): scores of N soft masks, in [0, 1] up to the ensemble's penalty for its spread."""
-        return torch.stack([self._score(image.image, logits) for image, logits in masks])
+    def scores(self, masks: MeanMasks, cldice_weight: float = 0.0) -> Tensor:
+        """float32 (N,): scores of N soft masks, in [0, 1] up to the ensemble's penalty for its spread.
 
-    def _score(self, image: np.ndarray, logits: Tensor) -> Tensor:
+        With `cldice_weight` that times the soft clDice with the network's map is added.
+        """
+        return torch.stack([self._score(image.image, logits, cldice_weight) for image, logits in masks])
+
+    def _score(self, image: np.ndarray, logits: Tensor, cldice_weight: float) -> Tensor:
         mask = upsample_mask_logits(logits[None], image.shape[:2], self.side).sigmoid()[None]
-        score: Tensor = self.maps.network.mask_quality(mask, self.maps.probs(image).to(mask.device)).score
-        return score.mean()
+        probs = self.maps.probs(image).to(mask.device)
+        score: Tensor = self.maps.network.mask_quality(mask, probs).score.mean()
+        if cldice_weight:
+            score = score + cldice_weight * soft_cldice(mask, probs.mean(dim=0)).mean()
+        return score
 
 
-def supervised_mask_losses(masks: MeanMasks, bce_weight: float, dice_weight: float) -> Tensor:
-    """float32 (N,): weighted sum of cross-entropy and Dice loss, for N prompts with a true mask.
+def supervised_mask_losses(
+    masks: MeanMasks, bce_weight: float, dice_weight: float, cldice_weight: float = 0.0
+) -> Tensor:
+    """float32 (N,): weighted sum of cross-entropy, Dice loss and soft clDice loss, for N prompts with a true mask.
 
     Raises:
         ValueError: no prompt has a true mask.
@@ -430,7 +439,12 @@ def supervised_mask_losses(masks: MeanMasks, bce_weight: float, dice_weight: flo
     for (truth, logits), scale in zip(labelled, scales, strict=True):  # images differ in size
         size = [scale * side for side in logits.shape]
         finer = F.interpolate(logits[None, None], size=size, mode="bilinear")[0]
-        losses.append(sum(mask_losses(finer, torch.from_numpy(truth)[None], bce_weight, dice_weight).values()))
+        true_mask = torch.from_numpy(truth)[None]
+        loss = sum(mask_losses(finer, true_mask, bce_weight, dice_weight).values())
+        if cldice_weight:
+            target = soft_targets(true_mask, finer)[None]
+            loss = loss + cldice_weight * (1 - soft_cldice(finer.sigmoid()[None], target)[0])
+        losses.append(loss)
     return torch.stack([torch.as_tensor(loss) for loss in losses])
 
 

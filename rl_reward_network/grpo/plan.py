@@ -236,6 +236,11 @@ def make_plan(args: PlanArgs, inputs: "GRPOInputs", network: "RewardNetwork | No
             "(--objective supervised, --loop2_iou_weight), or a data folder of that one phrase"
         )
     settings = _hyperparameters(args, inputs.kind, network is not None)
+    if settings.cldice_weight and not (settings.pathwise_weight or args.grpo.objective in OF_LABELS):
+        raise ValueError(
+            "--cldice_weight is for true masks (--objective supervised, mean_teacher) and the gradient of a reward "
+            "network (--pathwise_weight); leave it out"
+        )
     check_settings(settings)
     _check_reached(args, settings)
     r = _or(args.lora.lora_r, LORA_R["small" if args.small else "large"])

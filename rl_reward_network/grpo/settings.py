@@ -83,6 +83,9 @@ class GRPOSettings:
     dice_weight: Rare[float | None] = None
     """Supervised training: weight of the Dice loss of masks: 0.5 on captioned regions and with a side network, 2 on
     annotated images."""
+    cldice_weight: Rare[float] = 0.0
+    """Weight of soft clDice, which punishes broken vessels: beside the losses of true masks, and beside the reward
+    network's score in its gradient, with the network's map in place of the true mask."""
     augment: Rare[bool | None] = None
     """Supervised training on annotated images: in each step another random view of every image (rotation, scale,
     reflection, contrast), whose features are computed anew. By default with a side network alone."""
@@ -248,7 +251,7 @@ def check_settings(settings: Any) -> None:
     check_range(settings, "mask_to_caption_weight", "caption_to_mask_weight", "pathwise_weight", "answer_weight")
     check_range(settings, "learning_rate", "beta", "mask_beta", "entropy_coef", "bce_weight", "dice_weight")
     check_range(settings, "dpo_beta", above=True)
-    check_range(settings, "dpo_gap", "sft_weight", "taught_weight", "contrast_weight", "max_grad_norm")
+    check_range(settings, "cldice_weight", "dpo_gap", "sft_weight", "taught_weight", "contrast_weight", "max_grad_norm")
     check_range(settings, "side_learning_rate", "encoder_learning_rate")
     if settings.save_strategy == "steps" and int(settings.save_steps) % settings.num_iterations:
         raise ValueError(

@@ -14,7 +14,8 @@ from rl_reward_network.methods.methods import Method
 from rl_reward_network.methods.view import BASE, ImageView, Trained
 from rl_reward_network.report.cost import Cost
 from rl_reward_network.report.statistics import group_means
-from rl_reward_network.rewards.metrics import METRICS, dice, mask_metrics
+from rl_reward_network.report.table import ECE
+from rl_reward_network.rewards.metrics import METRICS, calibration_error, dice, mask_metrics
 
 NO_COST = Cost()
 MakeView = Callable[[np.ndarray], ImageView]
@@ -30,7 +31,7 @@ class MethodResult:
         weights: of Sa2VA that the method used.
         parameter: from the method's grid, chosen on validation images; None without one.
         val: Dice of each validation image.
-        test: metric of `METRICS`, and `score` with a reward network -> value of each test image.
+        test: metric of `METRICS`, `ECE`, and `score` with a reward network -> value of each test image.
         answers: of Sa2VA that one image needs, mean over test images.
         cost: of training; not part of the file, since each run has its own.
         deploys: what a trained policy deploys, in words; empty without one.
@@ -73,9 +74,11 @@ def measure_method(
     answers = []
     for sample in tqdm(samples["test"], f"{method.name}: test", unit="image", leave=False):
         view = make_view(sample.load_image())
-        mask = method.predict(view, trained, parameter) > 0.5
+        soft = method.predict(view, trained, parameter)
+        mask = soft > 0.5
         answers.append(len(view.answers))
-        for name, value in (mask_metrics(mask, _truth(sample)) | _score(view, mask)).items():
+        measured = mask_metrics(mask, _truth(sample)) | {ECE: calibration(soft, _truth(sample))} | _score(view, mask)
+        for name, value in measured.items():
             columns.setdefault(name, []).append(value)
     test = {name: tuple(values) for name, values in columns.items()}
     found = tuple(val[:, best].tolist()), test, float(np.mean(answers))
@@ -99,6 +102,11 @@ def _score(view: ImageView, mask: np.ndarray) -> dict[str, float]:
     return {"score": float(view.scorer.quality(mask[None].astype(np.float32))["score"][0])}
 
 
+def calibration(soft: np.ndarray, truth: np.ndarray) -> float:
+    """`calibration_error` of a soft mask float (H, W), for a true one bool (H, W)."""
+    return float(calibration_error(soft[None].astype(float), truth[None])[0])
+
+
 def _truth(sample: Sample) -> np.ndarray:
     truth = sample.load_mask()
     assert truth is not None
@@ -119,7 +127,7 @@ def load_result(path: Path) -> MethodResult:
     try:
         value: dict[str, Any] = dict(read_json(path))
         test = {name: tuple(numbers) for name, numbers in value["test"].items()}
-        assert METRICS.keys() <= test.keys()
+        assert {*METRICS, ECE} <= test.keys()
         return MethodResult(**value | {"val": tuple(value["val"]), "test": test})
     except (KeyError, TypeError, AssertionError) as error:
         remedy = "delete it, and --resume measures it"

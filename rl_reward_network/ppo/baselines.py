@@ -109,7 +109,8 @@ def compare(
     tables = [test[index] for index in indices]
     groups = [table.group_id for table in tables]
     weights = _weights(tables, criterion, deployment, {name: picks[indices] for name, picks in chosen.items()})
-    metrics = {name: stack(tables, name) for name in ([SCORE] if criterion == SCORE else [SCORE, *MASK_REWARDS])}
+    known = [name for name in MASK_REWARDS if criterion != SCORE and name in (tables[0].metrics or {})]
+    metrics = {name: stack(tables, name) for name in (SCORE, *known)}  # a run before 0.15 has no `betti`
     rows = tuple(_row(name, weights, metrics, criterion, groups, seed) for name in weights)
     asked = max_steps if deployment.choice == "policy" else 1
     prompts = {NET: len(test[0].scores), POLICY: max_steps, LAST: max_steps, DEPLOYED: asked, ORACLE: None}

@@ -147,7 +147,7 @@ def _from_json(entry: dict[str, Any]) -> PromptTable:
         np.array(entry["scores"], dtype=np.float32),
         {name: np.array(values) for name, values in metrics.items()} if metrics else None,
     )
-    image_rewards = {name: np.array(entry[name]) for name in IMAGE_REWARDS}
+    image_rewards = {name: np.array(entry[name]) for name in IMAGE_REWARDS if name in entry}  # runs before 0.15: none
     return PromptTable(np.array(entry["features"], dtype=np.float32), table, entry["own_dice"], image_rewards)
 
 

@@ -15,7 +15,8 @@ from rl_reward_network.report.statistics import LEVEL, MIN_PATIENTS, NO_GAP, Est
 from rl_reward_network.rewards.metrics import METRICS
 
 SCORE = "score"  # of the reward network: the only column that needs no true mask
-TITLES = {name: metric.column for name, metric in METRICS.items()} | {SCORE: "reward network's score"}
+ECE = "ece"  # of soft masks, where a table has them
+TITLES = {name: metric.column for name, metric in METRICS.items()} | {ECE: "ECE", SCORE: "reward network's score"}
 WORDS = {1: "better", -1: "worse", 0: "cannot tell"}
 
 

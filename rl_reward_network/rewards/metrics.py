@@ -18,6 +18,7 @@ import cv2
 import numpy as np
 
 PERCENT = 95  # of the distances of `hd95`
+CALIBRATION_BINS = 15
 _CROSS = cv2.getStructuringElement(cv2.MORPH_CROSS, (3, 3))
 
 
@@ -120,6 +121,51 @@ def betti0_error(pred: np.ndarray, target: np.ndarray) -> np.ndarray:
 def betti1_error(pred: np.ndarray, target: np.ndarray) -> np.ndarray:
     """Difference in the number of holes (Betti-1) of each pair, a whole number >= 0; otherwise as `betti0_error`."""
     return _difference(holes, pred, target)
+
+
+def betti_match(pred: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """1 / (1 + Betti-0 error + Betti-1 error) of each pair, in (0, 1]: 1 where both numbers are right."""
+    return 1 / (1 + betti0_error(pred, target) + betti1_error(pred, target))
+
+
+def one_tree(masks: np.ndarray) -> np.ndarray:
+    """How nearly each mask is one connected tree without loops, in [0, 1]; needs no true mask.
+
+    1 / (1 + further components + holes), as counted by `betti0_error`; 0 for an empty mask. It knows nothing of the
+    image: a single pixel has 1, so it is a term beside others.
+
+    Args:
+        masks: bool (N, H, W).
+    """
+    check_masks(masks, masks)
+    return np.array([1 / (components(mask) + holes(mask)) if mask.any() else 0.0 for mask in masks], dtype=np.float64)
+
+
+def calibration_error(soft: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Expected calibration error of each soft mask, in [0, 1]; lower is better.
+
+    The pixels of an image are sorted into 15 bins of equal width by their foreground probability; the error is the mean
+    over pixels of the distance between the mean probability of a bin and the share of its pixels that are true. As most
+    pixels are surely background, values are small; they compare methods on the same images.
+
+    Args:
+        soft: float (N, H, W) in [0, 1].
+        target: bool (N, H, W).
+
+    Source: Naeini et al., AAAI 2015; Guo et al., "On Calibration of Modern Neural Networks" (arXiv 1706.04599).
+    """
+    check_masks(target, target)
+    if soft.shape != target.shape:
+        raise ValueError(f"soft masks must have the shape of the true ones, {target.shape}, got {soft.shape}")
+    return np.array([_calibration_error(*pair) for pair in zip(soft, target, strict=True)], dtype=np.float64)
+
+
+def _calibration_error(soft: np.ndarray, target: np.ndarray) -> float:
+    """The error of one soft mask (H, W)."""
+    probs = soft.ravel().astype(np.float64)
+    bins = np.minimum((probs * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
+    sums = np.bincount(bins, probs, CALIBRATION_BINS) - np.bincount(bins, target.ravel(), CALIBRATION_BINS)
+    return float(np.abs(sums).sum() / probs.size)
 
 
 def components(mask: np.ndarray) -> int:

@@ -1,8 +1,8 @@
 """The rewards of a mask by name: one table for PPO (`--reward`), GRPO (`--mask_rewards`) and the evaluation.
 
-Those that need the true mask are the metrics in [0, 1] of which higher is better; `rewards/metrics.py` says how to add
-one. A reward that needs the image alone is a function and an entry of `IMAGE_REWARDS`, both here: PPO and GRPO then
-take its name, on unlabelled images too.
+Those that need the true mask are the metrics in [0, 1] of which higher is better, and `betti`, the two Betti errors as
+one number; `rewards/metrics.py` says how to add one. A reward that needs the image alone, or the mask alone as `tree`,
+is a function and an entry of `IMAGE_REWARDS`: PPO and GRPO then take its name, on unlabelled images too.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from rl_reward_network.rewards.metrics import METRICS
+from rl_reward_network.rewards.metrics import METRICS, betti_match, one_tree
 
-MASK_REWARDS = {name: metric.function for name, metric in METRICS.items() if metric.is_reward}
+MASK_REWARDS = {name: metric.function for name, metric in METRICS.items() if metric.is_reward} | {"betti": betti_match}
 
-IMAGE_REWARDS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {}
+IMAGE_REWARDS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "tree": lambda masks, image: one_tree(masks)
+}
 """Name -> function of masks bool (N, H, W) and their image uint8 (H, W, 3), to float64 (N,) in [0, 1]."""
 
 # PPO's rewards as weighted columns: `score` is the reward network's, the others are the mask rewards.

@@ -221,7 +221,7 @@ def test_what_counts_in_a_step() -> None:
     group = captions_of(0, [2, 3], [True, False])
     assert completion_mask(group, 3).tolist() == [[1, 1, 0], [0, 0, 0]], "a truncated caption does not"
     segmented = Rollouts(2, [], answers(np.zeros((1, 1), dtype=bool), None))
-    assert count_step([Rollouts(2, [group], []), segmented]) == (2, 2, 1), "tokens, answers, those with a true mask"
+    assert count_step([Rollouts(2, [group], []), segmented])[:3] == (2, 2, 1), "tokens, answers, those with a true mask"
 
 
 def test_loss_1_is_the_mean_over_tokens_of_all_groups() -> None:
@@ -570,3 +570,16 @@ def test_the_norm_is_of_the_gradient_and_leaves_none_behind() -> None:
     assert gradient_norm(loss, [unused]).item() == 0
     loss.backward()
     assert first.grad is not None, "the graph is still there"
+
+
+def test_soft_cldice_joins_the_losses_of_masks_with_its_weight() -> None:
+    truth = np.zeros((64, 64), dtype=bool)
+    truth[31:33, 4:60] = True
+    image = image_of(truth=truth)
+    logits = torch.where(torch.from_numpy(truth), 3.0, -3.0)
+    logits[31:33, 28:34] = -3.0  # a gap
+    without = supervised_mask_losses([(image, logits)], 1.0, 0.5)
+    assert torch.equal(without, supervised_mask_losses([(image, logits)], 1.0, 0.5, 0.0))
+    whole, half = (supervised_mask_losses([(image, logits)], 1.0, 0.5, weight) - without for weight in (1.0, 0.5))
+    assert 0.02 < whole.item() < 1
+    torch.testing.assert_close(half, whole / 2)

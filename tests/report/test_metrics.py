@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 
 from rl_reward_network.report.metrics import measure_sample
-from rl_reward_network.rewards.metrics import METRICS
 from rl_reward_network.rewards.table import MASK_REWARDS
 
 MASKS = np.random.default_rng(0).random((3, 8, 9)) < 0.4
@@ -13,7 +12,7 @@ def test_a_table_holds_every_reward_of_every_mask():
     np.testing.assert_array_equal(table.column("score"), [0.25, 0.5, 1.0])
     assert list(table.metrics) == list(MASK_REWARDS)
     for name, values in table.metrics.items():
-        np.testing.assert_array_equal(values, METRICS[name].function(MASKS, MASKS[[2, 2, 2]]))
+        np.testing.assert_array_equal(values, MASK_REWARDS[name](MASKS, MASKS[[2, 2, 2]]))
 
 
 def test_unlabelled_images_have_scores_only():

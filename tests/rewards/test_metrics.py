@@ -9,7 +9,16 @@ from monai.metrics.meaniou import compute_iou
 from monai.metrics.utils import get_mask_edges
 from torch import from_numpy
 
-from rl_reward_network.rewards.metrics import METRICS, boundary, components, empty_rules, holes, mask_metrics
+from rl_reward_network.rewards.metrics import (
+    METRICS,
+    boundary,
+    calibration_error,
+    components,
+    empty_rules,
+    holes,
+    mask_metrics,
+    one_tree,
+)
 from rl_reward_network.rewards.table import MASK_REWARDS
 
 # Of one empty mask beside a box of 3 x 6 pixels, in an image of 15 x 20.
@@ -99,7 +108,30 @@ def test_closed_form_of_all_columns():
     assert list(columns) == ["dice", "iou", "recall", "precision", "cldice", "hd95", "betti0", "betti1"]
     expected = {"dice": 2 * 45 / 98, "iou": 45 / 53, "recall": 1, "precision": 45 / 53, "betti0": 1, "betti1": 1}
     assert {name: columns[name] for name in expected} == pytest.approx(expected)
-    assert list(MASK_REWARDS) == ["dice", "iou", "recall", "precision", "cldice"]
+    assert list(MASK_REWARDS) == ["dice", "iou", "recall", "precision", "cldice", "betti"]
+    assert MASK_REWARDS["betti"](pred[None], target[None]).tolist() == [1 / 3], "one component and one hole too many"
+
+
+def test_one_tree_counts_islands_and_loops_and_asks_for_no_truth():
+    tree, loop, two, empty = (np.zeros((6, 8), dtype=bool) for _ in range(4))
+    tree[2] = tree[:, 3] = True
+    loop[1:5, 1:5] = True
+    loop[2:4, 2:4] = False
+    two[1, 1] = two[4, 6] = True
+    assert one_tree(np.stack([tree, loop, two, empty])).tolist() == [1, 1 / 2, 1 / 2, 0]
+    assert one_tree(np.zeros((0, 6, 8), dtype=bool)).shape == (0,)
+
+
+def test_calibration_error_in_closed_form():
+    target = np.array([[[True, True, False, False]]])
+    soft = np.array([[[0.9, 0.91, 0.01, 0.5]]])
+    # three bins: two pixels at 0.905, both true; one at 0.01, false; one at 0.5, false
+    expected = (2 * abs(0.905 - 1) + 0.01 + 0.5) / 4
+    assert calibration_error(soft, target).tolist() == pytest.approx([expected])
+    assert calibration_error(target.astype(float), target).tolist() == [0]
+    assert calibration_error(1 - target.astype(float), target).tolist() == [1]
+    with pytest.raises(ValueError, match="soft masks must have the shape of the true ones"):
+        calibration_error(soft[:, :, :2], target)
 
 
 def test_large_masks_do_not_overflow():

@@ -72,7 +72,7 @@ def test_a_reward_of_the_image_alone_rewards_ppo_and_grpo_without_labels(monkeyp
     monkeypatch.setitem(IMAGE_REWARDS, "bright", bright)
     monkeypatch.setitem(PROMPT_REWARDS, "bright", {"bright": 1.0})
     assert not needs_truth("bright")
-    assert all(needs_truth(name) == (name != "net") for name in PROMPT_REWARDS if name != "bright")
+    assert all(needs_truth(name) == (name not in ("net", "tree")) for name in PROMPT_REWARDS if name != "bright")
     masks = np.stack([LINE, HALF_LINE])
     table = measure_sample("a", "g", np.zeros(2, np.float32), masks, None)
     entry = PromptTable(make_contexts(count=1)[0].features, table, None, {"bright": bright(masks, image)})
