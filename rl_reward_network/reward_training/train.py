@@ -141,11 +141,11 @@ class _Member:
         batch = draw_batch(data, self.config.batch_size, side, rng)
         if step <= self.config.coarse * self.config.steps:
             batch = F.avg_pool2d(batch[0], 2), F.avg_pool2d(batch[1], 2)  # the truth is then a share of each pixel
-        return _step(self.unet, self.optimizer, batch, self.config, step)
+        return train_step(self.unet, self.optimizer, batch, self.config, step)
 
     def validate(self, data: LabelledImages, step: int) -> dict[str, float]:
         """Scores on the validation images; the weights are kept if none had better ones."""
-        scores = _validate(self.network, data)
+        scores = own_scores(self.network, data)
         _require_finite(scores["soft_dice"], step)
         # The soft Dice decides while every mask is still empty, as those of small objects are at first.
         if self.best is None or _rank(scores) > _rank(self.best):
@@ -189,14 +189,18 @@ def _side_by_side(members: list[_Member], device: str) -> Iterator[Callable[...,
         torch.set_num_threads(threads)
 
 
-def _step(
+def train_step(
     member: UNet,
     optimizer: torch.optim.Optimizer,
     batch: tuple[Tensor, Tensor],
     config: RewardTrainingConfig,
     step: int,
 ) -> dict[str, float]:
-    """One optimiser step; returns the terms of the loss."""
+    """One optimiser step on windows float32 (B, 3, S, S) with truth (B, 1, S, S) in [0, 1]; returns the loss's terms.
+
+    Raises:
+        ValueError: the loss is not finite.
+    """
     image, truth = (x.to(config.device) for x in batch)
     member.train()
     with mixed_precision(torch.device(config.device)):
@@ -220,12 +224,12 @@ def _set_learning_rate(optimizer: torch.optim.Optimizer, config: RewardTrainingC
         group["lr"] = config.learning_rate * (rise * (1 + math.cos(math.pi * fall)) / 2 + 1e-3)
 
 
-def _validate(member: RewardNetwork, data: LabelledImages) -> dict[str, float]:
-    """Mean over images: Dice of the foreground probability thresholded at 0.5, and its soft Dice."""
-    member.eval()
+def own_scores(network: RewardNetwork, data: LabelledImages) -> dict[str, float]:
+    """Mean over images: Dice of the network's own segmentation, its foreground probability above 0.5, and soft Dice."""
+    network.eval()
     dice, soft_dice = [], []
     for image, truth in zip(data.images, data.truths, strict=True):
-        probs = foreground_prob(member, image)
+        probs = foreground_prob(network, image)
         dice.append(true_dice(probs[None] > 0.5, truth)[0])
         soft_dice.append(soft_overlap(*(torch.from_numpy(x[None]).float() for x in (probs, truth)))[0].item())
     return {"dice": float(np.mean(dice)), "soft_dice": float(np.mean(soft_dice))}
