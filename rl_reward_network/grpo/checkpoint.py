@@ -1,7 +1,7 @@
 """Checkpoints of a GRPO run, written atomically: a resumed run ends with the weights of an uninterrupted one."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import Trainer, TrainerState
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import rotate_checkpoints
@@ -19,6 +20,7 @@ from rl_reward_network.models.ema import EMA
 from rl_reward_network.models.lora import load_trainable, save_trainable
 
 EMA_WEIGHTS, STATE = "ema.safetensors", "grpo_state.pt"
+REWARD_WEIGHTS = "reward_net.safetensors"  # of a reward network that is fitted again
 TRAINABLE = "trainable"  # folder of the trained tensors, in a checkpoint and in a final_model
 SAVE_TOTAL_LIMIT = 2  # checkpoints
 
@@ -55,7 +57,9 @@ class RunState:
     validation: dict[str, Any]
 
 
-def save_run_state(trainer: Trainer, model: Any, ema: EMA | None, state: RunState) -> None:
+def save_run_state(
+    trainer: Trainer, model: Any, ema: EMA | None, state: RunState, network: Mapping[str, Tensor] | None = None
+) -> None:
     """Write `checkpoint-<step>`; every process must call this.
 
     Args:
@@ -63,6 +67,7 @@ def save_run_state(trainer: Trainer, model: Any, ema: EMA | None, state: RunStat
         model: Sa2VA, whose trained tensors are written.
         ema: the teacher.
         state: the rest.
+        network: weights of the reward network, if it is fitted again.
     """
     folder = Path(str(trainer.args.output_dir)) / f"checkpoint-{trainer.state.global_step}"
     with _deepspeed_state(trainer, folder) as deepspeed_files:
@@ -71,6 +76,8 @@ def save_run_state(trainer: Trainer, model: Any, ema: EMA | None, state: RunStat
                 save_trainable(model, temporary / TRAINABLE)
                 if ema is not None:
                     save_file(ema.weights, temporary / EMA_WEIGHTS)
+                if network is not None:
+                    save_file(dict(network), temporary / REWARD_WEIGHTS)
                 save_checkpoint(temporary / STATE, dict(vars(state)))
                 if trainer.is_deepspeed_enabled:  # which saves the optimiser itself
                     assert trainer.lr_scheduler is not None
@@ -122,8 +129,7 @@ def load_run_state(folder: Path, model: Any, ema: EMA | None, deepspeed: bool) -
     state = load_checkpoint(folder / STATE)
     optimizer = "latest" if deepspeed else OPTIMIZER_NAME  # DeepSpeed's note of its folder
     required = [STATE, SCHEDULER_NAME, optimizer, *([EMA_WEIGHTS] if ema is not None else [])]
-    if missing := [name for name in required if not (folder / name).exists()]:
-        raise ValueError(f"{folder}: {missing[0]} is missing; delete this checkpoint, and the one before it is taken")
+    _require(folder, required)
     run_state = RunState(**state)
     if ema is not None:
         ema.steps, weights = run_state.ema_steps, load_file(folder / EMA_WEIGHTS)
@@ -131,3 +137,19 @@ def load_run_state(folder: Path, model: Any, ema: EMA | None, deepspeed: bool) -
             for name, tensor in ema.weights.items():
                 tensor.copy_(weights[name])
     return run_state
+
+
+def load_network(folder: Path) -> dict[str, Tensor]:
+    """The weights of the reward network in a checkpoint of a run that fits it again.
+
+    Raises:
+        ValueError: the file is missing.
+    """
+    _require(folder, [REWARD_WEIGHTS])
+    return load_file(folder / REWARD_WEIGHTS)
+
+
+def _require(folder: Path, names: Sequence[str]) -> None:
+    """Raise a ValueError if a file is missing."""
+    if missing := [name for name in names if not (folder / name).exists()]:
+        raise ValueError(f"{folder}: {missing[0]} is missing; delete this checkpoint, and the one before it is taken")

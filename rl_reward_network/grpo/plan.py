@@ -230,6 +230,11 @@ def make_plan(args: PlanArgs, inputs: "GRPOInputs", network: "RewardNetwork | No
             f"--objective {args.grpo.objective} is for annotated images with one question, but these data have "
             "captions or several classes; give --objective supervised"
         )
+    if args.grpo.refit_steps is not None and inputs.kind != "images":
+        raise ValueError(
+            f"refit_steps is {args.grpo.refit_steps}, but a reward network is trained on annotated images, and these "
+            "data are captioned regions; leave it out"
+        )
     if inputs.by_name and network is not None:
         raise ValueError(
             "--reward_net judges one kind of object, but these images are asked for several classes: give labels "
@@ -377,6 +382,8 @@ def check_together(args: PlanArgs, learned: bool) -> None:
     for name, weight in (("pathwise", args.grpo.pathwise_weight), ("learned", args.rewards.learned_weight)):
         if weight and not learned:
             raise ValueError(f"{name}_weight is {weight}, but there is no reward network; give --reward_net")
+    if args.grpo.refit_steps is not None:
+        _check_refit(args, learned)
     if args.no_ema and changed(args.grpo, "ema_decay"):
         raise ValueError(f"--no_ema has no average for --ema_decay {args.grpo.ema_decay}; leave one of them out")
     if args.grpo.num_train_epochs is not None and args.grpo.max_steps is not None:
@@ -438,6 +445,18 @@ def _check_dpo(args: PlanArgs, learned: bool) -> None:
     unused = [*(name for name in ROLLOUT_FLAGS if name not in used), "contrast_weight"]
     if flags := changed(args.grpo, *unused) + changed(args, "max_labelled"):
         raise ValueError(f"--objective dpo has no use for {flags[0]}; leave it out")
+
+
+def _check_refit(args: PlanArgs, learned: bool) -> None:
+    """Check that a reward network that is fitted again trains something."""
+    steps, objective = args.grpo.refit_steps, args.grpo.objective
+    if not learned:
+        raise ValueError(f"refit_steps is {steps}, but there is no reward network; give --reward_net")
+    if objective in OF_LABELS or (objective, args.grpo.preferred_by) == (DPO, "truth"):
+        by_truth = " with --preferred_by truth" * (objective == DPO)
+        raise ValueError(
+            f"refit_steps is {steps}, but --objective {objective}{by_truth} does not ask a reward network; leave it out"
+        )
 
 
 def _or(value: Any, default: Any) -> Any:

@@ -35,6 +35,7 @@ from rl_reward_network.grpo.mean_teacher import without_masks
 from rl_reward_network.grpo.preferences import PairMaker
 from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.grpo.ranks import any_rank
+from rl_reward_network.grpo.refit import RefitCallback, refit_prompts
 from rl_reward_network.grpo.rewards import LoopRewards, loop_rewards
 from rl_reward_network.grpo.settings import OF_LABELS, GRPOPlan
 from rl_reward_network.grpo.trainable import check_movement, digests, prepare_model, unmoved_reasons
@@ -55,7 +56,7 @@ from rl_reward_network.rewards.judge import Judge
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.out_of_distribution import OODCheck
 from rl_reward_network.rewards.table import MASK_REWARDS
-from rl_reward_network.run import FINAL, GRPO_RUN, REWARD_NET, Run, peak_memory_gib
+from rl_reward_network.run import FINAL, GRPO_RUN, REFITTED, REWARD_NET, Run, peak_memory_gib
 
 FLASH = "flash_attention_2"
 AS_SUPERVISED = "frozen, as in Sa2VA's supervised fine-tuning"
@@ -82,12 +83,14 @@ class _Training:
         trainer: on the run's prompts.
         ood_check: which unlabelled images were left out; None without unlabelled images.
         validation: None if the plan has none.
+        refit: of the reward network; None if it stays as it is.
     """
 
     origin: dict[str, Any]
     trainer: Sa2VAGRPOTrainer
     ood_check: OODCheck | None
     validation: ValidationCallback | None
+    refit: RefitCallback | None = None
 
 
 def run_grpo_stage(
@@ -116,7 +119,7 @@ def run_grpo_stage(
     if resume:
         run.check_same({})  # before anything is loaded
     training = _make_training(inputs, plan, run.path, judge, network)
-    trainer, validation = training.trainer, training.validation
+    trainer, validation, refit = training.trainer, training.validation, training.refit
     with hint_out_of_memory(trainer.place, "a first trial", TILES):
         frozen = trainer.freeze_unreached(trainer.prompts[:PROBED])
     trainer.reset_reference()
@@ -141,9 +144,10 @@ def run_grpo_stage(
             trainer.take_teacher()
         if trainer.args.should_save:
             peak = peak_memory_gib(inputs.device)
+            measured = validation.prompts if validation else refit.prompts.val if refit else []
             labels = {
-                "reward": _labels_used(trainer, inputs.split),
-                "weights": {"val": count_images([p for p in validation.prompts if p.labelled]) if validation else 0},
+                "reward": _labels_of(training, inputs.split),
+                "weights": {"val": count_images([p for p in measured if p.labelled])},
             }
             trained = sum(count for _, _, count in parameter_table(trainer.sa2va))
             seconds = {"training": trainer.seconds}  # of all processes
@@ -157,6 +161,8 @@ def run_grpo_stage(
                 "peak_memory_gib": peak,
                 "seconds": {**trainer.phases, "learning": learning},
             }
+            if refit is not None:
+                refit.save(run / REFITTED)
             _save(trainer, run, spent)
 
 
@@ -221,8 +227,12 @@ def _make_training(
     trainer.judge, validation = judge, None
     if plan.eval_steps:
         validation = ValidationCallback(trainer, validation_prompts(inputs), plan.eval_steps, maps)
-    trainer.validation = validation
-    return _Training(origin, trainer, ood_check, validation)
+    trainer.validation, refit = validation, None
+    if plan.settings.refit_steps is not None:
+        assert network is not None, "the plan refuses re-fits without a reward network"
+        assert maps is not None
+        refit = trainer.refit = RefitCallback(trainer, maps, refit_prompts(inputs, network))
+    return _Training(origin, trainer, ood_check, validation, refit)
 
 
 def _training_prompts(inputs: GRPOInputs, plan: GRPOPlan, rewards: LoopRewards, learned: bool) -> list[GRPOPrompt]:
@@ -257,6 +267,8 @@ def _train(training: _Training, logs: GRPOLogs, resume: bool) -> None:
     trainer.add_callback(logs)
     if validation is not None:
         trainer.add_callback(validation)
+    if training.refit is not None:
+        trainer.add_callback(training.refit)  # after the validation, which measures the score that was trained on
     last = get_last_checkpoint(str(logs.run)) if resume else None
     if last is None or not trainer.load_if_finished(Path(last)):
         trainer.train(resume_from_checkpoint=last)
@@ -387,7 +399,7 @@ def _begin(run: Run, inputs: GRPOInputs, training: _Training, frozen: list[str],
         "world": portable_settings(run.path, inputs.config, inputs.regions),
         "kind": inputs.kind,
         "data": inputs.summary,
-        "labels": sum(_labels_used(training.trainer, inputs.split).values()),
+        "labels": sum(_labels_of(training, inputs.split).values()),
         "unlabelled": None if training.ood_check is None else training.ood_check.facts,
         "reward_net": None if network is None else named(network, run.path),
         "groups": {name: len(ids) for name, ids in inputs.split.groups.items()},
@@ -398,6 +410,12 @@ def _begin(run: Run, inputs: GRPOInputs, training: _Training, frozen: list[str],
     }
     save_split(inputs.split, run / "split.json")
     run.begin(training.origin, facts)
+
+
+def _labels_of(training: _Training, split: Split) -> dict[str, int]:
+    """Split -> number of training images (regions) whose true masks the run uses, those of re-fits included."""
+    used = _labels_used(training.trainer, split)
+    return used if training.refit is None else dict(Counter(used) | Counter(training.refit.labels))
 
 
 def _labels_used(trainer: Sa2VAGRPOTrainer, split: Split) -> dict[str, int]:

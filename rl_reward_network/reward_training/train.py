@@ -153,8 +153,10 @@ class _Member:
         if step <= self.config.coarse * self.config.steps:
             batch = F.avg_pool2d(batch[0], 2), F.avg_pool2d(batch[1], 2)  # the truth is then a share of each pixel
         if self.teacher is None:
-            return _step(self.unet, self.optimizer, batch, self.config, step)
-        terms = _step(self.unet, self.optimizer, batch, self.config, step, self._taught(batch[0].shape[0], side, step))
+            return train_step(self.unet, self.optimizer, batch, self.config, step)
+        terms = train_step(
+            self.unet, self.optimizer, batch, self.config, step, self._taught(batch[0].shape[0], side, step)
+        )
         self.teacher.update(self.unet)
         return terms
 
@@ -171,14 +173,14 @@ class _Member:
 
     def validate(self, data: LabelledImages, step: int) -> dict[str, float]:
         """Scores on the validation images; the weights are kept if none had better ones."""
-        scores = _validate(self.network, data)
+        scores = own_scores(self.network, data)
         _require_finite(scores["soft_dice"], step)
         self._keep(self.unet, scores, step)
         if self.teacher is None:
             return scores
         student = {name: tensor.clone() for name, tensor in self.unet.state_dict().items()}
         self.unet.load_state_dict(self.teacher.network.state_dict())
-        of_teacher = _validate(self.network, data)
+        of_teacher = own_scores(self.network, data)
         self._keep(self.unet, {**of_teacher, "teacher": True}, step)
         self.unet.load_state_dict(student)
         return scores | {f"teacher_{name}": value for name, value in of_teacher.items()}
@@ -246,7 +248,7 @@ def _side_by_side(members: list[_Member], device: str) -> Iterator[Callable[...,
         torch.set_num_threads(threads)
 
 
-def _step(
+def train_step(
     member: UNet,
     optimizer: torch.optim.Optimizer,
     batch: tuple[Tensor, Tensor],
@@ -254,7 +256,11 @@ def _step(
     step: int,
     taught: "Taught | None" = None,
 ) -> dict[str, float]:
-    """One optimiser step; returns the terms of the loss."""
+    """One optimiser step on windows float32 (B, 3, S, S) with truth (B, 1, S, S) in [0, 1]; returns the loss's terms.
+
+    Raises:
+        ValueError: the loss is not finite.
+    """
     image, truth = (x.to(config.device) for x in batch)
     member.train()
     images = image if taught is None else torch.cat([image, taught.images.to(config.device)])
@@ -284,12 +290,12 @@ def _set_learning_rate(optimizer: torch.optim.Optimizer, config: RewardTrainingC
         group["lr"] = config.learning_rate * (rise * (1 + math.cos(math.pi * fall)) / 2 + 1e-3)
 
 
-def _validate(member: RewardNetwork, data: LabelledImages) -> dict[str, float]:
-    """Mean over images: Dice of the foreground probability thresholded at 0.5, and its soft Dice."""
-    member.eval()
+def own_scores(network: RewardNetwork, data: LabelledImages) -> dict[str, float]:
+    """Mean over images: Dice of the network's own segmentation, its foreground probability above 0.5, and soft Dice."""
+    network.eval()
     dice, soft_dice = [], []
     for image, truth in zip(data.images, data.truths, strict=True):
-        probs = foreground_prob(member, image)
+        probs = foreground_prob(network, image)
         dice.append(true_dice(probs[None] > 0.5, truth)[0])
         soft_dice.append(soft_overlap(*(torch.from_numpy(x[None]).float() for x in (probs, truth)))[0].item())
     return {"dice": float(np.mean(dice)), "soft_dice": float(np.mean(soft_dice))}

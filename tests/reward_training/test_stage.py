@@ -147,7 +147,7 @@ def test_an_interrupted_run_is_found_and_ends_in_the_same_weights(
     for where, other in ((inputs, plan_of(inputs, steps=3)), (other_seed, plan_of(other_seed))):
         assert find_unfinished(where, other) is None
     with monkeypatch.context() as patch:
-        patch.setattr(training, "_step", lambda *_: pytest.fail("trained again what was trained"))
+        patch.setattr(training, "train_step", lambda *_: pytest.fail("trained again what was trained"))
         run_reward_stage(inputs, plan, interrupted)
     weights = [(run / "best_reward_net/model.safetensors").read_bytes() for run in (reward_run.path, interrupted.path)]
     assert weights[0] == weights[1]

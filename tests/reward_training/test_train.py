@@ -80,13 +80,13 @@ def threads():
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_members_side_by_side_end_in_the_weights_of_one_after_the_other(tmp_path, monkeypatch, threads, whole, count):
-    used, step_of = set(), training._step
+    used, step_of = set(), training.train_step
 
     def noted(*args):
         used.add((threading.get_ident(), torch.get_num_threads()))
         return step_of(*args)
 
-    monkeypatch.setattr(training, "_step", noted)
+    monkeypatch.setattr(training, "train_step", noted)
     threads(count)
     check_like_whole(whole, tmp_path)
     assert len(used) == count
@@ -109,7 +109,7 @@ def check_like_whole(whole, run):
 
 @pytest.mark.parametrize("stop_at", [1, 4, 5, 8])
 def test_an_interrupted_run_ends_in_the_same_weights(tmp_path, monkeypatch, capsys, whole, stop_at):
-    step_of, calls = training._step, []
+    step_of, calls = training.train_step, []
 
     def interrupted(*args):
         calls.append(1)
@@ -118,7 +118,7 @@ def test_an_interrupted_run_ends_in_the_same_weights(tmp_path, monkeypatch, caps
         return step_of(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training, "_step", interrupted)
+        patch.setattr(training, "train_step", interrupted)
         with pytest.raises(KeyboardInterrupt):
             train_reward_network(TRAIN, VAL, TINY, tmp_path, SMALL)
     capsys.readouterr()
@@ -164,7 +164,7 @@ def test_a_taught_window_is_segmented_by_the_average_as_it_is_and_learned_pertur
 
 @pytest.mark.parametrize("stop_at", [1, 5, 8])
 def test_an_interrupted_mean_teacher_ends_in_the_same_weights(tmp_path, monkeypatch, taught, stop_at):
-    step_of, calls = training._step, []
+    step_of, calls = training.train_step, []
 
     def interrupted(*args):
         calls.append(1)
@@ -173,7 +173,7 @@ def test_an_interrupted_mean_teacher_ends_in_the_same_weights(tmp_path, monkeypa
         return step_of(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training, "_step", interrupted)
+        patch.setattr(training, "train_step", interrupted)
         with pytest.raises(KeyboardInterrupt):
             train_reward_network(TRAIN, VAL, TINY, tmp_path, SMALL, UNLABELLED)
     again = train_reward_network(TRAIN, VAL, TINY, tmp_path, SMALL, UNLABELLED)
@@ -219,7 +219,7 @@ def test_the_best_weights_of_each_member_are_kept(tmp_path, monkeypatch, scores)
         kept.append(weights(member.members[0]).clone())
         return dict(zip(("dice", "soft_dice"), left.pop(0), strict=True))
 
-    monkeypatch.setattr(training, "_validate", validate)
+    monkeypatch.setattr(training, "own_scores", validate)
     network = train_reward_network(TRAIN, VAL, replace(TINY, steps=6), tmp_path, replace(SMALL, members=1))
     assert torch.equal(weights(network.members[0]), kept[1])
 
@@ -229,7 +229,7 @@ def test_validation_measures_the_mask_and_the_probabilities():
     torch.nn.init.zeros_(member.members[0].head.weight)
     torch.nn.init.constant_(member.members[0].head.bias, 100.0)  # everything is foreground
     share = np.array([truth.mean() for truth in VAL.truths])
-    scores = training._validate(member, VAL)
+    scores = training.own_scores(member, VAL)
     assert scores["dice"] == pytest.approx((2 * share / (1 + share)).mean())
     assert scores["soft_dice"] == pytest.approx(scores["dice"], abs=1e-3)
 
@@ -251,19 +251,19 @@ def test_one_step_moves_every_weight_by_the_sum_of_the_losses():
     before = [parameter.clone() for parameter in member.parameters()]
     optimizer = torch.optim.AdamW(member.parameters(), lr=1e-3)
     batch = draw_batch(TRAIN, 2, 64, np.random.default_rng(0))
-    losses = training._step(member, optimizer, batch, TINY, 1)
+    losses = training.train_step(member, optimizer, batch, TINY, 1)
     assert losses["loss"] == pytest.approx(losses["cross_entropy"] + 0.5 * losses["dice_loss"], rel=1e-5)
     assert all(not torch.equal(a, b) for a, b in zip(before, member.parameters(), strict=True))
 
 
 def test_the_first_steps_see_windows_of_half_the_resolution(tmp_path, monkeypatch):
-    seen, step_of = [], training._step
+    seen, step_of = [], training.train_step
 
     def noted(member, optimizer, batch, *args):
         seen.append((tuple(batch[0].shape), tuple(batch[1].shape)))
         return step_of(member, optimizer, batch, *args)
 
-    monkeypatch.setattr(training, "_step", noted)
+    monkeypatch.setattr(training, "train_step", noted)
     small = labelled(bright_lines(0, (37, 50)), bright_lines(1, (20, 41)))
     config = RewardTrainingConfig(steps=5, batch_size=2, coarse=0.4)
     train_reward_network(small, VAL, config, tmp_path, replace(SMALL, channels=(4, 8, 8), members=1))
