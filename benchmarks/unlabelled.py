@@ -69,8 +69,8 @@ SUPERVISED = (
     "--objective supervised --augment True --bce_weight 1 --dice_weight 0.5 --warmup_steps 0.15 --batch_size 32"
 )
 METHODS = {
-    LONGER: Method("supervised, as long", SUPERVISED, 650, labels=True),
-    "mean_teacher": Method("mean teacher", "--objective mean_teacher", 500, labels=True),
+    LONGER: Method("supervised, as long", SUPERVISED, 330, labels=True),
+    "mean_teacher": Method("mean teacher", "--objective mean_teacher", 250, labels=True),
     "gradient": Method("gradient of the reward network", LEARNED, 250, network=True),
     "grpo": Method("GRPO, reward network", "--pathwise_weight 0", 150, network=True),
     "dpo_learned": Method("DPO, reward network", f"{DPO} learned", 130, network=True),
