@@ -13,6 +13,7 @@ interrupted ones are resumed. Each row is measured on the test images of ARCADE,
 `--tests`. Differences are to the start; the row `longer` says what more of the same labels would have given.
 """
 
+import json
 import os
 import shlex
 import subprocess
@@ -24,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import tyro
+from matplotlib.figure import Figure
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -35,8 +37,10 @@ from rl_reward_network.grpo.inputs import open_grpo_inputs
 from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.segmenter import load_segmenter
+from rl_reward_network.methods.measure import calibration
 from rl_reward_network.report.statistics import few_patients_note, group_means, mean_interval
-from rl_reward_network.rewards.metrics import METRICS, mask_metrics
+from rl_reward_network.report.table import ECE, TITLES
+from rl_reward_network.rewards.metrics import mask_metrics
 from rl_reward_network.run import AGREEMENT, BEST_REWARD_NET, FINAL
 
 START, LONGER = "start", "longer"
@@ -77,7 +81,7 @@ METHODS = {
     "dpo_betti": Method("DPO, Betti numbers", f"{DPO} betti", 130, network=True),
     "dpo_both": Method("DPO, both agree", f"{DPO} both", 130, network=True),
 }
-METRICS_SHOWN = ("dice", "cldice", "betti0", "betti1", "recall", "precision", "hd95")
+METRICS_SHOWN = ("dice", "cldice", "betti0", "betti1", "recall", "precision", "hd95", ECE)
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,7 @@ def main(args: Args) -> None:
     for budget in args.budgets:
         for name in ("test", *(path.name for path in args.tests)):
             show(args, budget, name)
+        draw_curves(args, budget)
 
 
 def train(args: Args, budget: int, seed: int) -> None:
@@ -187,7 +192,7 @@ def measured(model: Path, prompts: list[GRPOPrompt]) -> dict[str, Any]:
         assert truth is not None
         answer = segmenter.segment(image, [prompt.question])
         soft = segmenter.upsample(answer.mask_logits, image.shape[:2])[0]
-        for name, value in mask_metrics(soft > 0.5, truth).items():
+        for name, value in (mask_metrics(soft > 0.5, truth) | {ECE: calibration(soft, truth)}).items():
             columns.setdefault(name, []).append(value)
     return {"groups": [prompt.group_id for prompt in prompts], **columns}
 
@@ -197,7 +202,7 @@ def measured(model: Path, prompts: list[GRPOPrompt]) -> dict[str, Any]:
 
 def show(args: Args, budget: int, name: str) -> None:
     """Print the table of a budget on some images in Markdown: means over seeds, differences to the start."""
-    columns = (METRICS[metric].column for metric in METRICS_SHOWN)
+    columns = (TITLES[metric] for metric in METRICS_SHOWN)
     table = Table("row", "less the start", *columns, "val", "minutes", "seeds", box=box.MARKDOWN)
     starts = dict(_results(args, budget, START, name))
     groups: list[str] = []
@@ -226,7 +231,40 @@ def _cell(metric: str, results: list[dict[str, Any]], groups: list[str]) -> str:
         means = group_means(values, groups).mean(axis=1)
         spread = f", SD {means.std(ddof=1):.3f}" if len(means) > 1 else ""
         return f"{mean_interval(values.mean(axis=0), groups)}{spread}"
-    return f"{group_means(values, groups).mean():.3f}"
+    return f"{group_means(values, groups).mean():.{4 if metric == ECE else 3}f}"
+
+
+def draw_curves(args: Args, budget: int) -> None:
+    """Write curves_<budget>.png: Dice on validation images (gold) and the reward network's score (proxy) of each row.
+
+    The first seed that has the row, over the share of its steps. A circle marks the step that validation chose, a cross
+    the one with the best proxy.
+    """
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    axes = figure.subplots(1, 2, sharex=True)
+    for name, method in METHODS.items():
+        folders = (args.output_dir / f"{budget}_{seed}" / f"{name}_{rate:g}" for seed in args.seeds
+                   for rate in args.learning_rates)  # fmt: skip
+        metrics = next((path / "metrics.jsonl" for path in folders if (path / FINAL).exists()), None)
+        if metrics is None:
+            continue
+        rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+        rows = [row for row in rows if "val/gt_dice" in row]
+        steps = np.array([row["step"] for row in rows]) / rows[-1]["step"]
+        gold = np.array([max(row["val/gt_dice"], row.get("val/teacher_gt_dice", 0.0)) for row in rows])
+        (line,) = axes[0].plot(steps, gold, label=method.title)
+        axes[0].plot(steps[gold.argmax()], gold.max(), "o", color=line.get_color())
+        if "val/score" in rows[0]:
+            proxy = np.array([row["val/score"] for row in rows])
+            axes[0].plot(steps[proxy.argmax()], gold[proxy.argmax()], "x", color=line.get_color())
+            axes[1].plot(steps, proxy, color=line.get_color(), label=method.title)
+    for axis, title in zip(axes, ("gold: Dice on validation images", "proxy: the reward network's score"), strict=True):
+        axis.set(title=title, xlabel="share of the steps")
+        if axis.lines:
+            axis.legend(fontsize=7)
+    path = args.output_dir / f"curves_{budget}.png"
+    figure.savefig(path, dpi=120)
+    print(f"curves: {path}")
 
 
 def _results(args: Args, budget: int, row: str, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
