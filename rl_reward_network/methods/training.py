@@ -169,7 +169,7 @@ def grpo_plan(job: Job, inputs: "GRPOInputs", settings: GRPOSettings, network: R
     """The plan that `sa2va-rl grpo` makes of these settings; without a reward network labels reward GRPO."""
     by_labels = network is None and settings.objective == "grpo"
     rewards = RewardArgs(loop2_iou_weight=1.0 if by_labels else None)
-    labels = _label_budget(job) if settings.objective in OF_LABELS else None
+    labels = _label_budget(job, settings.objective) if settings.objective in OF_LABELS else None
     adapters = AdapterArgs(job.side_network and settings.objective == "supervised")
     args = PlanArgs(
         job.mode, inputs.config, inputs.regions, settings, rewards=rewards, max_labelled=labels, adapters=adapters
@@ -177,11 +177,18 @@ def grpo_plan(job: Job, inputs: "GRPOInputs", settings: GRPOSettings, network: R
     return make_plan(args, inputs, network)
 
 
-def _label_budget(job: Job) -> int:
-    """The labelled images that the reward network learned from."""
-    if job.reward_net is None:
-        return PRESETS[job.mode].images
-    return int(read_json(named_run(job.reward_net) / AGREEMENT)["used"]["reward"]["images"])
+def _label_budget(job: Job, objective: str) -> int:
+    """The labelled images that the reward network learned from; for a mean teacher none of the `policy` split.
+
+    Otherwise few images would all be labelled, and none be left without a mask.
+    """
+    budget = PRESETS[job.mode].images
+    if job.reward_net is not None:
+        budget = int(read_json(named_run(job.reward_net) / AGREEMENT)["used"]["reward"]["images"])
+    if objective != "mean_teacher":
+        return budget
+    first = select(job.inputs.samples, job.inputs.split, "reward")
+    return max(1, min(budget, sum(sample.labelled for sample in first)))
 
 
 def _completed(job: Job, run: Run, train: Callable[[], object]) -> tuple[Path, bool]:

@@ -156,7 +156,9 @@ def test_each_run_is_trained_with_the_settings_of_its_method(
     assert plan.weights.loop2_iou == (0.0 if learned else 1.0)
     objective = {SUPERVISED: "supervised", TEACHER: "mean_teacher", PREFERENCES: "dpo"}.get(name, "grpo")
     assert plan.settings.objective == objective
-    assert plan.max_labelled == ({"quick": 50, "full": 200}[mode] if name in (SUPERVISED, TEACHER) else None)
+    first = sum(sample.labelled for sample in small.pick("reward", 99))
+    budgets = {SUPERVISED: {"quick": 50, "full": 200}[mode], TEACHER: first}  # the teacher's leaves images without
+    assert plan.max_labelled == budgets.get(name)
     assert plan.settings.caption_to_mask_weight == (0.0 if name == "gradient" else 1.0)
     assert plan.settings.max_steps == training.STEPS[objective][mode]
 
