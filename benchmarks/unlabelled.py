@@ -203,7 +203,7 @@ def measured(model: Path, prompts: list[GRPOPrompt]) -> dict[str, Any]:
 def show(args: Args, budget: int, name: str) -> None:
     """Print the table of a budget on some images in Markdown: means over seeds, differences to the start."""
     columns = (TITLES[metric] for metric in METRICS_SHOWN)
-    table = Table("row", "less the start", *columns, "val", "minutes", "seeds", box=box.MARKDOWN)
+    table = Table("row", "less the start", *columns, "val", "labels", "images", "minutes", "seeds", box=box.MARKDOWN)
     starts = dict(_results(args, budget, START, name))
     groups: list[str] = []
     for row, title in ((START, "start: supervised, side network"), *((key, METHODS[key].title) for key in METHODS)):
@@ -214,15 +214,23 @@ def show(args: Args, budget: int, name: str) -> None:
         gain = np.mean([np.subtract(one["dice"], starts[seed]["dice"]) for seed, one in results.items()], axis=0)
         cells = [_cell(metric, list(results.values()), groups) for metric in METRICS_SHOWN]
         of_runs = [one["config"] for one in results.values()]
-        val = np.mean([config["validation"]["best"] for config in of_runs])
-        minutes = np.mean([config["minutes"] for config in of_runs])
+        val, minutes, images = (float(np.mean(column)) for column in zip(*map(_costs, of_runs), strict=True))
+        labels = budget if row == START or METHODS[row].labels or METHODS[row].network else 0
         first = "-" if row == START else mean_interval(gain, groups).signed
-        table.add_row(title, first, *cells, f"{val:.3f}", f"{minutes:.1f}", str(len(results)))
+        table.add_row(title, first, *cells, f"{val:.3f}", f"{labels} + {of_runs[0]['validation']['labelled']}", f"{images:.0f}",
+                      f"{minutes:.1f}", str(len(results)))  # fmt: skip
     if groups:
         print(f"\n{budget} labelled images, {name}: {len(groups)} images")
         Console(width=240).print(table)
         for note in few_patients_note(len(set(groups)), "test groups"):
             print(note)
+
+
+def _costs(config: dict[str, Any]) -> tuple[float, float, float]:
+    """The best Dice on validation images, minutes of training, and images looked at, from config.json."""
+    settings = config["origin"]["settings"]
+    images = settings["per_device_train_batch_size"] // settings["num_generations"] * config["steps"]
+    return config["validation"]["best"], config["minutes"], images
 
 
 def _cell(metric: str, results: list[dict[str, Any]], groups: list[str]) -> str:
