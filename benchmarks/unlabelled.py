@@ -206,24 +206,36 @@ def show(args: Args, budget: int, name: str) -> None:
     table = Table("row", "less the start", *columns, "val", "labels", "images", "minutes", "seeds", box=box.MARKDOWN)
     starts = dict(_results(args, budget, START, name))
     groups: list[str] = []
-    for row, title in ((START, "start: supervised, side network"), *((key, METHODS[key].title) for key in METHODS)):
+    for row in (START, *METHODS):
         results = {seed: result for seed, result in _results(args, budget, row, name) if seed in starts}
-        if not results:
-            continue
-        groups = next(iter(results.values()))["groups"]
-        gain = np.mean([np.subtract(one["dice"], starts[seed]["dice"]) for seed, one in results.items()], axis=0)
-        cells = [_cell(metric, list(results.values()), groups) for metric in METRICS_SHOWN]
-        of_runs = [one["config"] for one in results.values()]
-        val, minutes, images = (float(np.mean(column)) for column in zip(*map(_costs, of_runs), strict=True))
-        labels = budget if row == START or METHODS[row].labels or METHODS[row].network else 0
-        first = "-" if row == START else mean_interval(gain, groups).signed
-        table.add_row(title, first, *cells, f"{val:.3f}", f"{labels} + {of_runs[0]['validation']['labelled']}", f"{images:.0f}",
-                      f"{minutes:.1f}", str(len(results)))  # fmt: skip
+        if results:
+            groups = next(iter(results.values()))["groups"]
+            table.add_row(*_row(row, budget, list(results.values()), [starts[seed] for seed in results]))
     if groups:
         print(f"\n{budget} labelled images, {name}: {len(groups)} images")
         Console(width=240).print(table)
         for note in few_patients_note(len(set(groups)), "test groups"):
             print(note)
+
+
+def _row(row: str, budget: int, results: list[dict[str, Any]], starts: list[dict[str, Any]]) -> list[str]:
+    """The cells of a row, from its results and those of its starts, by seed."""
+    groups, configs = results[0]["groups"], [one["config"] for one in results]
+    gain = np.mean(
+        [np.subtract(one["dice"], start["dice"]) for one, start in zip(results, starts, strict=True)], axis=0
+    )
+    val, minutes, images = (float(np.mean(column)) for column in zip(*map(_costs, configs), strict=True))
+    learned = row == START or METHODS[row].labels or METHODS[row].network
+    return [
+        "start: supervised, side network" if row == START else METHODS[row].title,
+        "-" if row == START else mean_interval(gain, groups).signed,
+        *(_cell(metric, results, groups) for metric in METRICS_SHOWN),
+        f"{val:.3f}",
+        f"{budget if learned else 0} + {configs[0]['validation']['labelled']}",
+        f"{images:.0f}",
+        f"{minutes:.1f}",
+        str(len(results)),
+    ]
 
 
 def _costs(config: dict[str, Any]) -> tuple[float, float, float]:
