@@ -46,7 +46,7 @@ from rl_reward_network.run import AGREEMENT, BEST_REWARD_NET, FINAL
 START, LONGER = "start", "longer"
 START_FLAGS = "--objective supervised --side_network --max_steps 700 --warmup_steps 100 --eval_steps 100"
 VALIDATIONS = 6  # of each row
-LEARNED = "--caption_to_mask_weight 0"  # the gradient of the reward network alone
+LEARNED = "--batch_size 32 --caption_to_mask_weight 0"  # the gradient of the reward network alone
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,11 @@ SUPERVISED = (
 METHODS = {
     LONGER: Method("supervised, as long", SUPERVISED, 330, labels=True),
     "mean_teacher": Method("mean teacher", "--objective mean_teacher", 250, labels=True),
-    "gradient": Method("gradient of the reward network", LEARNED, 250, network=True),
-    "grpo": Method("GRPO, reward network", "--pathwise_weight 0", 150, network=True),
-    "dpo_learned": Method("DPO, reward network", f"{DPO} learned", 130, network=True),
-    "dpo_betti": Method("DPO, Betti numbers", f"{DPO} betti", 130, network=True),
-    "dpo_both": Method("DPO, both agree", f"{DPO} both", 130, network=True),
+    "gradient": Method("gradient of the reward network", LEARNED, 200, network=True),
+    "grpo": Method("GRPO, reward network", "--batch_size 32 --pathwise_weight 0", 200, network=True),
+    "dpo_learned": Method("DPO, reward network", f"{DPO} learned", 150, network=True),
+    "dpo_betti": Method("DPO, Betti numbers", f"{DPO} betti", 150, network=True),
+    "dpo_both": Method("DPO, both agree", f"{DPO} both", 150, network=True),
 }
 METRICS_SHOWN = ("dice", "cldice", "betti0", "betti1", "recall", "precision", "hd95", ECE)
 
