@@ -9,6 +9,7 @@ Held-out labelled patients stop each stage and decide whether it is kept; what h
 deployed. Training images beyond --max_labelled are used without their masks, so --unlabelled_root may be left out.
 """
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -45,6 +46,11 @@ def check(args: Args) -> None:
     from rl_reward_network.grpo.inputs import check_config
 
     check_at_least(args, 1, "max_labelled")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(
+            "adapt runs in one process; on several GPUs call its stages: torchrun ... sa2va-rl grpo --objective "
+            "supervised --side_network, then merge, then --objective mean_teacher (docs/unlabelled.md)"
+        )
     check_config(args.inputs, args.regions)
     check_folder(args.run_folder, ADAPT_RUN, args.resume)
 

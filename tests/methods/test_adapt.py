@@ -113,3 +113,11 @@ def test_without_masks_it_says_what_cannot_be_known(tmp_path: Path) -> None:
     inputs = open_grpo_inputs(RunConfig(data_root=data, output_dir=tmp_path / "out", gpu=-1))
     with pytest.raises(ValueError, match="Without masks it cannot be known whether a changed model is better or worse"):
         check_labels(inputs)
+
+
+def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rl_reward_network.cli.adapt import Args, check
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="adapt runs in one process; on several GPUs call its stages"):
+        check(Args(inputs=RunConfig(data_root=tmp_path, gpu=-1)))
