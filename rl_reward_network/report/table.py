@@ -16,7 +16,11 @@ from rl_reward_network.rewards.metrics import METRICS
 
 SCORE = "score"  # of the reward network: the only column that needs no true mask
 ECE = "ece"  # of soft masks, where a table has them
-TITLES = {name: metric.column for name, metric in METRICS.items()} | {ECE: "ECE", SCORE: "reward network's score"}
+TITLES = {name: metric.column for name, metric in METRICS.items()} | {
+    "betti": "Betti match",
+    ECE: "ECE",
+    SCORE: "reward network's score",
+}
 WORDS = {1: "better", -1: "worse", 0: "cannot tell"}
 
 

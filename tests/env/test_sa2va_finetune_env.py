@@ -134,7 +134,7 @@ def test_each_reward_has_its_closed_form():
         _, value, _, _, info = env.step(1)
         assert value == pytest.approx(values[1])
         assert info["score"] == pytest.approx(context.scores[1]), "the reward network's, whatever the reward is"
-    with pytest.raises(ValueError, match=r"reward: got 'best'.*net, dice, iou.*cldice, mix"):
+    with pytest.raises(ValueError, match=r"reward: got 'best'.*net, dice, iou.*cldice, betti, tree, mix"):
         prompt_rewards(context, "best")
     (bare,) = make_contexts(count=1, labelled=False)
     env = Sa2VAFinetuneEnv([bare])
