@@ -27,7 +27,7 @@ class Args:
     """Adapt Sa2VA to images of which few have masks, and deploy only what is better."""
 
     mode: tyro.conf.Positional[Mode] = "full"
-    """quick: a trial of minutes with the embedded model. full: 700 and 250 steps of it, else three epochs each."""
+    """quick: a trial of minutes with the embedded model. full: two stages of 700 steps of it, else three epochs each."""
     inputs: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
     regions: Annotated[RegionConfig, tyro.conf.arg(name="")] = field(default_factory=RegionConfig)
     max_labelled: int | None = None
@@ -44,6 +44,7 @@ class Args:
 def check(args: Args) -> None:
     """Raise a ValueError for what can be refused before anything is read."""
     from rl_reward_network.grpo.inputs import check_config
+    from rl_reward_network.inputs.loading import check_inputs
 
     check_at_least(args, 1, "max_labelled")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -51,6 +52,7 @@ def check(args: Args) -> None:
             "adapt runs in one process; on several GPUs call its stages: torchrun ... sa2va-rl grpo --objective "
             "supervised --side_network, then merge, then --objective mean_teacher (docs/unlabelled.md)"
         )
+    check_inputs(args.inputs)
     check_config(args.inputs, args.regions)
     check_folder(args.run_folder, ADAPT_RUN, args.resume)
 
@@ -59,20 +61,23 @@ def main(args: Args) -> None:
     """Open the data, train the stages, and say what is deployed."""
     check(args)
     from rl_reward_network.grpo.inputs import open_grpo_inputs
-    from rl_reward_network.methods.adapt import ADAPTED, AdaptPlan, check_labels, run_adapt_stage, settings_of
+    from rl_reward_network.methods.adapt import ADAPTED, check_labels, make_adapt_plan, run_adapt_stage, settings_of
     from rl_reward_network.report.index import write_index
 
     inputs = open_grpo_inputs(args.inputs, args.regions)
-    check_labels(inputs)
-    plan = AdaptPlan(args.mode, not args.no_side_network, args.max_labelled)
+    check_labels(inputs, args.max_labelled)
+    plan = make_adapt_plan(inputs, args.mode, not args.no_side_network, args.max_labelled)
     begin = Run.resume if args.resume else Run.create
     run = begin(ADAPT_RUN, args.inputs.output_dir, settings_of(inputs, plan), args.run_folder)
     run.announce()
     print(f"data: {inputs.summary}")
-    results, report = run_adapt_stage(inputs, plan, run)
+    if run.finished:
+        print(f"nothing to resume: this run is finished; its results are in {run}")
+        return
+    result = run_adapt_stage(inputs, plan, run)
     write_index(args.inputs.output_dir)
-    print("\n" + "\n".join(result.line for result in results))
-    if report is None:
+    print("\n" + "\n".join(result.lines))
+    if result.report is None:
         print("\nNothing was better beyond chance on the validation patients: use the model as it is.")
     else:
-        print(f"\nadapted model: {run / ADAPTED}\nreport: {report}")
+        print(f"\nadapted model: {run / ADAPTED}\nreport: {result.report}")

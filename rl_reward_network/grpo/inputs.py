@@ -34,6 +34,7 @@ from rl_reward_network.inputs.loading import (
     own_format,
     read_samples,
     regions_summary,
+    render_missing,
     split_samples,
 )
 from rl_reward_network.inputs.unlabelled import Unlabelled, unlabelled_of
@@ -134,6 +135,7 @@ def open_grpo_inputs(
     root = config.data_root
     if root == DEFAULT_REGIONS and (not root.exists() or is_rendered(root)):
         embedded_regions(DEFAULT_FOLDER)
+    render_missing(root)
     if recognise(root, regions.dataset_name) in IMAGES:
         return _open_images(config, regions, split_file)
     return _open_regions(config, regions, split_file)

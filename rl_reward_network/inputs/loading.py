@@ -187,11 +187,16 @@ def read_samples(
     data_root: Path, group_regex: str | None = None, grey_levels: dict[str, Levels] | None = None
 ) -> list[Sample]:
     """As `read_images`; the embedded data sets are rendered first when they are not there."""
+    render_missing(data_root)
+    return read_images(data_root, group_regex, grey_levels)
+
+
+def render_missing(data_root: Path) -> None:
+    """Render embedded angiograms where `data_root` is theirs and holds nothing else."""
     user_data = data_root.exists() and not is_rendered(data_root)
     for no_gap in (False, True):
         if data_root == angiogram_folder(DEFAULT_FOLDER, no_gap) and not user_data:
             embedded_angiograms(DEFAULT_FOLDER, no_gap)
-    return read_images(data_root, group_regex, grey_levels)
 
 
 def split_samples(samples: list[Sample], data_root: Path, seed: int) -> Split:

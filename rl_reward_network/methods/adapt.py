@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from rl_reward_network.artefacts import write_json
+from rl_reward_network.artefacts import weights_fingerprint, whole_file, write_json
 from rl_reward_network.grpo.card import write_results
 from rl_reward_network.grpo.evaluate import run_grpo_evaluation
 from rl_reward_network.grpo.image_context import FeatureCache
-from rl_reward_network.grpo.inputs import GRPOInputs, count_images, of_images, open_grpo_inputs
+from rl_reward_network.grpo.inputs import GRPOInputs, count_images, of_images, open_grpo_inputs, within_budget
 from rl_reward_network.grpo.measure import measure
 from rl_reward_network.grpo.merge import merge_run
 from rl_reward_network.grpo.plan import AdapterArgs, PlanArgs, make_plan
@@ -30,17 +30,16 @@ from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.grpo.settings import GRPOSettings, Mode
 from rl_reward_network.grpo.stage import run_grpo_stage
 from rl_reward_network.inputs.loading import portable_settings
+from rl_reward_network.methods.training import MERGED, SIDE_STEPS, STEPS, free_memory
 from rl_reward_network.models.default import is_small
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.report.statistics import MIN_PATIENTS, Estimate, mean_interval
 from rl_reward_network.run import FINAL, GRPO_RUN, Run
 
 SUPERVISED, TEACHER = "supervised", "mean_teacher"  # stages, and the objective of each
-MERGED, ADAPTED, RESULT = "merged", "adapted", "adapt.json"
-STEPS = {  # of a model of the embedded one's size; others train for epochs
-    "quick": {SUPERVISED: 200, TEACHER: 100},
-    "full": {SUPERVISED: 700, TEACHER: 250},
-}
+ADAPTED, RESULT = "adapted", "adapt.json"
+STEPS_OF = {SUPERVISED: SIDE_STEPS, TEACHER: STEPS[TEACHER]}  # of a small model; others train for epochs
+IMAGES = 8  # of a step of a small model
 VALIDATIONS, PATIENCE = 8, 3  # of a stage; without a better one in a row until it stops
 
 
@@ -50,12 +49,14 @@ class AdaptPlan:
 
     Args:
         mode: quick or full.
-        side_network: whether a model without a side network gets one.
+        stages: those that the model needs, in their order.
+        model_fingerprint: of its weights.
         max_labelled: most labelled images that train; None uses all.
     """
 
     mode: Mode
-    side_network: bool = True
+    stages: tuple[str, ...]
+    model_fingerprint: str
     max_labelled: int | None = None
 
 
@@ -84,17 +85,60 @@ class StageResult:
         )
 
 
-def check_labels(inputs: GRPOInputs) -> None:
-    """Check that labels can train and decide.
+@dataclass(frozen=True)
+class AdaptResult:
+    """What an adaptation did.
+
+    Args:
+        stages: their results.
+        test: gain in Dice of the adapted model over the model as it was, on test patients; None where nothing is
+            deployed, or no test image has a mask.
+        report: of the last kept stage; None where the model is deployed as it was.
+    """
+
+    stages: tuple[StageResult, ...]
+    test: Estimate | None = None
+    report: Path | None = None
+
+    @property
+    def lines(self) -> list[str]:
+        """The results in words."""
+        return [*(stage.line for stage in self.stages), *([] if self.test is None else [test_line(self.test)])]
+
+
+def test_line(gain: Estimate) -> str:
+    """The gain on test patients in words."""
+    return f"against the model before, on {gain.groups} test patients: Dice {gain.signed}"
+
+
+def make_adapt_plan(
+    inputs: GRPOInputs, mode: Mode, side_network: bool = True, max_labelled: int | None = None
+) -> AdaptPlan:
+    """The stages for a model: the mean teacher alone, where it has a side network or shall not get one.
+
+    Args:
+        inputs: data, split and model.
+        mode, max_labelled: as in `AdaptPlan`.
+        side_network: whether a model without a side network gets one.
+    """
+    model, _ = load_sa2va_model(inputs.config.model_path, "cpu", dtype=inputs.config.dtype)
+    adds_side = side_network and model.config.side_pixels is None
+    return AdaptPlan(
+        mode, (SUPERVISED, TEACHER) if adds_side else (TEACHER,), weights_fingerprint(model), max_labelled
+    )
+
+
+def check_labels(inputs: GRPOInputs, max_labelled: int | None = None) -> None:
+    """Check that labels can train and decide, and that images without masks remain.
 
     Raises:
-        ValueError: the images ask for several things or have captions, no labelled image trains, or too few validation
-            patients are labelled for a decision; says what cannot be known.
+        ValueError: the images ask for several things or have captions, no labelled image trains, too few validation
+            patients are labelled for a decision, or all images train with their masks; says what cannot be known.
     """
     root = inputs.config.data_root
     if inputs.kind != "images" or inputs.by_name:
         raise ValueError(f"{root}: adapt needs annotated images with one question, not captions or several classes")
-    training = [prompt for prompt in inputs.pick("reward", "policy") if prompt.labelled]
+    training = learned_prompts(inputs, max_labelled)
     deciding = {prompt.group_id for prompt in inputs.pick("val") if prompt.labelled}
     if not training or len(deciding) < MIN_PATIENTS:
         raise ValueError(
@@ -103,102 +147,127 @@ def check_labels(inputs: GRPOInputs) -> None:
             "worse: agreement, confidence and a reward network's score can rise while masks get worse "
             "(docs/unlabelled.md). Annotate images of some patients, or use the model as it is"
         )
+    if len(training) == len(inputs.pick("reward", "policy")) and not inputs.unlabelled_prompts:
+        raise ValueError(
+            f"{root}: all {len(training)} training images train with their masks, so a mean teacher has none without: "
+            "give --unlabelled_root or a smaller --max_labelled, or learn the masks alone: sa2va-rl grpo --objective "
+            "supervised --side_network"
+        )
+
+
+def learned_prompts(inputs: GRPOInputs, max_labelled: int | None) -> list[GRPOPrompt]:
+    """The training prompts whose masks are learned."""
+    labelled = [prompt for prompt in inputs.pick("reward", "policy") if prompt.labelled]
+    return labelled if max_labelled is None else within_budget(inputs, labelled, max_labelled)
 
 
 def settings_of(inputs: GRPOInputs, plan: AdaptPlan) -> dict[str, Any]:
     """The settings that an adaptation to resume must share."""
     return {
         **asdict(plan),
-        "model": Path(inputs.config.model_path).name,  # the stages compare its weights
+        "stages": list(plan.stages),  # as in a file
         "seed": inputs.config.seed,
+        "dtype": inputs.config.dtype,
         "data_fingerprint": inputs.split.fingerprint,
         "split_seed": inputs.split.seed,
         "question": inputs.regions.segment_question,
+        "max_dynamic_patch": inputs.regions.max_dynamic_patch,
         "unlabelled": None if inputs.unlabelled is None else inputs.unlabelled.fingerprint,
     }
 
 
-def run_adapt_stage(inputs: GRPOInputs, plan: AdaptPlan, run: Run) -> tuple[list[StageResult], Path | None]:
+def run_adapt_stage(inputs: GRPOInputs, plan: AdaptPlan, run: Run) -> AdaptResult:
     """Train the stages in `run`, decide, write the adapted model and the reports.
 
     Args:
         inputs: data, split and model; see `check_labels`.
         plan: settings.
         run: new, or interrupted with the same settings.
-
-    Returns:
-        The stages, and the report of the last kept one; None where the model is deployed as it was.
     """
-    check_labels(inputs)
+    check_labels(inputs, plan.max_labelled)
     with run.lock():
         if run.state == "new":
             run.begin(settings_of(inputs, plan), {"world": portable_settings(run.path, inputs.config, inputs.regions)})
         else:
             run.check_same(settings_of(inputs, plan))
-        prompts = deciding_prompts(inputs)
-        model = inputs.config.model_path
-        before = dice_of(inputs, model, prompts)
-        results, deployed = list[StageResult](), None
-        for stage in stages_of(inputs, plan):
-            folder = train_stage(inputs, plan, run / stage, stage, model)
-            after = dice_of(inputs, str(folder / MERGED), prompts)
-            results.append(decide(stage, before, after, [prompt.group_id for prompt in prompts]))
-            print(results[-1].line, flush=True)
-            if results[-1].kept:
-                model, before, deployed = str(folder / MERGED), after, folder
-        report = None if deployed is None else deploy(run, deployed)
-        facts = {"stages": [asdict(result) for result in results], "deployed": None if deployed is None else ADAPTED}
+        stages, deployed = train_stages(inputs, plan, run)
+        shutil.rmtree(run / ADAPTED, ignore_errors=True)  # of an interrupted run
+        result = AdaptResult(stages) if deployed is None else deploy(inputs, run, stages, deployed)
+        facts = {
+            "stages": [asdict(stage) for stage in stages],
+            "deployed": None if deployed is None else ADAPTED,
+            "test": None if result.test is None else asdict(result.test),
+        }
         write_json(run / RESULT, facts)
         run.finish()
-    return results, report
+    return result
 
 
-def deciding_prompts(inputs: GRPOInputs) -> list[GRPOPrompt]:
-    """All labelled validation prompts."""
-    prompts = [prompt for prompt in inputs.pick("val") if prompt.labelled]
+def train_stages(inputs: GRPOInputs, plan: AdaptPlan, run: Run) -> tuple[tuple[StageResult, ...], Path | None]:
+    """The results of the stages, each from the last model that was kept; and the folder of the last kept one."""
+    prompts = of_whole_split(inputs, "val")
+    model, results, deployed = inputs.config.model_path, list[StageResult](), None
+    before = dice_of(inputs, model, prompts)
+    for stage in plan.stages:
+        folder = train_stage(inputs, plan, run / stage, model)
+        after = dice_of(inputs, str(folder / MERGED), prompts)
+        results.append(decide(stage, before, after, [prompt.group_id for prompt in prompts]))
+        print(results[-1].line, flush=True)
+        if results[-1].kept:
+            model, before, deployed = str(folder / MERGED), after, folder
+    return tuple(results), deployed
+
+
+def of_whole_split(inputs: GRPOInputs, name: str) -> list[GRPOPrompt]:
+    """All labelled prompts of a split."""
+    prompts = [prompt for prompt in inputs.pick(name) if prompt.labelled]
     return of_images(prompts, count_images(prompts))
 
 
-def stages_of(inputs: GRPOInputs, plan: AdaptPlan) -> Sequence[str]:
-    """The stages that this model needs."""
-    model, _ = load_sa2va_model(inputs.config.model_path, "cpu", dtype=inputs.config.dtype)
-    adds_side = plan.side_network and model.config.side_pixels is None
-    return (SUPERVISED, TEACHER) if adds_side else (TEACHER,)
-
-
-def train_stage(inputs: GRPOInputs, plan: AdaptPlan, folder: Path, stage: str, model: str) -> Path:
-    """Train or resume a stage from a model, and merge it; returns its folder."""
+def train_stage(inputs: GRPOInputs, plan: AdaptPlan, folder: Path, model: str) -> Path:
+    """Train or resume the stage of a folder from a model, and merge it; returns the folder."""
+    stage = folder.name
     config = replace(inputs.config, model_path=model)
     if stage == SUPERVISED:
         config = replace(config, unlabelled_root=None)
     opened = open_grpo_inputs(config, inputs.regions)
-    small = is_small(model)
-    steps = STEPS[plan.mode][stage] if small else None
-    settings = GRPOSettings(objective=stage, max_steps=steps, early_stopping_patience=PATIENCE)  # type: ignore[arg-type]
     args = PlanArgs(
         plan.mode,
         config,
         opened.regions,
-        settings,
+        stage_settings(plan, stage, is_small(model), len(learned_prompts(opened, plan.max_labelled))),
         adapters=AdapterArgs(side_network=stage == SUPERVISED),
         max_labelled=plan.max_labelled,
-        eval_steps=None if steps is None else -(-steps // VALIDATIONS),
+        eval_steps=-(-STEPS_OF[stage][plan.mode] // VALIDATIONS) if is_small(model) else None,
     )
     run = Run(folder, GRPO_RUN)
     if not run.finished:
         print(f"\n{stage}: {folder}", flush=True)
         run_grpo_stage(opened, make_plan(args, opened, None), run)
+        free_memory(inputs.device)
     if not (folder / MERGED).exists():
         merge_run(folder / FINAL, folder / MERGED)
     return folder
+
+
+def stage_settings(plan: AdaptPlan, stage: str, small: bool, labelled: int) -> GRPOSettings:
+    """Hyperparameters of a stage; a supervised step takes no more images than are labelled."""
+    settings = GRPOSettings(objective=stage, early_stopping_patience=PATIENCE)  # type: ignore[arg-type]
+    if not small:
+        return settings
+    settings = replace(settings, max_steps=STEPS_OF[stage][plan.mode])
+    images = min(IMAGES, labelled) if stage == SUPERVISED else IMAGES
+    return replace(settings, per_device_train_batch_size=images * settings.num_generations)
 
 
 def dice_of(inputs: GRPOInputs, model_path: str, prompts: Sequence[GRPOPrompt]) -> np.ndarray:
     """float64 (N,): Dice of a model on labelled prompts."""
     model, processor = load_sa2va_model(model_path, inputs.device, dtype=inputs.config.dtype)
     inputs.set_up(processor)
-    measured = measure(model, prompts, FeatureCache(model, processor), 1, desc="validation patients")
-    return measured.values["dice"]
+    values = measure(model, prompts, FeatureCache(model, processor), 1, desc="patients").values["dice"]
+    del model, processor
+    free_memory(inputs.device)
+    return values
 
 
 def decide(stage: str, before: np.ndarray, after: np.ndarray, groups: Sequence[str]) -> StageResult:
@@ -207,10 +276,18 @@ def decide(stage: str, before: np.ndarray, after: np.ndarray, groups: Sequence[s
     return StageResult(stage, gain, mean_interval(after, groups), gain.sign > 0)
 
 
-def deploy(run: Run, stage: Path) -> Path:
-    """Evaluate the last kept stage on test patients, write `adapted/`; returns the report."""
+def deploy(inputs: GRPOInputs, run: Run, stages: tuple[StageResult, ...], stage: Path) -> AdaptResult:
+    """Evaluate the last kept stage, and its model against the one before all stages; write `adapted/`."""
     _, report = run_grpo_evaluation(stage / FINAL)
     write_results(stage / FINAL, report.with_name("eval.json"))
-    shutil.rmtree(run / ADAPTED, ignore_errors=True)
+    prompts, gain = of_whole_split(inputs, "test"), None
+    if prompts:
+        before, after = (dice_of(inputs, path, prompts) for path in (inputs.config.model_path, str(stage / MERGED)))
+        gain = mean_interval(after - before, [prompt.group_id for prompt in prompts])
     merge_run(stage / FINAL, run / ADAPTED)  # again, for its card has the results now
-    return report
+    if gain is not None:
+        card = run / ADAPTED / "README.md"
+        text = f"{card.read_text(encoding='utf-8')}\n## Adaptation\n\nThis model, {test_line(gain)}.\n"
+        with whole_file(card) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    return AdaptResult(stages, gain, report)

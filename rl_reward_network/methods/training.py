@@ -55,7 +55,7 @@ GRPO_STEPS = {"quick": 60, "full": 140}
 STEPS = {  # by objective, without a side network
     "grpo": GRPO_STEPS,
     "supervised": SUPERVISED_STEPS,
-    "mean_teacher": {"quick": 100, "full": 250},
+    "mean_teacher": {"quick": 100, "full": 700},
     "dpo": {"quick": 60, "full": 130},
 }
 MERGED = "merged"  # in the folder of a GRPO run: the checkpoint that the comparison segments with

@@ -1,6 +1,7 @@
 """Adaptation: what it trains and deploys, when it deploys nothing, resume, and what it refuses to claim."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,20 @@ from rl_reward_network.artefacts import read_json, weights_fingerprint
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.methods import adapt
-from rl_reward_network.methods.adapt import AdaptPlan, check_labels, decide, run_adapt_stage, settings_of
+from rl_reward_network.methods.adapt import (
+    AdaptPlan,
+    check_labels,
+    decide,
+    make_adapt_plan,
+    run_adapt_stage,
+    settings_of,
+    stage_settings,
+)
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.run import ADAPT_RUN, Run
 from tests.conftest import write_tiny_data
 
-PLAN = AdaptPlan("quick", max_labelled=8)
+LABELLED = 8
 
 
 @pytest.fixture(scope="module")
@@ -27,13 +36,22 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> GRPOInputs:
     return open_grpo_inputs(RunConfig(data_root=data, output_dir=folder / "out", gpu=-1))
 
 
+@pytest.fixture(scope="module")
+def plan(images: GRPOInputs) -> AdaptPlan:
+    return make_adapt_plan(images, "quick", max_labelled=LABELLED)
+
+
 @pytest.fixture(autouse=True)
 def two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapt, "STEPS", {"quick": {adapt.SUPERVISED: 2, adapt.TEACHER: 2}})
+    steps = {"quick": 2}
+    monkeypatch.setattr(adapt, "STEPS_OF", {adapt.SUPERVISED: steps, adapt.TEACHER: steps})
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, *gains: float) -> None:
-    """Make each model, in the order in which they are measured, that much better than the first."""
+    """Make each model, in the order in which they are measured, that much better than the first.
+
+    With something to deploy the model before it and the deployed one follow, on test patients.
+    """
     queue = iter(gains)
     monkeypatch.setattr(adapt, "dice_of", lambda inputs, model, prompts: np.full(len(prompts), 0.5 + next(queue)))
 
@@ -56,14 +74,21 @@ def test_a_stage_is_kept_only_if_its_interval_is_above_zero() -> None:
 
 
 def test_both_stages_train_and_the_last_kept_one_is_deployed_with_its_report(
-    images: GRPOInputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    images: GRPOInputs, plan: AdaptPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers(monkeypatch, 0.0, 0.1, 0.2)
+    assert plan.stages == ("supervised", "mean_teacher")
+    answers(monkeypatch, 0.0, 0.1, 0.2, 0.0, 0.15)
     run = Run(tmp_path / "adapt", ADAPT_RUN)
-    results, report = run_adapt_stage(images, PLAN, run)
-    assert [(result.stage, result.kept) for result in results] == [("supervised", True), ("mean_teacher", True)]
+    result = run_adapt_stage(images, plan, run)
+    report = result.report
+    assert [(stage.stage, stage.kept) for stage in result.stages] == [("supervised", True), ("mean_teacher", True)]
     assert report == tmp_path / "adapt" / "mean_teacher" / "evaluation" / "report.html"
     assert report.exists()
+    assert result.test is not None
+    assert result.test.mean == pytest.approx(0.15)
+    assert read_json(run / "adapt.json")["test"]["mean"] == pytest.approx(0.15)
+    assert result.lines[-1].startswith("against the model before, on ")
+    assert result.lines[-1] in (run / "adapted" / "README.md").read_text()
     assert fingerprint(run / "adapted") == fingerprint(run / "mean_teacher" / "merged")
     assert "Before and after" in (run / "adapted" / "README.md").read_text()
     assert read_json(run / "mean_teacher" / "config.json")["labels"] == 8
@@ -74,29 +99,36 @@ def test_both_stages_train_and_the_last_kept_one_is_deployed_with_its_report(
     assert objectives == ["supervised", "mean_teacher"]
     model, _ = load_sa2va_model(str(run / "adapted"))
     assert model.config.side_pixels == 512
-    assert adapt.stages_of(
-        open_grpo_inputs(RunConfig(data_root=images.config.data_root, model_path=str(run / "adapted"), gpu=-1)), PLAN
-    ) == ("mean_teacher",), "a side network that is there stays"
+    adapted = open_grpo_inputs(
+        RunConfig(data_root=images.config.data_root, model_path=str(run / "adapted"), gpu=-1), images.regions
+    )
+    after = make_adapt_plan(adapted, "quick", max_labelled=LABELLED)
+    assert after.stages == ("mean_teacher",), "a side network that is there stays"
+    assert after.model_fingerprint == fingerprint(run / "adapted")
+    assert make_adapt_plan(images, "quick", side_network=False).stages == ("mean_teacher",)
     # Resumed after the first stage, it ends in the same weights.
     again = Run(tmp_path / "again", ADAPT_RUN)
     shutil.copytree(
         run.path, again.path, ignore=shutil.ignore_patterns("mean_teacher", "adapted", "adapt.json", "done.json")
     )
-    answers(monkeypatch, 0.0, 0.1, 0.2)
-    run_adapt_stage(images, PLAN, again)
+    answers(monkeypatch, 0.0, 0.1, 0.2, 0.0, 0.15)
+    run_adapt_stage(images, plan, again)
     assert fingerprint(again / "adapted") == fingerprint(run / "adapted")
     with pytest.raises(ValueError, match="max_labelled"):
-        again.check_same(settings_of(images, AdaptPlan("quick", max_labelled=4)))
+        again.check_same(settings_of(images, replace(plan, max_labelled=4)))
+    with pytest.raises(ValueError, match="model_fingerprint"):
+        again.check_same(settings_of(images, replace(plan, model_fingerprint="other")))
 
 
 def test_nothing_is_deployed_where_no_stage_is_better(
-    images: GRPOInputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    images: GRPOInputs, plan: AdaptPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers(monkeypatch, 0.0, -0.1, 0.0)
     run = Run(tmp_path / "adapt", ADAPT_RUN)
-    results, report = run_adapt_stage(images, PLAN, run)
-    assert report is None
-    assert not any(result.kept for result in results)
+    result = run_adapt_stage(images, plan, run)
+    assert result.report is None
+    assert result.test is None
+    assert not any(stage.kept for stage in result.stages)
     assert not (run / "adapted").exists()
     assert read_json(run / "adapt.json")["deployed"] is None
     assert read_json(run / "mean_teacher" / "config.json")["world"]["model_path"].endswith("sa2va-nano")
@@ -113,6 +145,30 @@ def test_without_masks_it_says_what_cannot_be_known(tmp_path: Path) -> None:
     inputs = open_grpo_inputs(RunConfig(data_root=data, output_dir=tmp_path / "out", gpu=-1))
     with pytest.raises(ValueError, match="Without masks it cannot be known whether a changed model is better or worse"):
         check_labels(inputs)
+
+
+def test_images_that_all_train_with_their_masks_are_refused(images: GRPOInputs) -> None:
+    with pytest.raises(ValueError, match=r"all \d+ training images .* --unlabelled_root or a smaller --max_labelled"):
+        check_labels(images)
+    check_labels(images, LABELLED)
+
+
+def test_a_supervised_step_takes_no_more_images_than_are_labelled(plan: AdaptPlan) -> None:
+    images = [
+        settings.per_device_train_batch_size // settings.num_generations
+        for stage in plan.stages
+        for labelled in (2, 20)
+        if (settings := stage_settings(plan, stage, True, labelled)).per_device_train_batch_size
+    ]
+    assert images == [2, 8, 8, 8]
+    assert stage_settings(plan, "supervised", False, 2).per_device_train_batch_size is None
+
+
+def test_real_models_are_not_adapted_to_rendered_data_that_nobody_named(tmp_path: Path) -> None:
+    from rl_reward_network.cli.adapt import Args, check
+
+    with pytest.raises(ValueError, match="no data are named for it"):
+        check(Args(inputs=RunConfig(model_path=str(tmp_path), gpu=-1)))
 
 
 def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
