@@ -133,8 +133,8 @@ def training_facts(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _whose(config: Mapping[str, Any]) -> str:
     """Whose weights they are where validation has not said: a mean teacher's."""
-    not_validated = config["origin"]["settings"]["objective"] == "mean_teacher" and config.get("validation") is None
-    return "the moving average, " if not_validated else ""
+    not_validated = "validation" in config and config["validation"] is None
+    return "the moving average, " * (not_validated and config["origin"]["settings"]["objective"] == "mean_teacher")
 
 
 def _mask_policy(settings: Mapping[str, Any]) -> str:

@@ -42,6 +42,10 @@ ROLLOUT_FLAGS = (  # without effect in supervised training
 )
 SUPERVISED_FLAGS = ("bce_weight", "dice_weight", "contrast_weight")  # without effect in GRPO
 TEACHER, DPO = "mean_teacher", "dpo"
+OF_CAPTIONS = (  # without effect where masks alone are learned
+    *("mask_to_caption_weight", "caption_to_mask_weight", "loss_type", "importance_sampling_level"),
+    "max_completion_length",
+)
 OF_DPO = ("preferred_by", "dpo_beta", "dpo_gap", "sft_weight")
 
 
@@ -344,10 +348,11 @@ def _check_unlabelled(args: PlanArgs) -> None:
     if needed:
         raise ValueError(f"--unlabelled_root has no masks, but {needed[0]} needs them; leave one of them out")
     without = args.grpo.objective == TEACHER or (args.grpo.objective, args.grpo.preferred_by) == (DPO, "betti")
+    without = without or (rewards.loop2_iou_weight == 0 and bool(rewards.loop2_mask_rewards))
     if rewards.reward_net is None and not without:
         raise ValueError(
-            "--unlabelled_root needs a teacher without masks: give --reward_net or --objective mean_teacher, or leave "
-            "it out"
+            "--unlabelled_root needs something that judges without masks: give --reward_net, --objective mean_teacher, "
+            "or --loop2_iou_weight 0 with --loop2_mask_rewards; or leave it out"
         )
 
 
@@ -366,6 +371,10 @@ def check_together(args: PlanArgs, learned: bool) -> None:
     settings = with_preset(args.grpo, args.mode, args.small)
     alone = settings.pathwise_weight is None and not learned  # the preset needs the data only with a reward network
     check_settings(replace(settings, pathwise_weight=0.0) if alone else settings)
+    if args.eval_steps == 0 and changed(args.grpo, "early_stopping_patience"):
+        raise ValueError(
+            "--early_stopping_patience counts validations, but --eval_steps 0 has none; leave one of them out"
+        )
     _check_unlabelled(args)
     _check_judge(args, learned)
     if args.grpo.objective in OF_LABELS:
@@ -425,11 +434,15 @@ def _check_of_labels(args: PlanArgs) -> None:
         raise ValueError(
             f"--objective {objective} has no rewards: leave out the flags that shuffle, judge or weigh them"
         )
+    if objective == TEACHER and args.no_ema:
+        raise ValueError("--no_ema leaves --objective mean_teacher without its teacher; leave it out")
     unused = [name for name in ROLLOUT_FLAGS if objective != TEACHER or name != "ema_decay"]
     if flags := [*changed(args.grpo, *unused), *changed(args, "no_ema")]:
         raise ValueError(f"--objective {objective} samples nothing, so {flags[0]} does nothing; leave it out")
     if objective == TEACHER and args.rewards.reward_net is not None:
         raise ValueError("--objective mean_teacher has no rewards, so --reward_net does nothing; leave it out")
+    if objective == TEACHER and (flags := changed(args.grpo, *OF_CAPTIONS, "contrast_weight")):
+        raise ValueError(f"--objective mean_teacher learns masks alone, so {flags[0]} does nothing; leave it out")
 
 
 def _check_dpo(args: PlanArgs, learned: bool) -> None:
@@ -442,7 +455,8 @@ def _check_dpo(args: PlanArgs, learned: bool) -> None:
             "truth or betti"
         )
     used = ("num_mask_generations", "mask_policy", "ema_decay")
-    unused = [*(name for name in ROLLOUT_FLAGS if name not in used), "contrast_weight"]
+    unused = [*(name for name in ROLLOUT_FLAGS if name not in used), *OF_CAPTIONS, "contrast_weight"]
+    unused += ["dpo_gap"] * (args.grpo.preferred_by == "betti")
     if flags := changed(args.grpo, *unused) + changed(args, "max_labelled"):
         raise ValueError(f"--objective dpo has no use for {flags[0]}; leave it out")
 

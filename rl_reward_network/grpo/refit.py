@@ -4,7 +4,8 @@ A model that is trained on the score of a frozen network moves to masks that the
 be wrong. So every few optimisation steps each member trains a little more: half of its windows are of the labelled
 images that it knows, half of images that the model, Sa2VA with its current weights, has segmented. Of these masks only
 those count on which the members agree and whose score is not low. The re-fitted network takes the earlier one's place
-only if its own segmentation of the labelled validation images is not worse; otherwise nothing changes.
+only if its own segmentation of the labelled validation images is not worse than that of the network that the run began
+with; otherwise nothing changes.
 
 The level curves stay as they were calibrated: a new calibration needs the mask bank of the frozen segmenter, which a
 GRPO run does not open. The intervals of the Dice were of the earlier weights, so a saved re-fitted network has none.
@@ -45,7 +46,7 @@ from rl_reward_network.run import clock
 MOST_PROMPTS = 64  # that the model segments for one re-fit
 STEPS = 40  # optimiser steps of each member in one re-fit, a fifth of a quick training
 RATE = 0.1  # share of the peak learning rate: the members are trained already
-TOLERANCE = 0.005  # Dice that the network's own segmentation may lose: less is noise of a few images
+TOLERANCE = 0.005  # Dice that it may lose against the initial network: less is noise of a few images
 NEEDED = ("settings", "seed", "train_groups")  # of a network's training_info
 
 
@@ -216,6 +217,7 @@ class RefitCallback(TrainerCallback):
         assert isinstance(maps.network, RewardNetwork)
         self.trainer, self.maps, self.network, self.prompts = trainer, maps, maps.network, prompts
         self.original = self.network.fingerprint
+        self.initial = own_scores(self.network, labelled_images(prompts.val))["dice"]  # small losses must not add up
         own = {"seed": trainer.args.seed, "device": str(device_of(self.network))}
         self.config = pick_fields(RewardTrainingConfig, self.network.training_info["settings"] | own)
 
@@ -241,7 +243,7 @@ class RefitCallback(TrainerCallback):
             return Round(before, before, 0, None)
         network = fitted_again(self.network, labelled_images(self.prompts.labelled), pseudo, self.config, seed)
         after = own_scores(network, val)["dice"]
-        return Round(before, after, count, _weights(network) if after >= before - TOLERANCE else None)
+        return Round(before, after, count, _weights(network) if after >= self.initial - TOLERANCE else None)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The network's weights, for a checkpoint."""

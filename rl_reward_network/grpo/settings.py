@@ -57,7 +57,8 @@ class GRPOSettings:
     max_minutes: Rare[float | None] = None
     """Stop after so many minutes of training; the result then depends on the machine's speed."""
     early_stopping_patience: Rare[int | None] = None
-    """Stop after so many validations in a row without a better one; by default at the last step alone."""
+    """Stop after so many validations in a row without a better one, not counting those of the warm-up; by default at
+    the last step alone."""
     beta: Annotated[float, tyro.conf.arg(aliases=["--kl-coef"])] = 0.04
     """Weight of the KL divergence from the initial model, whatever the weights of the loops are."""
     mask_beta: tyro.conf.Suppress[float | None] = None
@@ -130,7 +131,8 @@ class GRPOSettings:
     dpo_beta: Rare[float] = 1.0
     """DPO: how soon a preference is satisfied; large values stay near the initial model."""
     dpo_gap: Rare[float] = 0.02
-    """DPO: least difference in Dice between two masks of a pair; a smaller one is taken for noise."""
+    """DPO by truth or reward network: least difference in Dice, or in score, between two masks of a pair; a smaller one
+    is taken for noise."""
     sft_weight: Rare[float] = 0.1
     """DPO: weight of the supervised loss on the preferred masks."""
     refit_steps: Rare[int | None] = None

@@ -71,6 +71,11 @@ WHY_FROZEN = {
     "side network": BEHIND_SEG,
     "SAM 2 memory": "for video alone",
 }
+ALIKE = {
+    "grpo": "the rewards of every group were all alike",
+    "dpo": "no two masks of an image differed by more than the noise of --preferred_by; lower dpo_gap, or prefer by "
+    "something else",
+}
 PROBED = 4  # prompts on which unreached tensors are found
 
 
@@ -136,7 +141,7 @@ def run_grpo_stage(
             _train(training, GRPOLogs(run.path, lambda: trainer.last_rollouts, wandb, judge), resume)
         unmoved = check_movement(before, digests(trainer.sa2va), trainable_tensors(trainer.sa2va))
         if not any_rank(trainer.accelerator, trainer.any_spread):
-            _fail_untrained(trainer, "the rewards of every group were all alike")
+            _fail_untrained(trainer, ALIKE[trainer.args.objective])
         if unmoved:
             _report_unmoved(trainer, unmoved)
         outcome = None if validation is None else validation.finish()
@@ -254,7 +259,8 @@ def _training_prompts(inputs: GRPOInputs, plan: GRPOPlan, rewards: LoopRewards, 
         return labelled + without_masks([prompt for prompt in prompts if prompt.sample_id not in used])
     if (plan.settings.objective, plan.settings.preferred_by) == ("dpo", "truth"):
         return labelled_prompts(prompts, "preferred_by truth")
-    if needed := [name for name, term in rewards["loop2"].items() if term.weight and name in MASK_REWARDS]:
+    needed = [name for name, term in rewards["loop2"].items() if term.weight and name in MASK_REWARDS]
+    if plan.settings.objective == "grpo" and needed:
         labelled_prompts(prompts, f"loop2 reward {needed[0]}")
     return prompts
 

@@ -5,6 +5,7 @@ prompts, rollouts with rewards, the loss, metrics, and checkpoints that are comp
 adapter and are not written atomically).
 """
 
+import math
 import os
 import time
 import warnings
@@ -59,7 +60,7 @@ from rl_reward_network.grpo.settings import OF_LABELS
 from rl_reward_network.grpo.trainable import freeze, mixed_precision, unreached_of_candidates
 from rl_reward_network.models.ema import EMA, copied, swapped, trainable_tensors
 from rl_reward_network.models.lora import lora_off, unreached_parameters
-from rl_reward_network.models.mean_teacher import fade_in
+from rl_reward_network.models.mean_teacher import FADE_IN, fade_in
 from rl_reward_network.models.sa2va.families import ENCODER
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.rewards.combine import Advantages
@@ -243,6 +244,12 @@ class Sa2VAGRPOTrainer(Trainer):
     def planned_steps(self) -> int:
         """Optimisation steps of the whole run, unless it ends earlier."""
         return self.args.planned_steps(self.order.rollouts_per_epoch)
+
+    @property
+    def settling_steps(self) -> int:
+        """Optimisation steps in which the loss or the learning rate still rises."""
+        fading = FADE_IN * self.planned_steps if self.args.objective == "mean_teacher" else 0
+        return max(int(self.args.get_warmup_steps(self.planned_steps)), math.ceil(fading))
 
     @property
     def seconds(self) -> float:

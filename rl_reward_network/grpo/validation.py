@@ -174,17 +174,22 @@ class ValidationCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Add a point, also at the end, and apply the stop rule."""
         rollouts_used_up = state.global_step % args.num_iterations == 0
-        ends = self._ends(args.early_stopping_patience)
-        last = state.global_step >= state.max_steps or self.trainer.ended or (ends and rollouts_used_up)
+        stalled = self._stalled(args.early_stopping_patience)
+        last = state.global_step >= state.max_steps or self.trainer.ended or (stalled and rollouts_used_up)
         if state.global_step % self.every == 0 or last:
             self._validate(state.global_step)
-        if self._ends(args.early_stopping_patience) and rollouts_used_up:
+        if self._stalled(args.early_stopping_patience) and rollouts_used_up:  # also by this validation
             self.trainer.ended = control.should_training_stop = control.should_save = control.should_log = True
 
-    def _ends(self, patience: int | None) -> bool:
-        """Whether training ends here: it over-optimises, or has not become better for too long."""
-        since_best = len(self.gold) - 1 - self.gold.index(max(self.gold)) if self.gold else 0
-        return self.over_optimised or (patience is not None and since_best >= patience)
+    def _stalled(self, patience: int | None) -> bool:
+        """Whether training has no more to gain: it over-optimises, or has not become better for too long.
+
+        Validations while the loss or the learning rate still rises do not count as such.
+        """
+        if self.over_optimised or patience is None or not self.gold:
+            return self.over_optimised
+        since = max(self.steps[self.gold.index(max(self.gold))], self.trainer.settling_steps)
+        return sum(step > since for step in self.steps) >= patience
 
     @property
     def over_optimised(self) -> bool:

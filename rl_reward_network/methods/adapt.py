@@ -123,9 +123,7 @@ def make_adapt_plan(
     """
     model, _ = load_sa2va_model(inputs.config.model_path, "cpu", dtype=inputs.config.dtype)
     adds_side = side_network and model.config.side_pixels is None
-    return AdaptPlan(
-        mode, (SUPERVISED, TEACHER) if adds_side else (TEACHER,), weights_fingerprint(model), max_labelled
-    )
+    return AdaptPlan(mode, (SUPERVISED, TEACHER) if adds_side else (TEACHER,), weights_fingerprint(model), max_labelled)
 
 
 def check_labels(inputs: GRPOInputs, max_labelled: int | None = None) -> None:

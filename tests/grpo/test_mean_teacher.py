@@ -202,7 +202,8 @@ def test_without_validation_the_teacher_is_what_is_left(images: GRPOInputs, tmp_
 def test_training_stops_when_it_has_not_become_better_for_too_long(
     images: GRPOInputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    values = iter([0.5, 0.6, 0.6, 0.55, 0.6, 0.4, 0.3])  # at step 0; then model and teacher after each step
+    # At step 0; then model and teacher after each step. The loss on the teacher's masks fades in until step 3.
+    values = iter([0.5, 0.6, 0.6, 0.55, 0.6, 0.4, 0.3, 0.3, 0.3, 0.3, 0.3])
     monkeypatch.setattr(
         validation.ValidationCallback,
         "_points",
@@ -211,7 +212,7 @@ def test_training_stops_when_it_has_not_become_better_for_too_long(
     settings = replace(PLAN.settings, max_steps=9, early_stopping_patience=2, lr_scheduler_type="constant")
     folder = train(images, replace(PLAN, settings=settings), tmp_path / "run")
     outcome = read_json(folder / "final_model" / "config.json")["validation"]
-    assert (outcome["kept_step"], outcome["last_step"], outcome["best"]) == (1, 3, 0.6)
+    assert (outcome["kept_step"], outcome["last_step"], outcome["best"]) == (1, 5, 0.6)
 
 
 def plan_of(inputs: GRPOInputs, **flags: Any) -> GRPOPlan:
@@ -233,8 +234,10 @@ def test_the_preset_has_views_and_the_losses_of_thin_objects(images: GRPOInputs)
         ({"augment": False}, "augment is False, but a mean teacher needs different views"),
         ({"ema_decay": 0.0}, "ema_decay is 0, but the teacher is a moving average"),
         ({"temperature": 0.5}, "--objective mean_teacher samples nothing, so --temperature does nothing"),
-        ({"no_ema": True}, "so --no_ema does nothing"),
+        ({"no_ema": True}, "--no_ema leaves --objective mean_teacher without its teacher"),
         ({"num_iterations": 2}, "expected 1 with mean_teacher training"),
+        ({"caption_to_mask_weight": 0.0}, "learns masks alone, so --caption_to_mask_weight does nothing"),
+        ({"loss_type": "grpo"}, "learns masks alone, so --loss_type does nothing"),
         ({"taught_weight": -1.0}, "taught_weight is -1.0, expected 0 or more"),
     ],
 )
