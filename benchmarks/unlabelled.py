@@ -5,7 +5,7 @@
     python -m benchmarks.unlabelled ARCADE --show                                   # the tables of what is finished
 
 A budget N is the number of labelled images that any part of a row learns from. The start is Sa2VA with a side network,
-trained on them; every row continues from it, for as many minutes, with the same trainable parts, and its weights are
+trained on them; every row continues from it, for about as many minutes, with the same trainable parts, and its weights are
 chosen on the same validation images, whose masks are counted. Images without masks are those of `--unlabelled` and the
 training images beyond the budget; rows with a reward network use those of its own patients' split alone, since it has
 learned the others. Every run is a command of `sa2va-rl`, printed before it starts; finished runs are not repeated,
@@ -76,7 +76,7 @@ METHODS = {
     LONGER: Method("supervised, as long", SUPERVISED, 330, labels=True),
     "mean_teacher": Method("mean teacher", "--objective mean_teacher", 250, labels=True),
     "gradient": Method("gradient of the reward network", LEARNED, 200, network=True),
-    "grpo": Method("GRPO, reward network", "--batch_size 32 --pathwise_weight 0", 200, network=True),
+    "grpo": Method("GRPO, reward network", "--batch_size 32 --pathwise_weight 0", 420, network=True),
     "dpo_learned": Method("DPO, reward network", f"{DPO} learned", 150, network=True),
     "dpo_betti": Method("DPO, Betti numbers", f"{DPO} betti", 150, network=True),
     "dpo_both": Method("DPO, both agree", f"{DPO} both", 150, network=True),
@@ -102,6 +102,8 @@ class Args:
     """Rows beside the start."""
     learning_rates: tuple[float, ...] = (1e-3, 1e-4)
     """Peak learning rates that every row tries; validation chooses."""
+    times: float = 1.0
+    """Multiply the steps of every row by this; 1 is about ten minutes a row on two cores."""
     output_dir: Path = Path("outputs/unlabelled")
     """Folder of the runs."""
     show: bool = False
@@ -136,15 +138,22 @@ def train(args: Args, budget: int, seed: int) -> None:
         _call(f"reward full {data} --max_labelled {budget}")
     for name in args.rows:
         method = METHODS[name]
-        flags = f"{data} --model_path {start / 'merged'} {method.flags} --max_steps {method.steps}"
-        flags += f" --eval_steps {-(-method.steps // VALIDATIONS)}"
+        steps = _steps(args, name)
+        flags = f"{data} --model_path {start / 'merged'} {method.flags} --max_steps {steps}"
+        flags += f" --eval_steps {-(-steps // VALIDATIONS)}"
         flags += f" --max_labelled {budget}" if method.labels else ""
         flags += f" --reward_net {_reward_net(folder)}" if method.network else ""
         flags += f" --unlabelled_root {args.unlabelled}" if args.unlabelled and name != LONGER else ""
         for rate in args.learning_rates:
-            _grpo(folder / f"{name}_{rate:g}", f"{flags} --learning_rate {rate:g}")
-        best = max(args.learning_rates, key=lambda rate: _validated(folder / f"{name}_{rate:g}"))
-        _measure(args, folder / f"{name}_{best:g}", seed)
+            _grpo(folder / f"{name}_{steps}_{rate:g}", f"{flags} --learning_rate {rate:g}")
+        best = _best_run(args, budget, seed, name, FINAL)
+        assert best is not None
+        _measure(args, best, seed)
+
+
+def _steps(args: Args, name: str) -> int:
+    """Optimisation steps of a row."""
+    return round(METHODS[name].steps * args.times)
 
 
 def _reward_net(folder: Path) -> Path:
@@ -225,13 +234,12 @@ def _row(row: str, budget: int, results: list[dict[str, Any]], starts: list[dict
         [np.subtract(one["dice"], start["dice"]) for one, start in zip(results, starts, strict=True)], axis=0
     )
     val, minutes, images = (float(np.mean(column)) for column in zip(*map(_costs, configs), strict=True))
-    learned = row == START or METHODS[row].labels or METHODS[row].network
     return [
         "start: supervised, side network" if row == START else METHODS[row].title,
         "-" if row == START else mean_interval(gain, groups).signed,
         *(_cell(metric, results, groups) for metric in METRICS_SHOWN),
         f"{val:.3f}",
-        f"{budget if learned else 0} + {configs[0]['validation']['labelled']}",
+        f"{budget} + {configs[0]['validation']['labelled']}",
         f"{images:.0f}",
         f"{minutes:.1f}",
         str(len(results)),
@@ -263,12 +271,10 @@ def draw_curves(args: Args, budget: int) -> None:
     figure = Figure(figsize=(11, 4), layout="constrained")
     axes = figure.subplots(1, 2, sharex=True)
     for name, method in METHODS.items():
-        folders = (args.output_dir / f"{budget}_{seed}" / f"{name}_{rate:g}" for seed in args.seeds
-                   for rate in args.learning_rates)  # fmt: skip
-        metrics = next((path / "metrics.jsonl" for path in folders if (path / FINAL).exists()), None)
-        if metrics is None:
+        best = next((path for seed in args.seeds if (path := _best_run(args, budget, seed, name, FINAL))), None)
+        if best is None:
             continue
-        rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+        rows = [json.loads(line) for line in (best / "metrics.jsonl").read_text().splitlines()]
         rows = [row for row in rows if "val/gt_dice" in row]
         steps = np.array([row["step"] for row in rows]) / rows[-1]["step"]
         gold = np.array([max(row["val/gt_dice"], row.get("val/teacher_gt_dice", 0.0)) for row in rows])
@@ -290,12 +296,16 @@ def draw_curves(args: Args, budget: int) -> None:
 def _results(args: Args, budget: int, row: str, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Seed -> measured values and config.json of the run of a row that validation chose."""
     for seed in args.seeds:
-        folders = sorted((args.output_dir / f"{budget}_{seed}").glob(row if row == START else f"{row}_[0-9]*"))
-        found = [folder for folder in folders if (folder / f"measured_{name}.json").exists()]
-        if found:
-            best = max(found, key=_validated)
+        if best := _best_run(args, budget, seed, row, f"measured_{name}.json"):
             config = read_json(best / FINAL / "config.json")
             yield seed, read_json(best / f"measured_{name}.json") | {"config": config}
+
+
+def _best_run(args: Args, budget: int, seed: int, row: str, file: str) -> Path | None:
+    """The run of a row that validation chose, of those that have a file; None without any."""
+    name = START if row == START else f"{row}_{_steps(args, row)}_*"
+    folders = sorted((args.output_dir / f"{budget}_{seed}").glob(name))
+    return max((folder for folder in folders if (folder / file).exists()), key=_validated, default=None)
 
 
 if __name__ == "__main__":

@@ -119,6 +119,7 @@ def training_facts(config: Mapping[str, Any]) -> dict[str, Any]:
         "weight of the reward network's gradient": settings.get("pathwise_weight", Sa2VAGRPOConfig.pathwise_weight),
         "caption judge": origin["judge"]["model"] if origin["judge"] else judge,
         "shuffled rewards (control)": origin["shuffle_rewards"],
+        "training images or regions": config.get("images", "not recorded"),
         "true masks used in training": config.get("labels", "not recorded"),
         "steps": config["steps"],
         "weights": _whose(config) + kept_weights(config),
