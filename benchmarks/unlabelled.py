@@ -5,7 +5,7 @@
     python -m benchmarks.unlabelled ARCADE --show                                   # the tables of what is finished
 
 A budget N is the number of labelled images that any part of a row learns from. The start is Sa2VA with a side network,
-trained on them; every row continues from it, for about as many minutes, with the same trainable parts, and its weights are
+trained on them; every row continues from it, for about as many minutes, with the same trainable parts; its weights are
 chosen on the same validation images, whose masks are counted. Images without masks are those of `--unlabelled` and the
 training images beyond the budget; rows with a reward network use those of its own patients' split alone, since it has
 learned the others. Every run is a command of `sa2va-rl`, printed before it starts; finished runs are not repeated,
