@@ -9,8 +9,8 @@ Written beside each image, or to --output: <name>_mask.png (0 / 255) and <name>_
 part of the names. A trained prompt policy chooses the prompt of each image; its reward network, or the one of
 --reward_net, predicts how good the masks are.
 
-With --video each path is a sequence of frames. Written to <name>_segmented: masks/0001.png ..., overlay.avi, frames.csv
-and sequence.json.
+With --video each path is a sequence of frames. Written to <name>_segmented: masks/0001.png ..., overlay.avi, strip.png,
+frames.csv and sequence.json.
 """
 
 from collections.abc import Callable, Sequence
@@ -148,7 +148,7 @@ def segment_sequences(args: Args) -> None:
     checked = []
     for target in targets:
         truth = args.truth and (args.truth / target.name if len(targets) > 1 else args.truth)
-        checked.append(check_sequence(target, prompt, levels, truth, contrast=key_frames == "contrast"))
+        checked.append(check_sequence(target, prompt, levels, truth))
         if (grey := checked[-1].frames.levels) is not None:
             measured = ", beyond each are 0.1 % of the pixels of some frames; --bit_depth sets them"
             print(f"{target.name}: grey of more than 8 bit, {grey}{measured if levels is None else ''}")
@@ -171,6 +171,9 @@ def show_sequence(result: "SegmentedSequence") -> None:
     print(f"answer: {numbers['answer']}")
     stability = "" if numbers["stability"] is None else f", IoU of consecutive masks {numbers['stability']:.3f}"
     print(f"masks:  {numbers['share']:.1%} of the frame on average, {numbers['segs']} [SEG]{stability}")
+    if numbers["alike_pairs"]:
+        flicker = f"Dice {numbers['flicker_dice']:.3f}, borders {numbers['flicker_pixels']:.2f} pixels apart"
+        print(f"flicker: {flicker} on {numbers['alike_pairs']} pairs of consecutive frames with alike contrast")
     if numbers["annotated"]:
         true = numbers["true_stability"], numbers["stability_there"]
         more = (

@@ -11,12 +11,13 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
+from PIL import Image
 from tqdm import tqdm
 
 from rl_reward_network.artefacts import pixels_digest, whole_file, write_json
@@ -54,6 +55,7 @@ from rl_reward_network.segment.maker import MaskMaker
 RUN_KEY = "sa2va_sequence"  # of the text in a PNG that holds the key of its run
 RECORDING_KEY = "sa2va_recording"  # of the text that tells the sequence from others of the same name
 PREDICTED = ("dice", "score")  # by the reward network
+STRIP = 6  # most frames in the strip
 
 
 @dataclass(frozen=True)
@@ -80,9 +82,11 @@ class SequenceTarget:
         return hashlib.sha256(str(self.source.resolve()).encode()).hexdigest()[:16]
 
     @property
-    def results(self) -> tuple[Path, Path, Path]:
-        """The animation, the table of frames, and the summary, which is written last."""
-        return self.folder / "overlay.avi", self.folder / "frames.csv", self.folder / "sequence.json"
+    def results(self) -> tuple[Path, Path, Path, Path]:
+        """The animation, the table of frames, the strip of frames, and the summary, which is written last."""
+        names = ("overlay.avi", "frames.csv", "strip.png", "sequence.json")
+        animation, table, strip, summary = (self.folder / name for name in names)
+        return animation, table, strip, summary
 
     @property
     def masks(self) -> list[Path]:
@@ -101,7 +105,7 @@ class CheckedSequence:
     Args:
         target: where its masks go.
         frames: the sequence.
-        contrast: of each frame, see `frame_contrast`; empty if it was not measured.
+        contrast: of each frame, see `frame_contrast`.
         digest: of the pixels of all frames.
         truths: index of a frame -> file of its true mask.
     """
@@ -157,7 +161,6 @@ def check_sequence(
     prompt: str,
     levels: Levels | None = None,
     truth: Path | None = None,
-    contrast: bool = False,
 ) -> CheckedSequence:
     """Open a sequence, and decode each frame and true mask once, before a model is loaded or anything is written.
 
@@ -166,7 +169,6 @@ def check_sequence(
         prompt: of the masks.
         levels: of grey of more than 8 bit; None measures it.
         truth: folder of true masks.
-        contrast: whether to measure the contrast of each frame, which takes longer than decoding it.
 
     Raises:
         ValueError: as `open_sequence`, `FrameSequence.frames`, `truth_files` and `check_sequence_free`.
@@ -177,7 +179,7 @@ def check_sequence(
     measured: list[float] = []
     digest = hashlib.sha256()
     for frame in tqdm(frames.frames(), f"reading {target.name}", len(frames), unit="frame", delay=2):
-        measured += [frame_contrast(frame)] if contrast else []
+        measured.append(frame_contrast(frame))
         digest.update(pixels_digest(frame).encode())
     return CheckedSequence(target, frames, measured, digest.hexdigest(), truths)
 
@@ -251,7 +253,7 @@ class SequenceMaker:
             check_memory(self.maker.model)
 
     def __call__(self, checked: CheckedSequence) -> SegmentedSequence:
-        """Ask about the chosen frames, write the missing masks, then overlay.avi, frames.csv and sequence.json."""
+        """Ask about the chosen frames, write the missing masks, then the results."""
         maker, chosen = self.maker, self._chosen(checked)
         shown = list(checked.frames.frames(chosen))
         answer = answer_sequence(maker.model, shown, maker.prompt, maker.processor, maker.max_new_tokens)
@@ -267,7 +269,7 @@ class SequenceMaker:
             **summarise_frames(frames),
             **{f"predicted_{name}": mean for name, mean in zip(PREDICTED, predicted, strict=False)},
         }
-        write_json(checked.target.results[2], summary)
+        write_json(checked.target.results[3], summary)
         return SegmentedSequence(checked.target, summary, [frame.dice for frame in frames if frame.dice is not None])
 
     def _chosen(self, checked: CheckedSequence) -> list[int]:
@@ -320,12 +322,13 @@ def missing_masks(target: SequenceTarget, count: int, key: str) -> list[int]:
 
 
 def write_results(checked: CheckedSequence, network: RewardNetwork | None) -> tuple[list[FrameMeasures], list[float]]:
-    """Write the animation and frames.csv of a sequence with all of its masks; one frame is in memory at a time.
+    """Write the animation, frames.csv and strip of a sequence with all of its masks; one frame is in memory at a time.
 
     Returns:
         Measures of each mask, and means of `PREDICTED`, empty without a reward network.
     """
     predicted: list[tuple[float, ...]] = []
+    in_strip, strip = set(key_frames(len(checked.frames), "uniform", [], STRIP)), list[np.ndarray]()
     with animation(checked.target.results[0], checked.frames.size, checked.frames.rate) as append:
         for index, frame in enumerate(checked.frames.frames()):
             mask, truth = checked.mask(index), checked.truth(index)
@@ -334,12 +337,17 @@ def write_results(checked: CheckedSequence, network: RewardNetwork | None) -> tu
                 predicted.append(tuple(float(quality[name][0]) for name in PREDICTED))
             if truth is not None:
                 frame = paint_mask(frame, truth, GREEN, opacity=0)
-            append(paint_mask(frame, mask, ORANGE, opacity=0))
-    measures = list(measure_frames((checked.mask(index), checked.truth(index)) for index in range(len(checked.frames))))
-    heads = ["number", "frame", "share", "dice", "iou_before", "true_iou_before"]
+            painted = paint_mask(frame, mask, ORANGE, opacity=0)
+            append(painted)
+            strip += [painted] if index in in_strip else []
+    with whole_file(checked.target.results[2]) as temporary:
+        Image.fromarray(np.hstack(strip)).save(temporary, format="PNG")
+    masks = ((checked.mask(index), checked.truth(index)) for index in range(len(checked.frames)))
+    measures = list(measure_frames(masks, checked.contrast))
+    heads = ["number", "frame", "share", "dice", "iou_before", "true_iou_before", "dice_before", "border_before"]
     heads += [f"predicted_{name}" for name in PREDICTED] if predicted else []
     rows = [
-        (number + 1, name, frame.share, frame.dice, frame.iou_before, frame.true_iou_before, *quality)
+        (number + 1, name, *astuple(frame), *quality)
         for number, (name, frame, quality) in enumerate(
             zip(checked.frames.names, measures, predicted or [()] * len(measures), strict=True)
         )

@@ -63,7 +63,7 @@ def write_frame(target: SequenceTarget, index: int, mask: np.ndarray, prompt: st
 
 def test_every_frame_is_measured(tmp_path: Path) -> None:
     flat, busy = np.full((40, 40, 3), 90, dtype=np.uint8), smooth_image(40, 40)
-    checked = check_sequence(target_of(write_folder(tmp_path / "run", [flat, busy, flat])), "the vessel", contrast=True)
+    checked = check_sequence(target_of(write_folder(tmp_path / "run", [flat, busy, flat])), "the vessel")
     assert len(checked.contrast) == 3
     assert checked.contrast[1] > checked.contrast[0] == checked.contrast[2]
     same = check_sequence(target_of(write_folder(tmp_path / "copy", [flat, busy, flat])), "the vessel")
@@ -251,12 +251,12 @@ def test_each_mask_is_that_of_the_frame_with_the_answer_about_the_middle(tmp_pat
         logits = torch.nn.functional.interpolate(logits[:, None], (processor.sam_image_size,) * 2, mode="bilinear")
         expected = torch.nn.functional.interpolate(logits, (48, 56), mode="bilinear")[0, 0] > 0
         np.testing.assert_array_equal(mask, 255 * expected.numpy())
-    assert read_json(run.target.results[2]) == done.summary
+    assert read_json(run.target.results[3]) == done.summary
     assert done.summary["key_frames"] == [3]
     assert (done.summary["segs"], done.summary["memory"], done.summary["frames"]) == (1, False, 4)
     assert done.summary["share"] == pytest.approx((masks_of(run) > 0).mean())
     assert {path.name for path in run.target.folder.iterdir()} == {
-        *("masks", "overlay.avi", "frames.csv", "sequence.json")
+        *("masks", "overlay.avi", "frames.csv", "strip.png", "sequence.json")
     }
 
 
@@ -334,7 +334,7 @@ def test_no_seg_gives_empty_masks_and_a_warning(tmp_path: Path, nano: SequenceMa
 
 def test_contrast_chooses_the_frame_with_vessels(tmp_path: Path, nano: SequenceMaker) -> None:
     frames = [np.full((48, 56, 3), 90, dtype=np.uint8)] * 3
-    run = checked(tmp_path, [*frames, moving(1)[0]], contrast=True)
+    run = checked(tmp_path, [*frames, moving(1)[0]])
     assert replace(nano, key_frames="contrast")(run).summary["key_frames"] == [4]
 
 
