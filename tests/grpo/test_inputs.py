@@ -355,3 +355,15 @@ def test_what_needs_masks_is_refused_early(tmp_path: Path, change: dict[str, Any
     rewards = RewardArgs(**change.pop("rewards", {}))
     with pytest.raises(ValueError, match=message):
         grpo.check(grpo.Args("quick", config, rewards=rewards, **change))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"grpo": GRPOSettings(objective="mean_teacher")},
+        {"grpo": GRPOSettings(objective="dpo", preferred_by="betti")},
+        {"rewards": RewardArgs(loop2_iou_weight=0.0, loop2_mask_rewards={"tree": 1.0})},
+    ],
+)
+def test_what_needs_neither_masks_nor_a_reward_network_is_allowed(tmp_path: Path, change: dict[str, Any]) -> None:
+    grpo.check(grpo.Args("quick", RunConfig(data_root=tmp_path, unlabelled_root=tmp_path, gpu=-1), **change))
