@@ -10,7 +10,7 @@ chosen on the same validation images, whose masks are counted. Images without ma
 training images beyond the budget; rows with a reward network use those of its own patients' split alone, since it has
 learned the others. Every run is a command of `sa2va-rl`, printed before it starts; finished runs are not repeated,
 interrupted ones are resumed. Each row is measured on the test images of ARCADE, and on all images of each folder of
-`--tests`. Differences are to the start; the row `longer` says what more of the same labels would have given.
+`--tests`. Differences are to the start; the rows `longer` and `average` say what more of the same labels, and a moving average of them, would have given.
 """
 
 import json
@@ -68,13 +68,15 @@ class Method:
     network: bool = False
 
 
+TEACHER = "--objective mean_teacher"
 DPO = "--objective dpo --preferred_by"
 SUPERVISED = (
     "--objective supervised --augment True --bce_weight 1 --dice_weight 0.5 --warmup_steps 0.15 --batch_size 32"
 )
 METHODS = {
     LONGER: Method("supervised, as long", SUPERVISED, 330, labels=True),
-    "mean_teacher": Method("mean teacher", "--objective mean_teacher", 250, labels=True),
+    "average": Method("mean teacher, loss on true masks alone", f"{TEACHER} --taught_weight 0", 250, labels=True),
+    "mean_teacher": Method("mean teacher", TEACHER, 250, labels=True),
     "gradient": Method("gradient of the reward network", LEARNED, 200, network=True),
     "grpo": Method("GRPO, reward network", "--batch_size 32 --pathwise_weight 0", 420, network=True),
     "dpo_learned": Method("DPO, reward network", f"{DPO} learned", 150, network=True),
