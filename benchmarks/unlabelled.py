@@ -10,7 +10,8 @@ chosen on the same validation images, whose masks are counted. Images without ma
 training images beyond the budget; rows with a reward network use those of its own patients' split alone, since it has
 learned the others. Every run is a command of `sa2va-rl`, printed before it starts; finished runs are not repeated,
 interrupted ones are resumed. Each row is measured on the test images of ARCADE, and on all images of each folder of
-`--tests`. Differences are to the start; the rows `longer` and `average` say what more of the same labels, and a moving average of them, would have given.
+`--tests`. Differences are to the start; the rows `longer` and `average` say what more of the same labels, and a moving
+average of them, would have given.
 """
 
 import json
