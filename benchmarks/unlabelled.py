@@ -70,6 +70,7 @@ class Method:
 
 
 TEACHER = "--objective mean_teacher"
+GRPO = "--batch_size 32 --pathwise_weight 0"
 DPO = "--objective dpo --preferred_by"
 SUPERVISED = (
     "--objective supervised --augment True --bce_weight 1 --dice_weight 0.5 --warmup_steps 0.15 --batch_size 32"
@@ -79,7 +80,8 @@ METHODS = {
     "average": Method("mean teacher, loss on true masks alone", f"{TEACHER} --taught_weight 0", 250, labels=True),
     "mean_teacher": Method("mean teacher", TEACHER, 250, labels=True),
     "gradient": Method("gradient of the reward network", LEARNED, 200, network=True),
-    "grpo": Method("GRPO, reward network", "--batch_size 32 --pathwise_weight 0", 420, network=True),
+    "grpo": Method("GRPO, reward network", GRPO, 420, network=True),
+    "grpo_cells": Method("GRPO, reward network, cells", f"{GRPO} --mask_policy bernoulli", 200, network=True),
     "dpo_learned": Method("DPO, reward network", f"{DPO} learned", 150, network=True),
     "dpo_betti": Method("DPO, Betti numbers", f"{DPO} betti", 150, network=True),
     "dpo_both": Method("DPO, both agree", f"{DPO} both", 150, network=True),
