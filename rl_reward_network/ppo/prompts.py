@@ -170,7 +170,7 @@ def train_prompt_policy(
             return {}
         chosen = choose_prompts(policy, val_contexts, settings.max_steps, reward == "net")
         pairs = list(zip(val_contexts, chosen, strict=True))
-        dices = [float(context.metrics["dice"][prompt]) for context, prompt in pairs if context.metrics]
+        dices = [float(context.metrics["dice"][prompt]) for context, prompt in pairs if "dice" in context.metrics]
         return {"custom/val_score": [float(c.scores[prompt]) for c, prompt in pairs], "custom/val_gt_dice": dices}
 
     venv = make_vector_env(train_contexts, settings.n_envs, settings.seed, settings.max_steps, reward)
