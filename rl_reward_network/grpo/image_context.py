@@ -222,11 +222,13 @@ class ImageContext:
 
     def _region_tokens(self, questions: Sequence[Question]) -> Tensor | None:
         """(R, D): image tokens, of the last tile, inside the regions that the questions refer to, in order."""
-        tokens = [
-            self.image_tokens[question.image_index][-1][question.region_cells.flatten().to(self.model.device)]
+        regions = [
+            (self.image_tokens[question.image_index][-1], question.region_cells.flatten().nonzero()[:, 0])
             for question in questions
             if question.region_cells is not None
         ]
+        # Cells are on the CPU: of a mask on the GPU, the host would wait for the number of its cells.
+        tokens = [of_tile[cells.to(of_tile.device)] for of_tile, cells in regions]
         return torch.cat(tokens) if tokens else None
 
     @torch.no_grad()

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from accelerate.utils import gather_object
 from PIL import Image, ImageDraw
+from torch import Tensor
 from tqdm import tqdm
 from transformers import TrainerCallback
 
@@ -16,6 +18,8 @@ from rl_reward_network.curves import Curves
 from rl_reward_network.grpo.rollouts import Columns, Rollouts
 from rl_reward_network.report.overlays import GREEN, ORANGE, paint_mask
 from rl_reward_network.rewards.judge import Judge
+
+Metrics = dict[str, float | Tensor]  # tag -> value; tensors are read when they are logged, not before: see StepMetrics
 
 
 class StepMetrics:
@@ -27,20 +31,20 @@ class StepMetrics:
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
-        self.values: dict[str, list[float]] = defaultdict(list)
+        self.values: dict[str, list[float | Tensor]] = defaultdict(list)
 
-    def record(self, values: Mapping[str, float]) -> None:
-        """Add one value for each tag."""
+    def record(self, values: Mapping[str, float | Tensor]) -> None:
+        """Add one value for each tag; a tensor stays where it is until its mean is asked for."""
         for tag, value in values.items():
             self.values[tag].append(value)
 
     def mean_of_last(self, tags: Sequence[str], count: int) -> list[float]:
         """Mean of the last `count` values of each tag, of this process."""
-        return [sum(self.values[tag][-count:]) / count for tag in tags]
+        return [float(sum(self.values[tag][-count:])) / count for tag in tags]
 
     def means(self) -> dict[str, float]:
         """Mean over the values of each process, then over the processes that recorded the tag."""
-        means = {tag: sum(values) / len(values) for tag, values in self.values.items()}
+        means = {tag: sum(values) / len(values) for tag, values in _read(self.values).items()}
         processes = gather_object([means]) if self.world_size > 1 else [means]
         tags = dict.fromkeys(tag for values in processes for tag in values)
         present = {tag: [values[tag] for values in processes if tag in values] for tag in tags}
@@ -49,6 +53,13 @@ class StepMetrics:
     def clear(self) -> None:
         """Forget all values."""
         self.values.clear()
+
+
+def _read(values: Mapping[str, Sequence[float | Tensor]]) -> dict[str, list[float]]:
+    """The same values as numbers; all tensors are read at once."""
+    tensors = [value.float() for of_tag in values.values() for value in of_tag if isinstance(value, Tensor)]
+    numbers = iter(torch.stack([tensor.to(tensors[0].device) for tensor in tensors]).tolist() if tensors else ())
+    return {tag: [next(numbers) if isinstance(v, Tensor) else v for v in of_tag] for tag, of_tag in values.items()}
 
 
 def summed_counts(counts: Mapping[str, int], world_size: int) -> dict[str, float]:

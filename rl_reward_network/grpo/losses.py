@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
+from rl_reward_network.grpo.logs import Metrics
 from rl_reward_network.grpo.mask_policies import MaskPolicy
 from rl_reward_network.grpo.mean_teacher import consistency_loss
 from rl_reward_network.grpo.policy import PolicyOutputs
@@ -45,7 +46,7 @@ class Loss:
 
     rewarded: Tensor
     kl: Tensor
-    metrics: dict[str, float]
+    metrics: Metrics
 
     @property
     def value(self) -> Tensor:
@@ -85,7 +86,7 @@ class Objective:
 
     value: Tensor
     loops: dict[str, Loss]
-    metrics: dict[str, float]
+    metrics: Metrics
 
 
 def grpo_objective(
@@ -116,7 +117,7 @@ def grpo_objective(
     if batch.rollouts.masks:
         loops["loop2"] = mask_policy_loss(batch, outputs, config, counts.masks, mask_policy)
     # The loss of a rewarded loop without groups is logged as 0, so that the mean of its curve includes the step.
-    metrics = {
+    metrics: Metrics = {
         f"{loop}/{name}": 0.0 for loop, weight in weights.items() if weight and rewarded for name in ALWAYS_LOGGED
     }
     metrics |= {f"{loop}/{name}": value for loop, own in loops.items() for name, value in own.metrics.items()}
@@ -133,18 +134,18 @@ def grpo_objective(
             consistency_loss(logits, torch.from_numpy(mask), config.bce_weight, config.dice_weight)
             for mask, logits in taught
         ]
-        metrics["loss/taught"] = float(torch.stack(losses).detach().mean())
+        metrics["loss/taught"] = torch.stack(losses).detach().mean()
         total = total + config.taught_weight * batch.taught_weight * torch.stack(losses).sum() / counts.taught
     if config.objective == "dpo":
         preferred, of_pairs = preference_loss(masks, batch.reference.mask_logits, config, counts.pairs)
         total, metrics = total + preferred, metrics | of_pairs
     if masks and config.pathwise_weight and pathwise is not None:
         scores = pathwise.scores(masks, config.cldice_weight)
-        metrics["loop2/pathwise_score"] = float(scores.detach().mean())
+        metrics["loop2/pathwise_score"] = scores.detach().mean()
         total = total - config.pathwise_weight * scores.sum() / counts.masks
     if config.answer_weight and outputs.answer_log_probs:
         answers = answer_loss(outputs.answer_log_probs, counts.masks)
-        metrics["loss/answer"] = float(answers.detach())
+        metrics["loss/answer"] = answers.detach()
         total = total + config.answer_weight * answers
     return Objective(total, loops, metrics)
 
@@ -189,17 +190,17 @@ def grpo_loss(
     per_token, clipped = clipped_loss(ratio, advantages[:, None], settings.epsilon, high)
     policy_loss = aggregate(per_token.expand_as(mask), mask, settings, num_items)
     entropy = _token_mean(entropies, mask) if entropies is not None else log_probs.new_zeros(())
-    metrics = {"policy_loss": float(policy_loss.detach()), "entropy": float(entropy.detach())}
+    metrics: Metrics = {"policy_loss": policy_loss.detach(), "entropy": entropy.detach()}
     kl_loss = torch.zeros_like(policy_loss)
     if settings.beta:
         assert ref_log_probs is not None
         kl = ratio * k3(log_probs, ref_log_probs)
         kl_loss = settings.beta * aggregate(kl, mask, settings, num_items)
-        metrics["kl_div"] = float(_token_mean(kl, mask).detach())
+        metrics["kl_div"] = _token_mean(kl, mask).detach()
     if old_log_probs is not None:
-        metrics["clip_fraction"] = float(_token_mean(clipped.to(mask.dtype).expand_as(mask), mask))
+        metrics["clip_fraction"] = _token_mean(clipped.to(mask.dtype).expand_as(mask), mask)
     rewarded = policy_loss - settings.entropy_coef * entropy if settings.entropy_coef else policy_loss
-    return Loss(rewarded, kl_loss, {"loss": float((rewarded + kl_loss).detach()), **metrics})
+    return Loss(rewarded, kl_loss, {"loss": (rewarded + kl_loss).detach(), **metrics})
 
 
 def clipped_loss(ratio: Tensor, advantages: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
@@ -274,9 +275,9 @@ def reference_loss(
     log_probs = torch.cat(outputs.log_probs)
     mask = _mask(batch.rollouts.captions, log_probs.shape[1]).to(log_probs)
     loss = aggregate(-log_probs, mask, settings, num_items)
-    value, entropy = float(loss.detach()), 0.0
+    value, entropy = loss.detach(), torch.zeros(())
     if outputs.entropies:
-        entropy = float(_token_mean(torch.cat(outputs.entropies), mask).detach())
+        entropy = _token_mean(torch.cat(outputs.entropies), mask).detach()
     return Loss(loss, torch.zeros_like(loss), {"loss": value, "policy_loss": value, "entropy": entropy})
 
 
@@ -323,14 +324,14 @@ def mask_policy_loss(
     share = len(masks) / num_groups
     policy_loss = share * losses.mean()
     kl_loss = torch.zeros_like(policy_loss)
-    metrics = {"policy_loss": float(policy_loss.detach())}
+    metrics: Metrics = {"policy_loss": policy_loss.detach()}
     if config.mask_beta:
         kl = torch.stack(divergences).mean()
         kl_loss = share * config.mask_beta * kl
-        metrics["kl_div"] = float(kl.detach())
+        metrics["kl_div"] = kl.detach()
     if batch.old.parameters:
-        metrics["clip_fraction"] = float(clipped.float().mean())
-    return Loss(policy_loss, kl_loss, {"loss": float((policy_loss + kl_loss).detach()), **metrics})
+        metrics["clip_fraction"] = clipped.float().mean()
+    return Loss(policy_loss, kl_loss, {"loss": (policy_loss + kl_loss).detach(), **metrics})
 
 
 def answer_loss(log_probs: Sequence[Tensor], num_groups: Numbers) -> Tensor:
@@ -348,17 +349,18 @@ def labelled_loss(
     embeddings: Sequence[Tensor],
     config: Sa2VAGRPOConfig,
     counts: StepCounts,
-) -> tuple[Tensor, dict[str, float]]:
+) -> tuple[Tensor, Metrics]:
     """The losses of supervised training on masks and names, weighted and summed, and what to log of them."""
-    total, metrics = torch.zeros((), device=config.device), {}
+    total = torch.zeros((), device=config.device)
+    metrics: Metrics = {}
     if labelled := [(image, logits) for image, logits in masks if image.truth is not None]:
         losses = supervised_mask_losses(labelled, config.bce_weight, config.dice_weight, config.cldice_weight)
-        metrics["loss/mask"] = float(losses.detach().mean())
+        metrics["loss/mask"] = losses.detach().mean()
         total = total + config.supervised_mask_weight * losses.sum() / counts.true_masks
     names = [answer.name for answer in answers]
     if config.contrast_weight and len(set(names)) > 1:
         contrasts = name_contrast_losses(torch.stack(list(embeddings)), names)
-        metrics["loss/contrast"] = float(contrasts.detach().mean())
+        metrics["loss/contrast"] = contrasts.detach().mean()
         total = total + config.contrast_weight * contrasts.sum() / counts.masks
     return total, metrics
 

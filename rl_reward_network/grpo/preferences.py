@@ -30,6 +30,7 @@ from torch import Tensor
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.image_context import Mask, PromptBatch, open_batch, seeded_generator
+from rl_reward_network.grpo.logs import Metrics
 from rl_reward_network.grpo.mask_policies import CELLS
 from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.grpo.rollouts import MicroBatch, Pair, PromptImage, RolloutGenerator, Rollouts, prompt_images
@@ -216,7 +217,7 @@ def dpo_margin(logits: Tensor, ref_logits: Tensor, chosen: Tensor, rejected: Ten
 
 def preference_loss(
     masks: Sequence[tuple[PromptImage, Tensor]], reference: Sequence[Tensor], config: Sa2VAGRPOConfig, pairs: Any
-) -> tuple[Tensor, dict[str, float]]:
+) -> tuple[Tensor, Metrics]:
     """DPO and the loss of supervision on the chosen masks, a sum over the prompts with a pair divided by `pairs`.
 
     Args:
@@ -233,15 +234,15 @@ def preference_loss(
         if image.pair is not None:
             chosen, rejected = (torch.from_numpy(mask).to(logits.device) for mask in image.pair)
             margin = dpo_margin(logits, ref_logits, chosen, rejected)
-            margins.append(float(margin.detach()))
+            margins.append(margin.detach())
             losses.append(-F.logsigmoid(config.dpo_beta * margin))
             of_chosen = mask_losses(logits[None], chosen[None], config.bce_weight, config.dice_weight)
             tuned.append(of_chosen["mask"] + of_chosen["dice"])
-    metrics = {"dpo/pair_share": len(losses) / max(1, len(masks))}
+    metrics: Metrics = {"dpo/pair_share": len(losses) / max(1, len(masks))}
     total = torch.zeros((), device=config.device)
     if losses:
-        metrics["dpo/loss"] = float(torch.stack(losses).detach().mean())
-        metrics["dpo/margin"] = float(np.mean(margins))
-        metrics["dpo/accuracy"] = float(np.mean([margin > 0 for margin in margins]))
+        metrics["dpo/loss"] = torch.stack(losses).detach().mean()
+        metrics["dpo/margin"] = torch.stack(margins).mean()
+        metrics["dpo/accuracy"] = (torch.stack(margins) > 0).float().mean()
         total = (torch.stack(losses).sum() + config.sft_weight * torch.stack(tuned).sum()) / pairs
     return total, metrics

@@ -428,9 +428,10 @@ class Sa2VAGRPOTrainer(Trainer):
         self._measure_gradients(objective.loops)
         loss = anchor + objective.value / steps  # the anchor is a zero that depends on all tensors
         # Curves are means over micro-batches, so the scaling for accumulation is undone.
-        self.metrics.record({**objective.metrics, "total_loss": float(loss.detach()) * steps})
-        if not torch.isfinite(loss):
-            fail_not_finite(self.place(), f"the loss is {float(loss.detach())}")
+        value = float(loss.detach())
+        self.metrics.record({**objective.metrics, "total_loss": value * steps})
+        if not math.isfinite(value):
+            fail_not_finite(self.place(), f"the loss is {value}")
         if self.args.num_iterations > 1 and inputs.old is NOTHING_STORED:
             place = next(number for number, batch in enumerate(self.buffer) if batch is inputs)
             self.buffer[place] = replace(inputs, old=outputs.stored())

@@ -129,13 +129,14 @@ def unreached_parameters(model: nn.Module, losses: Iterable[Tensor]) -> list[str
     model.zero_grad(set_to_none=True)
     for loss in losses:
         loss.backward()
-    names, parameters = [], dict(model.named_parameters())
-    last = parameters.get("side_network.head.weight")
-    side = last is not None and last.grad is not None and bool(last.grad.any())
-    for name, parameter in parameters.items():
-        behind_zero = "lora_A" in name or (side and name.startswith("side_network."))
-        zero = parameter.grad is None or not (behind_zero or parameter.grad.any())
-        if parameter.requires_grad and zero:
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    flags = torch.stack([gradient.any() for gradient in gradients.values()]).tolist() if gradients else []
+    reached = dict(zip(gradients, flags, strict=True))
+    side = reached.get("side_network.head.weight", False)
+    names = []
+    for name, parameter in model.named_parameters():
+        behind_zero = name in reached and ("lora_A" in name or (side and name.startswith("side_network.")))
+        if parameter.requires_grad and not (behind_zero or reached.get(name)):
             names.append(name)
     model.zero_grad(set_to_none=True)
     return names

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
+from rl_reward_network.models.sa2va.body_sa2va import positions_of_mask
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 
 LONGEST_GUESS = 32  # ids; every guessed position needs logits over the whole vocabulary
@@ -141,11 +142,21 @@ class _Stepper:
             self.attention_mask = torch.cat([self.attention_mask, ones], dim=1)
         return self.model.model(
             inputs_embeds=embeds,
-            attention_mask=self.attention_mask,
+            **self._mask(embeds.shape[1]),
             past_key_values=self.cache,
             use_cache=True,
             **(of_images | self.positions),
         ).last_hidden_state
+
+    def _mask(self, length: int) -> dict[str, Any]:
+        """The attention mask; with the positions, where one token attends to all that came before it.
+
+        Of a mask (B, T) transformers asks whether it hides anything, so the host would wait for the GPU at each token.
+        """
+        known = self.attention_mask
+        if length > 1 or self.positions or self.model.config._attn_implementation != "sdpa":
+            return {"attention_mask": known}
+        return {"attention_mask": known[:, None, None].bool(), "position_ids": positions_of_mask(known, 1)}
 
 
 def _prefill(
@@ -166,24 +177,28 @@ def _prefill(
     accepted = torch.zeros(batch, dtype=torch.long, device=states.device)
     if guess.shape[1]:
         accepted = (choose(model.lm_head(states))[:, :-1] == guess).long().cumprod(1).sum(1)
-    for row, answer in enumerate(answers):
-        for position in range(int(accepted[row])):
-            _append(answer, int(guess[row, position]), processor, how.max_new_tokens)
+    counts = accepted.tolist() if guess.shape[1] else [0] * batch  # one wait for the GPU, not one for each row
+    for row, (answer, count) in enumerate(zip(answers, counts, strict=True)):
+        for position, token_id in enumerate(how.guess_ids[:count]):
+            _append(answer, token_id, processor, how.max_new_tokens)
             answer.states.append(states[row, position + 1])
             if answer.finished:
                 break
         # Rejected tokens of the guess stay in the cache; the mask hides them from attention and from the positions.
-        wrong = slice(step.attention_mask.shape[1] - guess.shape[1] + int(accepted[row]), None)
+        wrong = slice(step.attention_mask.shape[1] - guess.shape[1] + count, None)
         step.attention_mask[row, wrong] = 0
     return states[torch.arange(batch, device=states.device), accepted]
 
 
 def _chooser(never: Sequence[int], how: Decoding) -> Callable[[Tensor], Tensor]:
     """A function from logits (..., V) to chosen ids (...); the ids in `never` are not chosen."""
+    ids: Tensor | None = None  # on the device of the logits: a list would be copied there for each token
 
     def choose(logits: Tensor) -> Tensor:
-        allowed = logits.float().clone()
-        allowed[..., list(never)] = float("-inf")
+        nonlocal ids
+        if ids is None:
+            ids = torch.tensor(list(never), dtype=torch.long, device=logits.device)
+        allowed = logits.float().index_fill(-1, ids, float("-inf"))
         if how.temperature:
             return sampled(torch.softmax(allowed / how.temperature, dim=-1), how.generator)
         return allowed.argmax(dim=-1)
