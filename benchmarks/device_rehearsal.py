@@ -144,7 +144,7 @@ def prepare(folder: Path) -> dict[str, Path]:
 
 def rehearse(lines: list[str], places: dict[str, Path]) -> Rehearsed:
     """Run commands one after the other; {run} is the newest run of the output folder."""
-    with MadeUpGPU() as gpu, loaded_on_it(), steps_of(gpu) as steps:
+    with MadeUpGPU() as gpu, loaded_on_it(gpu), steps_of(gpu) as steps:
         for line in lines:
             _call(line, places)
     return Rehearsed(gpu, steps)
@@ -157,12 +157,13 @@ def _call(line: str, places: dict[str, Path]) -> None:
 
 
 @contextmanager
-def loaded_on_it() -> Iterator[None]:
+def loaded_on_it(gpu: MadeUpGPU) -> Iterator[None]:
     """Checkpoints are read on the CPU and moved: transformers reads them in threads, which modes are not seen in."""
     load: Callable[..., Any] = Sa2VAForConditionalGeneration.from_pretrained
 
     def from_pretrained(*words: Any, device_map: Any = None, **named: Any) -> Any:
-        model = load(*words, **named)
+        with gpu.left():
+            model = load(*words, **named)
         return model if device_map is None else model.to(next(iter(device_map.values())))
 
     with mock.patch.object(Sa2VAForConditionalGeneration, "from_pretrained", from_pretrained):

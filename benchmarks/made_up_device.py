@@ -87,6 +87,7 @@ class MadeUpGPU(contextlib.ExitStack):
             self.enter_context(patch)
         self.enter_context(_Operations(self))
         calls, run_backward = _Calls(self), torch.autograd.graph._engine_run_backward
+        self._calls = calls
 
         def with_calls(*words: Any, **named: Any) -> Any:  # it may compute activations again, by Python code
             with calls, mock.patch.object(self, "_asked", 0):
@@ -95,6 +96,22 @@ class MadeUpGPU(contextlib.ExitStack):
         self.enter_context(mock.patch.object(torch.autograd, "_engine_run_backward", with_calls))
         self.enter_context(calls)
         return self
+
+    @contextlib.contextmanager
+    def left(self) -> Iterator[None]:
+        """The block runs on the CPU alone, unseen; what it makes is on the CPU."""
+        modes = [torch.overrides._pop_mode() for _ in range(torch.overrides._len_torch_function_stack())]
+        restored = [mode for mode in reversed(modes) if mode is not self._calls]
+        for mode in restored:
+            torch.overrides._push_mode(mode)
+        try:
+            with torch.utils._python_dispatch._disable_current_modes():
+                yield
+        finally:
+            for _ in restored:
+                torch.overrides._pop_mode()
+            for mode in reversed(modes):
+                torch.overrides._push_mode(mode)
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor is on the GPU."""
