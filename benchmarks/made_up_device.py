@@ -130,13 +130,18 @@ class MadeUpGPU(contextlib.ExitStack):
         return tensor
 
     @contextlib.contextmanager
-    def asked(self) -> Iterator[None]:
-        """Operations inside the block are those of a call of Python code."""
-        self._asked += 1
+    def asked(self, words: Any) -> Iterator[None]:
+        """Operations inside the block are those of a call of Python code, with these arguments.
+
+        What a call with a tensor on the GPU makes of nothing, as `pad_sequence` does, is where C++ code puts it.
+        """
+        before = self._asked
+        given = any(isinstance(leaf, Tensor) and self.holds(leaf) for leaf in tree_leaves(words))
+        self._asked = 0 if given else before + 1
         try:
             yield
         finally:
-            self._asked -= 1
+            self._asked = before
 
     def made_inside(self, tensor: Tensor) -> None:
         """Note a tensor that C++ code made of nothing: its device is not known."""
@@ -182,7 +187,7 @@ class _Calls(TorchFunctionMode):
         owner = getattr(func, "__self__", None)
         if name == "__get__" and (answer := DEVICE_OF.get(getattr(owner, "__name__", ""))):
             return answer(self.gpu.holds(args[0]))
-        with self.gpu.asked():
+        with self.gpu.asked(args):
             return self._call(name, func, args, kwargs)
 
     def _call(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
@@ -278,7 +283,7 @@ class _Operations(TorchDispatchMode):
         name = str(func)
         self._check(name, args, inputs, on_gpu)
         if name == "aten.copy_.default":  # the target stays where it is
-            self._copied(on_gpu)
+            self._copied(inputs, on_gpu)
             return result
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
@@ -309,9 +314,11 @@ class _Operations(TorchDispatchMode):
                 return
         self.gpu.note(self.gpu.mixes, name)
 
-    def _copied(self, on_gpu: list[bool]) -> None:
+    def _copied(self, inputs: list[Tensor], on_gpu: list[bool]) -> None:
         target, source = on_gpu
-        if target != source:
+        if source and self.gpu.anywhere(inputs[0]):
+            self.gpu.place(inputs[0])
+        elif target != source:
             self.gpu.note(self.gpu.uploads if target else self.gpu.syncs, "copy_")
 
 
