@@ -70,8 +70,8 @@ PARTS: dict[str, list[str]] = {
         "--max_labelled 4",
     ],
     "dpo": [
-        f"{LEARN} --num_mask_generations 4 --data_root {{images}} --run_folder {{out}}/dpo --objective dpo --mask_policy bernoulli "
-        "--preferred_by truth",
+        f"{LEARN} --num_mask_generations 4 --data_root {{images}} --run_folder {{out}}/dpo --objective dpo "
+        "--mask_policy bernoulli --preferred_by truth",
     ],
 }
 

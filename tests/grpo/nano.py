@@ -148,7 +148,7 @@ def rewards(**weights: float) -> dict[str, dict[str, Reward]]:
 
 def make_trainer(folder: Any, prompts: Any = None, **changed: Any) -> Sa2VAGRPOTrainer:
     """A trainer on the rendered regions."""
-    model, processor = nano()
+    model, processor = nano(dtype=changed.pop("dtype", torch.float32))
     weights = {name: changed.pop(name) for name in ("caption", "loop2_iou") if name in changed}
     trainer = Sa2VAGRPOTrainer(model, processor, config(folder, **changed), prompts or regions(), rewards(**weights))
     for name, parameter in model.named_parameters():
