@@ -100,7 +100,7 @@ class MadeUpGPU(contextlib.ExitStack):
     @contextlib.contextmanager
     def left(self) -> Iterator[None]:
         """The block runs on the CPU alone, unseen; what it makes is on the CPU."""
-        modes = [torch.overrides._pop_mode() for _ in range(torch.overrides._len_torch_function_stack())]
+        modes = [torch.overrides._pop_mode() for _ in range(len(torch.overrides._get_current_function_mode_stack()))]
         restored = [mode for mode in reversed(modes) if mode is not self._calls]
         for mode in restored:
             torch.overrides._push_mode(mode)

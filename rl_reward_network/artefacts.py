@@ -9,7 +9,7 @@ import secrets
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -182,13 +182,24 @@ def pixels_digest(image: np.ndarray, *context: str) -> str:
 
 
 def weights_fingerprint(model: "torch.nn.Module") -> str:
-    """16 hex digits of a hash over names, shapes, dtypes and up to 65,536 evenly spaced values of each tensor."""
+    """As `state_fingerprint`, of a model; of a quantized one that of the weights before they were quantized."""
+    return getattr(model, "unquantized_fingerprint", None) or state_fingerprint(model.state_dict())
+
+
+def state_fingerprint(state: "Mapping[str, torch.Tensor]", dtype: "torch.dtype | None" = None) -> str:
+    """16 hex digits of a hash over names, shapes, dtypes and up to 65,536 evenly spaced values of each tensor.
+
+    Args:
+        state: tensors by name.
+        dtype: of floating-point tensors, as if they had been converted before.
+    """
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in sorted(state.items()):
         flat = tensor.detach().reshape(-1)
-        sample = flat[:: max(1, -(-flat.numel() // FINGERPRINT_SAMPLES))].float().cpu().numpy()
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(sample.tobytes())
+        sample = flat[:: max(1, -(-flat.numel() // FINGERPRINT_SAMPLES))]
+        sample = sample.to(dtype) if dtype is not None and sample.is_floating_point() else sample
+        digest.update(f"{name} {tuple(tensor.shape)} {sample.dtype}".encode())
+        digest.update(sample.float().cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
 
 

@@ -65,7 +65,7 @@ tags: [sa2va, segmentation, {objective}]
 ---
 # {base}, fine-tuned {HOW[objective]}
 
-{_first_lines(config)}
+{_first_lines(config, merged)}
 {what.format(base=base)}
 
 | | |
@@ -91,9 +91,22 @@ Read both before you share the weights. This model is not fit for diagnosis.
 """
 
 
-def _first_lines(config: Mapping[str, Any]) -> str:
+def trained_in_bits(quantization: str) -> str:
+    """What a merged model of QLoRA loses."""
+    return (
+        f"LoRA was trained beside a language model in {quantization.removesuffix('bit')} bit, and is merged here into "
+        "the weights that were not quantized: texts and masks are near those that were evaluated, not equal to them."
+    )
+
+
+def _first_lines(config: Mapping[str, Any], merged: bool) -> str:
     """What must be known before anything else, in bold; empty for most runs."""
-    lines = (notice(config), CONTROL if config["origin"]["shuffle_rewards"] else "")
+    bits = config["origin"].get("quantization")
+    lines = (
+        notice(config),
+        CONTROL if config["origin"]["shuffle_rewards"] else "",
+        trained_in_bits(bits) if merged and bits else "",
+    )
     return "".join(f"**{line}**\n\n" for line in lines if line)
 
 
@@ -125,6 +138,7 @@ def training_facts(config: Mapping[str, Any]) -> dict[str, Any]:
         "weights": _whose(config) + kept_weights(config),
         "learning rate": f"{settings['learning_rate']:g}",
         "LoRA": f"rank {origin['lora_r']}, alpha {origin['lora_alpha']}",
+        **({"language model in training": f"in {bits}"} if (bits := origin.get("quantization")) else {}),
         "seed": origin["seed"],
         "tiles of an image": f"up to {config['world']['max_dynamic_patch']}",
         **{name.replace("_", " "): origin[name] for name in OF_QWEN_VL if origin.get(name)},

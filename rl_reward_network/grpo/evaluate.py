@@ -87,7 +87,8 @@ def _evaluate(
     path = base_model or located_model(run, config, "--base_model")
     inputs = _open(config, run, data_root, path, gpu)
     prompts, fewer = _test_prompts(inputs, config["origin"]["mode"], items)
-    model, processor = load_base(path, config["origin"]["model_fingerprint"], inputs.device, inputs.config.dtype)
+    fingerprint = config["origin"]["model_fingerprint"]
+    model, processor = load_base(path, fingerprint, inputs.device, inputs.config.dtype, inputs.regions.quantization)
     inputs.set_up(processor)
     origin = config["origin"]
     side = None if (sizes := origin.get("side_network")) is None else side_network_config(sizes, "config.json")

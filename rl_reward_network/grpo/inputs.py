@@ -39,6 +39,7 @@ from rl_reward_network.inputs.loading import (
 )
 from rl_reward_network.inputs.unlabelled import Unlabelled, unlabelled_of
 from rl_reward_network.models.default import is_small
+from rl_reward_network.models.sa2va.arguments_sa2va import check_bits
 from rl_reward_network.models.sa2va.loading_sa2va import check_device, check_first_gpu, check_flash_attn
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.out_of_distribution import LoadImage, OODCheck, in_distribution
@@ -231,6 +232,8 @@ def check_config(config: RunConfig, regions: RegionConfig) -> tuple[RunConfig, R
     check_device(config.rank_device)
     if regions.use_flash_attn:
         check_flash_attn(config.rank_device)
+    if regions.quantization is not None:
+        check_bits()
     return config, regions
 
 

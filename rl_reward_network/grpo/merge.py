@@ -9,10 +9,11 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from rl_reward_network.artefacts import read_json, weights_fingerprint, whole_folder
 from rl_reward_network.curves import load_checkpoint
-from rl_reward_network.grpo.card import card_text
+from rl_reward_network.grpo.card import card_text, trained_in_bits
 from rl_reward_network.grpo.checkpoint import STATE, TRAINABLE
 from rl_reward_network.inputs.loading import located_model
 from rl_reward_network.models.lora import load_trainable, merge_lora
+from rl_reward_network.models.sa2va.arguments_sa2va import Quantization, bits_config
 from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype, check_device, weight_dtype
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration, check_checkpoint
@@ -43,6 +44,8 @@ def merge_run(model_path: Path, output: Path, base_model: str | None = None, dty
     config = trained_config(final_model)
     path = base_model or located_model(final_model.parent, config, "--base_model")
     model, processor = load_base(path, config["origin"]["model_fingerprint"], dtype=dtype)
+    if bits := config["origin"].get("quantization"):
+        print(f"note: {trained_in_bits(bits)}")
     load_trainable(model, final_model / "trainable")
     merge_lora(model)
     model.config.image_resize = config["world"].get("image_resize") or model.config.image_resize
@@ -95,7 +98,13 @@ def evaluation_folder(trained: Path, items: int | None = None) -> Path:
     return trained.parent / f"evaluation{suffix}{'' if items is None else f'_{items}'}"
 
 
-def load_base(path: str, fingerprint: str, device: str = "cpu", dtype: Dtype = "auto") -> tuple[Any, Sa2VAProcessor]:
+def load_base(
+    path: str,
+    fingerprint: str,
+    device: str = "cpu",
+    dtype: Dtype = "auto",
+    quantization: Quantization | None = None,
+) -> tuple[Any, Sa2VAProcessor]:
     """Base model and processor of a run, with the values of training: of a bfloat16 run rounded to that.
 
     Args:
@@ -103,19 +112,23 @@ def load_base(path: str, fingerprint: str, device: str = "cpu", dtype: Dtype = "
         fingerprint: of the weights in training.
         device: of the model.
         dtype: of the weights; "auto" is float32 on the CPU, and on a GPU as in training.
+        quantization: of the language model; None loads the unquantized weights.
 
     Raises:
         ValueError: the weights differ from those in training.
     """
     check_device(device)
     wanted = weight_dtype(device, dtype)
-    place = None if device == "cpu" else {"": device}
+    bits = None if quantization is None else bits_config(quantization)
     for trained in dict.fromkeys((wanted, torch.float32, torch.bfloat16)):
-        model: Any = Sa2VAForConditionalGeneration.from_pretrained(path, dtype=trained, device_map=place)
+        model: Any = Sa2VAForConditionalGeneration.from_pretrained(
+            path, dtype=trained, device_map=device, quantization_config=bits
+        )
         if weights_fingerprint(model) == fingerprint:
             if trained != wanted and (device == "cpu" or dtype != "auto"):
                 for parameter in model.parameters():  # not of the buffers: rotary frequencies must stay float32
-                    parameter.data = parameter.data.to(wanted)
+                    if parameter.is_floating_point():
+                        parameter.data = parameter.data.to(wanted)
             return model, Sa2VAProcessor.from_pretrained(path)
         del model  # before the next one is read
     raise ValueError(f"{path}: these are other weights than in training; give --base_model, the model of that run")

@@ -45,6 +45,7 @@ from rl_reward_network.inputs.loading import portable_settings
 from rl_reward_network.models.ema import trainable_tensors
 from rl_reward_network.models.lora import parameter_table, save_trainable
 from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.models.sa2va.arguments_sa2va import Quantization
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype, load_sa2va_model, weight_dtype
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
@@ -172,7 +173,11 @@ def run_grpo_stage(
 
 
 def load_model(
-    model_path: str, device: str, use_flash_attn: bool = False, dtype: Dtype = "auto"
+    model_path: str,
+    device: str,
+    use_flash_attn: bool = False,
+    dtype: Dtype = "auto",
+    quantization: Quantization | None = None,
 ) -> tuple[Sa2VAForConditionalGeneration, Sa2VAProcessor]:
     """Model and processor of a run.
 
@@ -181,9 +186,9 @@ def load_model(
         device: of the model.
         use_flash_attn: FlashAttention in the vision tower alone: the language model is trained on packed rows, whose
             mask FlashAttention does not take.
-        dtype: see `load_sa2va_model`.
+        dtype, quantization: see `load_sa2va_model`.
     """
-    model, processor = load_sa2va_model(model_path, device, dtype=dtype)
+    model, processor = load_sa2va_model(model_path, device, dtype=dtype, quantization=quantization)
     if use_flash_attn:
         model.model.vision_encoder.set_attn_implementation(FLASH)
     return model, processor
@@ -210,8 +215,9 @@ def _make_training(
     inputs: GRPOInputs, plan: GRPOPlan, run: Path, judge: Judge | None, network: RewardNetwork | None
 ) -> _Training:
     """Load the model and build the trainer."""
+    config, regions = inputs.config, inputs.regions
     model, processor = load_model(
-        inputs.config.model_path, inputs.device, inputs.regions.use_flash_attn, inputs.config.dtype
+        config.model_path, inputs.device, regions.use_flash_attn, config.dtype, regions.quantization
     )
     inputs.set_up(processor)
     origin = describe(inputs, plan, weights_fingerprint(model))
@@ -382,6 +388,7 @@ def describe(inputs: GRPOInputs, plan: GRPOPlan, fingerprint: str) -> dict[str, 
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
         "seed": inputs.config.seed,
         "max_dynamic_patch": inputs.regions.max_dynamic_patch,
+        "quantization": inputs.regions.quantization,
         "bit_depth": inputs.config.bit_depth,
         "describe_question": inputs.regions.describe_question,
         "segment_question": inputs.regions.segment_question,

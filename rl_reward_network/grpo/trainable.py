@@ -36,6 +36,7 @@ def prepare_model(
         ValueError: dropout is not 0, or `setup_lora` refuses.
     """
     check_lora_dropout(lora_dropout)
+    _keep_unpacked(model)
     setup_lora(model, r, lora_alpha, 0.0, None if encoder is None else encoder.get("lora_r"))
     if side_network is not None:
         model.add_side_network(side_network)
@@ -44,6 +45,13 @@ def prepare_model(
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()  # steps of RL size would round away in bfloat16
+
+
+def _keep_unpacked(model: nn.Module) -> None:
+    """Keep bitsandbytes from packing 4-bit weights at a prediction on the CPU: packed ones have no backward pass."""
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
 
 
 def _no_dropout(model: nn.Module) -> None:

@@ -45,6 +45,8 @@ class MemorySettings:
     """Memory of that device in GiB; by default that of this machine."""
     dtype: Rare[Literal["auto", "float32", "bfloat16"]] = "auto"
     """Number format of the weights: auto is bfloat16 on a GPU and float32 on the CPU."""
+    quantization: Rare[Literal["4bit", "8bit"] | None] = None
+    """Bits of the language model's frozen weights, as in training."""
     objective: Objective = "grpo"
     """Of training, as its own."""
     lora_r: Rare[int | None] = None

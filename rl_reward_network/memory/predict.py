@@ -18,6 +18,7 @@ from rl_reward_network.grpo.measure import SAMPLED, batch_size
 from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.memory.advice import GIB, MemorySettings, Stage
 from rl_reward_network.models.ema import trainable_tensors
+from rl_reward_network.models.sa2va.arguments_sa2va import BLOCKS, Quantization
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype, weight_dtype
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
@@ -36,6 +37,8 @@ OF_LOGITS = 3.4  # bytes for each logit of the completions
 OF_SIDE = 34  # float32 numbers that a side network and the loss of one mask keep for each pixel of its input
 ENCODER_LORA_R = 16
 IN_BFLOAT16 = 0.42  # of the activations of an encoder in float32; 0.39 and 0.40 were measured on a GPU
+# Bytes of a weight: NF4 with constants in 8 bit, 0.127 bit each (arXiv:2305.14314); LLM.int8() with a scale of a row.
+BYTES_OF_BITS: dict[Quantization, float] = {"4bit": (4 + 0.127) / 8, "8bit": 1.002}
 OF_DECODER, OF_SAM, OF_TOWER = 96, 0.8, 13  # for each cell of a mask's grid; of the encoders' first layer; of a layer
 
 
@@ -59,7 +62,7 @@ def segment_stage(config: Sa2VAConfig, settings: MemorySettings) -> Stage:
 def training_stage(config: Sa2VAConfig, settings: MemorySettings) -> Stage:
     """An optimisation step of `grpo`, from the second one on."""
     name = "GRPO step" if settings.objective == "grpo" else f"{settings.objective.replace('_', ' ')} step"
-    return _stage(name, config, settings, _training_parts)
+    return _stage(name, config, settings, _training_parts, settings.quantization)
 
 
 def merge_stage(config: Sa2VAConfig, settings: MemorySettings) -> Stage:
@@ -97,10 +100,12 @@ def _stage(
     config: Sa2VAConfig,
     settings: MemorySettings,
     parts_of: Callable[[Any, MemorySettings], dict[str, float]],
+    quantization: Quantization | None = None,
 ) -> Stage:
     """A stage of a process that loads the model first: its peak is at least that of loading."""
     model = meta_model(config, settings)
-    fixed, pages = {"weights": _bytes([*model.parameters(), *model.buffers()])}, 0.0
+    saved = 0.0 if quantization is None else _saved_by_bits(model, quantization)
+    fixed, pages = {"weights": _bytes([*model.parameters(), *model.buffers()]) - saved}, 0.0
     if settings.device == "cpu":
         fixed["process"] = PROCESS
         stored = model.config.dtype or OFFICIAL_DTYPE  # the files' pages count until the last tensor is read
@@ -108,6 +113,12 @@ def _stage(
     parts = fixed | parts_of(model, settings)
     rest = max(0.0, sum(fixed.values()) + pages - sum(parts.values()))
     return Stage(name, parts | ({"weight files": rest} if rest else {}))
+
+
+def _saved_by_bits(model: Any, quantization: Quantization) -> float:
+    """Bytes that the linear layers of the language model's blocks take less when they are quantized."""
+    layers = [p for name, p in model.named_parameters() if name.startswith(BLOCKS) and p.dim() == 2]
+    return sum(p.numel() * (p.dtype.itemsize - BYTES_OF_BITS[quantization]) for p in layers)
 
 
 def meta_model(config: Sa2VAConfig, settings: MemorySettings) -> Any:

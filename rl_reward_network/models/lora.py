@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rl_reward_network.artefacts import read_json, whole_folder
+from rl_reward_network.models.sa2va.arguments_sa2va import full_size
 from rl_reward_network.models.sa2va.families import EMBEDDINGS, ENCODER, ENCODER_LORA_TARGETS
 from rl_reward_network.models.sa2va.side_network import side_network_config
 
@@ -114,7 +115,7 @@ def parameter_table(model: nn.Module) -> list[tuple[str, int, int]]:
     absent = ["mlp1" if members["merger"] else "merger"]  # an InternVL has one, a Qwen-VL the other
     absent += [] if members["side network"] else ["side network"]
     return [
-        (part, sum(p.numel() for p in tensors), sum(p.numel() for p in tensors if p.requires_grad))
+        (part, sum(map(full_size, tensors)), sum(p.numel() for p in tensors if p.requires_grad))
         for part, tensors in members.items()
         if part not in absent
     ]

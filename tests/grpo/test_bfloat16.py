@@ -80,13 +80,15 @@ def outputs_in(dtype: torch.dtype, folder: Path, how: dict[str, Any]) -> Any:
         log_probs = torch.cat([part.flatten() for part in outputs.log_probs]).float()
         masks = torch.cat([part.flatten() for part in outputs.mask_logits]).float()
         losses = {"log-probabilities": log_probs.mean(), "masks": F.softplus(masks).mean()}
-        names, tensors = zip(*[(n, p) for n, p in model.named_parameters() if p.requires_grad], strict=True)
+        tensors = [parameter for parameter in model.parameters() if parameter.requires_grad]
         gradients = {
             name: torch.autograd.grad(anchor + loss, tensors, retain_graph=True, allow_unused=True)
             for name, loss in losses.items()
         }
     flat = {
-        name: torch.cat([torch.zeros_like(t).flatten() if g is None else g.flatten() for g, t in zip(found, tensors)])
+        name: torch.cat(
+            [torch.zeros_like(t).flatten() if g is None else g.flatten() for g, t in zip(found, tensors, strict=True)]
+        )
         for name, found in gradients.items()
     }
     return {"log_probs": log_probs.detach(), "masks": masks.detach(), "gradients": flat, "formats": formats.found}

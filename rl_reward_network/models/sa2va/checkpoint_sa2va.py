@@ -20,8 +20,6 @@ from rl_reward_network.models.sa2va.internlm2 import MODEL_FILE
 from rl_reward_network.models.sa2va.key_map_sa2va import first_few
 
 EMBEDDED = {DEFAULT_MODEL: Path(__file__).parents[2] / "assets" / DEFAULT_MODEL}  # models that come with the project
-AUTO_ARGUMENTS = {"_from_auto", "adapter_kwargs", "trust_remote_code"}  # of transformers' Auto classes; without effect
-
 PROCESSOR_FILE = "processor_config.json"  # where `AutoProcessor` looks first
 
 
@@ -110,18 +108,19 @@ class CheckpointFolder:
         return tensors
 
 
-def open_checkpoint(path: str | Path, revision: str | None = None, weights: bool = True) -> CheckpointFolder:
+def open_checkpoint(path: str | Path, weights: bool = True, **hub: Any) -> CheckpointFolder:
     """The folder behind a local path, an embedded model's name or a hub id, with its layout recognised.
 
     Code in the folder is never run.
 
     Args:
         weights: download the weights of a hub id, too.
+        **hub: arguments of the download, see `arguments_sa2va.HUB`.
 
     Raises:
         ValueError: no such folder or hub id, no config.json, a model that is not Sa2VA, or only a part of one.
     """
-    folder = Path(path) if Path(path).is_dir() else EMBEDDED.get(str(path)) or _download(str(path), revision, weights)
+    folder = Path(path) if Path(path).is_dir() else EMBEDDED.get(str(path)) or _download(str(path), weights, hub)
     refuse_unmerged(folder)
     config = read_json(folder / "config.json")
     kind = config.get("model_type") if isinstance(config, dict) else None
@@ -149,17 +148,7 @@ def name_processor(folder: Path) -> None:
     write_json(folder / PROCESSOR_FILE, {"processor_class": "Sa2VAProcessor"})
 
 
-def check_auto_arguments(arguments: Mapping[str, Any]) -> None:
-    """Refuse an argument that transformers' Auto classes do not pass, for it would have no effect.
-
-    Raises:
-        TypeError: names the argument.
-    """
-    if unknown := sorted(arguments.keys() - AUTO_ARGUMENTS):
-        raise TypeError(f"from_pretrained() got an unexpected argument {unknown[0]!r}")
-
-
-def _download(name: str, revision: str | None, weights: bool) -> Path:
+def _download(name: str, weights: bool, hub: Mapping[str, Any]) -> Path:
     remedy = (
         f"{name}: no such folder, and not a hub id that can be fetched; give a model folder, an id like owner/name, or "
         f"{DEFAULT_MODEL}"
@@ -168,7 +157,7 @@ def _download(name: str, revision: str | None, weights: bool) -> Path:
         raise ValueError(remedy)
     try:
         patterns = ["*.json", "*.txt", "*.jinja", MODEL_FILE, *["*.safetensors"] * weights]
-        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+        return Path(snapshot_download(name, allow_patterns=patterns, **hub))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         if full := write_remedy(error):
             raise ValueError(f"{name}: cannot be downloaded ({error}); {full}") from error

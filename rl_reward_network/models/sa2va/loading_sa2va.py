@@ -11,6 +11,7 @@ import torch
 from huggingface_hub import save_torch_state_dict
 
 from rl_reward_network.artefacts import whole_folder, write_json
+from rl_reward_network.models.sa2va.arguments_sa2va import Quantization, bits_config
 from rl_reward_network.models.sa2va.checkpoint_sa2va import (
     PROCESSOR_FILE,
     CheckpointFolder,
@@ -65,7 +66,11 @@ model = PeftModel.from_pretrained(model, "<this folder>/trainable")
 
 
 def load_sa2va_model(
-    path: str | Path, device: str = "cpu", use_flash_attn: bool = False, dtype: Dtype = "auto"
+    path: str | Path,
+    device: str = "cpu",
+    use_flash_attn: bool = False,
+    dtype: Dtype = "auto",
+    quantization: Quantization | None = None,
 ) -> tuple[Sa2VAForConditionalGeneration, Sa2VAProcessor]:
     """Model and processor in one call; each tensor goes from its file to the device by itself.
 
@@ -74,6 +79,7 @@ def load_sa2va_model(
         device: "cpu", "cuda" or "cuda:INDEX".
         use_flash_attn: FlashAttention 2 in place of PyTorch's attention; CUDA only.
         dtype: of the weights; "auto" is bfloat16 on CUDA, float32 on the CPU.
+        quantization: of the language model's blocks, in place of `dtype`; None leaves them as they are.
 
     Raises:
         ValueError: flash attention without CUDA or its package, an unavailable GPU, or an error of `from_pretrained`.
@@ -85,7 +91,8 @@ def load_sa2va_model(
         path,
         dtype=weight_dtype(device, dtype),
         attn_implementation="flash_attention_2" if use_flash_attn else "sdpa",
-        device_map=None if device == "cpu" else {"": device},
+        device_map=device,
+        quantization_config=None if quantization is None else bits_config(quantization),
     )
     return model, Sa2VAProcessor.from_pretrained(path)
 

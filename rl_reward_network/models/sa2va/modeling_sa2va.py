@@ -10,7 +10,7 @@ Source: bytedance/Sa2VA@9832e1a. Unlike the reference, the SAM 2 image encoder r
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,13 @@ from transformers.cache_utils import Cache
 from transformers.models.auto import AutoModel
 from transformers.models.internvl.modeling_internvl import InternVLCausalLMOutputWithPast, InternVLPreTrainedModel
 
+from rl_reward_network.artefacts import state_fingerprint
 from rl_reward_network.models.sa2va import prediction_sa2va, video_sa2va
+from rl_reward_network.models.sa2va.arguments_sa2va import check_fits, read_arguments
 from rl_reward_network.models.sa2va.body_qwen_vl import NormedHead, QwenVLBody
 from rl_reward_network.models.sa2va.body_sa2va import Sa2VAModel
 from rl_reward_network.models.sa2va.checkpoint_sa2va import (
     CheckpointFolder,
-    check_auto_arguments,
     check_shapes,
     open_checkpoint,
     refuse_relatives,
@@ -73,6 +74,7 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
     """
 
     config: Sa2VAConfig  # type: ignore[assignment]
+    unquantized_fingerprint: str | None = None  # of a quantized model
     _tied_weights_keys = {"lm_head.weight": "model.language_model.embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: Sa2VAConfig) -> None:
@@ -93,38 +95,37 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
-        cls,
-        path: str | Path,
-        dtype: torch.dtype | str | None = None,
-        attn_implementation: str = "sdpa",
-        device_map: Any = None,
-        config: Sa2VAConfig | None = None,
-        revision: str | None = None,
-        **auto_arguments: Any,
+        cls, path: str | Path, *, config: Sa2VAConfig | None = None, **arguments: Any
     ) -> "Sa2VAForConditionalGeneration":
         """The model of a folder or hub id, in our layout or the original one, in eval mode.
 
         Args:
             path: local folder, or `owner/name`.
-            dtype: of the weights in memory; None is float32.
-            attn_implementation: transformers' name ("sdpa", "eager", "flash_attention_2").
-            device_map: transformers' placement of the weights; None is the CPU.
             config: unused; transformers' Auto classes pass the configuration of the same folder.
-            revision: commit, branch or tag of a hub id.
-            **auto_arguments: see `checkpoint_sa2va.AUTO_ARGUMENTS`.
+            **arguments: those of transformers, such as dtype, device_map, quantization_config, revision; the docstring
+                of `arguments_sa2va` says what each does. By default float32 on the CPU.
 
         Raises:
-            ValueError: unknown layout, or missing, surplus or wrongly shaped tensors, all named.
-            TypeError: an unknown argument.
+            ValueError: an argument that is refused, unknown layout, or missing, surplus or wrongly shaped tensors, all
+                named.
         """
-        check_auto_arguments(auto_arguments)
-        folder = open_checkpoint(path, revision)
+        how = read_arguments(**arguments)
+        folder = open_checkpoint(path, **how.hub)
         config = check_checkpoint(folder)
-        config._attn_implementation = attn_implementation
+        if how.device.type == "cuda":
+            check_fits(how, expected_shapes(config, original=False))
+        config._attn_implementation = how.attn_implementation
         tensors = to_ours(folder.tensors(), config) if folder.original else folder.tensors()
         loaded = super().from_pretrained(
-            None, config=config, state_dict=tensors, dtype=dtype or torch.float32, device_map=device_map
+            None,
+            config=config,
+            state_dict=tensors,
+            dtype=how.dtype or "auto",
+            device_map=how.device_map,
+            quantization_config=how.quantization,
         )
+        if how.quantization is not None:
+            loaded.unquantized_fingerprint = _fingerprint_of_files(tensors, config, how.dtype)
         # Defaults of transformers' `generate`. It does not apply stop words that are no token (phi3_chat): pass
         # `stop_strings` there.
         tokenizer, defaults = folder.tokenizer(config), loaded.generation_config
@@ -138,8 +139,12 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
         """As in transformers, for a model without LoRA layers: with them, only the adapter would be written.
 
         Raises:
-            ValueError: LoRA layers are present.
+            ValueError: LoRA layers are present, or the language model is quantized.
         """
+        if getattr(self, "is_quantized", False):
+            raise ValueError(
+                "the language model is quantized: load the model without quantization_config and save that"
+            )
         if getattr(self, "_hf_peft_config_loaded", False):
             raise ValueError("the model has LoRA layers: merge_lora(model) first, or save_trainable(model, folder)")
         super().save_pretrained(*args, **kwargs)
@@ -298,6 +303,14 @@ def _read_config(folder: CheckpointFolder) -> Sa2VAConfig:
     config.image_token_id, config.seg_token_id = processor.image_token_id, processor.seg_token_id
     config.never_sampled_ids = processor.never_sampled_ids
     return config
+
+
+def _fingerprint_of_files(tensors: Mapping[str, Tensor], config: Sa2VAConfig, dtype: torch.dtype | None) -> str:
+    """The fingerprint of the model that these tensors give without quantization."""
+    state = dict(tensors)
+    if config.tie_word_embeddings:
+        state["lm_head.weight"] = state["model.language_model.embed_tokens.weight"]
+    return state_fingerprint(state, dtype)
 
 
 def check_checkpoint(folder: CheckpointFolder) -> Sa2VAConfig:

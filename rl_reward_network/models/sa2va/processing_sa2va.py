@@ -15,7 +15,8 @@ import torch
 from PIL import Image
 from transformers import PreTrainedTokenizerBase, Qwen2VLImageProcessorPil
 
-from rl_reward_network.models.sa2va.checkpoint_sa2va import check_auto_arguments, name_processor, open_checkpoint
+from rl_reward_network.models.sa2va.arguments_sa2va import hub_arguments
+from rl_reward_network.models.sa2va.checkpoint_sa2va import name_processor, open_checkpoint
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
 from rl_reward_network.models.sa2va.pixels_sa2va import (
     ImageLike,
@@ -97,23 +98,19 @@ class Sa2VAProcessor:
         self.chat = chat_instruction(tokenizer) if patches else self.template.instruction
 
     @classmethod
-    def from_pretrained(
-        cls, path: str | Path, max_tiles: int | None = None, revision: str | None = None, **auto_arguments: Any
-    ) -> "Sa2VAProcessor":
-        """The processor of a model folder or hub id, in either layout. Remote code is never run.
+    def from_pretrained(cls, path: str | Path, max_tiles: int | None = None, **arguments: Any) -> "Sa2VAProcessor":
+        """The processor of a model folder or hub id, in either layout; no weights are fetched, and no code is run.
 
         Args:
             path: local folder, or `owner/name`.
             max_tiles: largest number of tiles; None is the checkpoint's.
-            revision: commit, branch or tag of a hub id.
-            **auto_arguments: see `checkpoint_sa2va.AUTO_ARGUMENTS`.
+            **arguments: of a download; see `arguments_sa2va`.
 
         Raises:
-            ValueError: the folder holds no Sa2VA, or a special token is missing from its tokenizer.
-            TypeError: an unknown argument.
+            ValueError: the folder holds no Sa2VA, a special token is missing from its tokenizer, or an argument is
+                refused.
         """
-        check_auto_arguments(auto_arguments)
-        folder = open_checkpoint(path, revision)
+        folder = open_checkpoint(path, weights=False, **hub_arguments(arguments))
         config = folder.model_config()
         return cls.from_config(config, folder.tokenizer(config), max_tiles, folder.image_processor(config))
 

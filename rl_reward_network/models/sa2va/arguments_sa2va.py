@@ -1,0 +1,228 @@
+"""The arguments of transformers' `from_pretrained`: what each does for a Sa2VA, or the sentence that refuses it.
+
+dtype, torch_dtype        of the weights in memory: a torch.dtype, its name, "auto" (the files'); None is float32
+device_map                one device for the whole model: "cpu", "cuda:0", 0, {"": 0}; "auto" is the first GPU, or the
+                          CPU where there is none; several devices and offload are refused
+quantization_config       a BitsAndBytesConfig: the blocks of the language model in 4 or 8 bit, the rest in `dtype`
+attn_implementation       "sdpa", "eager", "flash_attention_2"
+use_flash_attn            of the official models: True is attn_implementation="flash_attention_2"
+cache_dir, token, revision, local_files_only, force_download    of a download from the hub
+low_cpu_mem_usage, trust_remote_code, use_safetensors    without effect: weights are read one by one from
+                          safetensors, and remote code is never run
+"""
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import BitsAndBytesConfig
+
+Quantization = Literal["4bit", "8bit"]
+GIB = 2**30
+
+HUB = ("cache_dir", "token", "revision", "local_files_only", "force_download")
+WITHOUT_EFFECT = {
+    *("_from_auto", "_commit_hash", "adapter_kwargs", "code_revision", "trust_remote_code"),
+    *("low_cpu_mem_usage", "use_safetensors", "use_fast", "backend", "weights_only"),
+}
+BY_QUANTIZATION = "give quantization_config=BitsAndBytesConfig({}=True)"
+ONE_DEVICE = "a Sa2VA stays whole on one device; name it by device_map, or give quantization_config"
+REFUSED = {
+    "load_in_4bit": BY_QUANTIZATION.format("load_in_4bit"),
+    "load_in_8bit": BY_QUANTIZATION.format("load_in_8bit"),
+    **dict.fromkeys(("max_memory", "offload_folder", "offload_buffers", "offload_state_dict"), ONE_DEVICE),
+    **dict.fromkeys(("tp_plan", "tp_size", "device_mesh", "distributed_config"), ONE_DEVICE),
+    "subfolder": "name the folder itself, or save that part of the repository in one of its own",
+    "state_dict": "call load_state_dict(...) of the loaded model",
+    "ignore_mismatched_sizes": "the tensors of a folder must be exactly those of its config.json",
+    "output_loading_info": "missing and surplus tensors are errors, which name them",
+}
+AUTO_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
+# Everything but the blocks of the language model: what makes masks must stay exact.
+NOT_QUANTIZED = [
+    *("model.vision_tower", "model.visual", "model.multi_modal_projector", "lm_head"),
+    *("text_hidden_fcs", "grounding_encoder", "side_network"),
+]
+BLOCKS = "model.language_model.layers."
+
+
+@dataclass(frozen=True)
+class LoadingArguments:
+    """How a model is read.
+
+    Args:
+        dtype: of the weights; None is that of the files.
+        attn_implementation: transformers' name.
+        device: of the whole model.
+        quantization: of the language model's blocks; None leaves them as they are.
+        hub: of a download.
+    """
+
+    dtype: torch.dtype | None
+    attn_implementation: str
+    device: torch.device
+    quantization: BitsAndBytesConfig | None
+    hub: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def device_map(self) -> dict[str, torch.device] | None:
+        """As transformers takes it: None is the CPU."""
+        return None if self.device.type == "cpu" and self.quantization is None else {"": self.device}
+
+
+def read_arguments(
+    dtype: torch.dtype | str | None = None,
+    attn_implementation: str | None = None,
+    device_map: Any = None,
+    quantization_config: Any = None,
+    torch_dtype: torch.dtype | str | None = None,
+    use_flash_attn: bool | None = None,
+    **others: Any,
+) -> LoadingArguments:
+    """The arguments of `from_pretrained`, checked.
+
+    Raises:
+        ValueError: an argument that is refused, or unknown; names it and the remedy.
+    """
+    hub = hub_arguments(others)
+    if dtype is not None and torch_dtype is not None and dtype != torch_dtype:
+        raise ValueError(f"dtype is {dtype} and torch_dtype, its older name, {torch_dtype}; give one of them")
+    quantization = None if quantization_config is None else language_model_in_bits(quantization_config)
+    number_format = _dtype(torch_dtype if dtype is None else dtype, torch.bfloat16 if quantization else torch.float32)
+    return LoadingArguments(
+        number_format, _attention(attn_implementation, use_flash_attn), one_device(device_map), quantization, hub
+    )
+
+
+def hub_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a download; the others of them must be without effect.
+
+    Raises:
+        ValueError: as `read_arguments`.
+    """
+    for name in arguments:
+        if name in REFUSED:
+            raise ValueError(f"from_pretrained: {name} is not supported: {REFUSED[name]}")
+        if name not in HUB and name not in WITHOUT_EFFECT:
+            raise ValueError(f"from_pretrained: {name!r} is no argument of a Sa2VA; leave it out")
+    if arguments.get("use_safetensors") is False:
+        raise ValueError("from_pretrained: use_safetensors is False, but pickled weights are not read; leave it out")
+    return {name: value for name, value in arguments.items() if name in HUB and value is not None}
+
+
+def _dtype(given: torch.dtype | str | None, default: torch.dtype) -> torch.dtype | None:
+    if given in (None, "auto"):
+        return default if given is None else None
+    dtype = getattr(torch, given.removeprefix("torch."), None) if isinstance(given, str) else given
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ValueError(f"dtype is {given!r}, expected a floating-point torch.dtype, its name, or 'auto'")
+    return dtype
+
+
+def _attention(name: str | None, use_flash_attn: bool | None) -> str:
+    if use_flash_attn and name not in (None, "flash_attention_2"):
+        raise ValueError(f"use_flash_attn is True, but attn_implementation is {name!r}; give one of them")
+    return name or ("flash_attention_2" if use_flash_attn else "sdpa")
+
+
+def one_device(device_map: Any) -> torch.device:
+    """The device of a `device_map`.
+
+    Raises:
+        ValueError: it divides the model, or offloads a part of it.
+    """
+    if isinstance(device_map, str) and device_map in AUTO_MAPS:
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    places = list(device_map.values()) if isinstance(device_map, Mapping) else [device_map]
+    names = {f"cuda:{place}" if isinstance(place, int) else str(place) for place in places}
+    if device_map is None:
+        names = {"cpu"}
+    if len(names) != 1 or "disk" in names:
+        raise ValueError(f"device_map is {device_map!r}, but {ONE_DEVICE}")
+    try:
+        return torch.device(names.pop())
+    except RuntimeError as error:
+        raise ValueError(f"device_map is {device_map!r}, expected one device, such as 'cuda:0', or 'auto'") from error
+
+
+def check_fits(arguments: LoadingArguments, shapes: Mapping[str, Iterable[int]]) -> None:
+    """Raise a ValueError where the weights alone do not fit into the free memory of the GPU; nothing is read.
+
+    Args:
+        arguments: device, dtype and quantization.
+        shapes: of all tensors, by our names.
+    """
+    if arguments.device.type != "cuda":
+        return
+    needed = sum(
+        torch.Size(tuple(shape)).numel() * _bytes_per_weight(name, arguments) for name, shape in shapes.items()
+    )
+    free, _ = torch.cuda.mem_get_info(arguments.device)
+    if needed > free:
+        smaller = "dtype=torch.bfloat16" if arguments.dtype == torch.float32 else "quantization_config"
+        raise ValueError(
+            f"the weights take {needed / GIB:.1f} GiB, but {arguments.device} has {free / GIB:.1f} GiB free; give "
+            f"{smaller}, another device or device_map='cpu'"
+        )
+
+
+def _bytes_per_weight(name: str, arguments: LoadingArguments) -> float:
+    if arguments.quantization is not None and name.startswith(BLOCKS):
+        return 0.5 if arguments.quantization.load_in_4bit else 1.0
+    return float((arguments.dtype or torch.bfloat16).itemsize)
+
+
+# ---- quantization ----
+
+
+def bits_config(quantization: Quantization) -> BitsAndBytesConfig:
+    """QLoRA's settings for 4 bit (NF4, constants quantized as well, computing in bfloat16), or LLM.int8() for 8.
+
+    Source: Dettmers et al. 2023 (arXiv:2305.14314); Dettmers et al. 2022 (arXiv:2208.07339).
+    """
+    if quantization == "8bit":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
+
+
+def language_model_in_bits(config: Any) -> BitsAndBytesConfig:
+    """The configuration, with everything but the blocks of the language model left out.
+
+    Raises:
+        ValueError: another kind of quantization, or bitsandbytes is not installed.
+    """
+    if isinstance(config, dict):
+        config = BitsAndBytesConfig.from_dict(config)
+    if not isinstance(config, BitsAndBytesConfig) or not (config.load_in_4bit or config.load_in_8bit):
+        raise ValueError(
+            f"quantization_config is a {type(config).__name__}, expected a BitsAndBytesConfig with load_in_4bit or "
+            "load_in_8bit"
+        )
+    check_bits()
+    logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)  # a line for each layer in bfloat16
+    skipped = {*NOT_QUANTIZED, *(config.llm_int8_skip_modules or [])}
+    return BitsAndBytesConfig.from_dict({**config.to_dict(), "llm_int8_skip_modules": sorted(skipped)})
+
+
+def check_bits() -> None:
+    """Raise a ValueError where bitsandbytes is not installed."""
+    if find_spec("bitsandbytes") is None:
+        raise ValueError(
+            "quantization needs the package bitsandbytes, which is not installed; pip install -e '.[quantization]', or "
+            "leave quantization out"
+        )
+
+
+def full_size(parameter: Tensor) -> int:
+    """Number of weights of a parameter; one of 4 bit holds two in each element."""
+    state = getattr(parameter, "quant_state", None)
+    return parameter.numel() if state is None else torch.Size(state.shape).numel()
