@@ -26,9 +26,10 @@ GIB = 2**30
 
 HUB = ("cache_dir", "token", "revision", "local_files_only", "force_download")
 WITHOUT_EFFECT = {
-    *("_from_auto", "_commit_hash", "adapter_kwargs", "code_revision", "trust_remote_code"),
+    *("adapter_kwargs", "code_revision", "trust_remote_code"),
     *("low_cpu_mem_usage", "use_safetensors", "use_fast", "backend", "weights_only"),
 }
+OF_MODEL = ("dtype", "torch_dtype", "device_map", "attn_implementation", "quantization_config")  # by a pipeline
 BY_QUANTIZATION = "give quantization_config=BitsAndBytesConfig({}=True)"
 ONE_DEVICE = "a Sa2VA stays whole on one device; name it by device_map, or give quantization_config"
 REFUSED = {
@@ -107,7 +108,7 @@ def hub_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     for name in arguments:
         if name in REFUSED:
             raise ValueError(f"from_pretrained: {name} is not supported: {REFUSED[name]}")
-        if name not in HUB and name not in WITHOUT_EFFECT:
+        if name not in HUB and name not in WITHOUT_EFFECT and not name.startswith("_"):  # of transformers itself
             raise ValueError(f"from_pretrained: {name!r} is no argument of a Sa2VA; leave it out")
     if arguments.get("use_safetensors") is False:
         raise ValueError("from_pretrained: use_safetensors is False, but pickled weights are not read; leave it out")

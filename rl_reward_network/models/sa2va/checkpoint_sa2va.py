@@ -21,6 +21,7 @@ from rl_reward_network.models.sa2va.key_map_sa2va import first_few
 
 EMBEDDED = {DEFAULT_MODEL: Path(__file__).parents[2] / "assets" / DEFAULT_MODEL}  # models that come with the project
 PROCESSOR_FILE = "processor_config.json"  # where `AutoProcessor` looks first
+OWN_SETTINGS = "sa2va"  # in that file: what a processor without its model's config.json needs
 
 
 @dataclass(frozen=True)
@@ -88,11 +89,9 @@ class CheckpointFolder:
         """
         if config.family.body != "qwen_vl":
             return None
-        file = self.path / "preprocessor_config.json"
-        if not file.exists():
+        processor, file = read_image_processor(self.path)
+        if processor is None:
             raise ValueError(f"{file}: is missing; a Qwen-VL needs it, download or copy the folder again")
-        read_json(file)
-        processor = Qwen2VLImageProcessorPil.from_pretrained(self.path)
         for field, expected in (("patch_size", "patch_size"), ("merge_size", "spatial_merge_size")):
             found, needed = getattr(processor, field), getattr(config.vision_config, expected)
             if found != needed:
@@ -120,7 +119,7 @@ def open_checkpoint(path: str | Path, weights: bool = True, **hub: Any) -> Check
     Raises:
         ValueError: no such folder or hub id, no config.json, a model that is not Sa2VA, or only a part of one.
     """
-    folder = Path(path) if Path(path).is_dir() else EMBEDDED.get(str(path)) or _download(str(path), weights, hub)
+    folder = located(path, weights, **hub)
     refuse_unmerged(folder)
     config = read_json(folder / "config.json")
     kind = config.get("model_type") if isinstance(config, dict) else None
@@ -130,6 +129,22 @@ def open_checkpoint(path: str | Path, weights: bool = True, **hub: Any) -> Check
             "(written by sa2va-rl convert)"
         )
     return CheckpointFolder(folder, kind == "sa2va_chat", config)
+
+
+def located(path: str | Path, weights: bool = True, **hub: Any) -> Path:
+    """The folder behind a local path, an embedded model's name or a hub id. Arguments as `open_checkpoint`."""
+    return Path(path) if Path(path).is_dir() else EMBEDDED.get(str(path)) or _download(str(path), weights, hub)
+
+
+def read_image_processor(folder: Path) -> tuple[Qwen2VLImageProcessorPil | None, Path]:
+    """A Qwen-VL's image processor and its file: one of its own, or the processor's, where transformers 5 writes it."""
+    file, whole = folder / "preprocessor_config.json", folder / PROCESSOR_FILE
+    if file.exists():
+        read_json(file)
+        return Qwen2VLImageProcessorPil.from_pretrained(folder), file
+    if whole.exists() and (fields := read_json(whole).get("image_processor")):
+        return Qwen2VLImageProcessorPil(**fields), whole
+    return None, file
 
 
 def refuse_unmerged(folder: Path) -> None:
@@ -143,9 +158,15 @@ def refuse_unmerged(folder: Path) -> None:
             )
 
 
-def name_processor(folder: Path) -> None:
-    """Name our processor to `AutoProcessor`: the other files of a Qwen-VL name the base model's."""
-    write_json(folder / PROCESSOR_FILE, {"processor_class": "Sa2VAProcessor"})
+def name_processor(folder: Path, settings: Mapping[str, Any] | None = None) -> None:
+    """Name our processor to `AutoProcessor`: the other files of a Qwen-VL name the base model's.
+
+    Args:
+        folder: of a model, or of a processor alone, which needs its settings.
+        settings: of the processor.
+    """
+    named = {"processor_class": "Sa2VAProcessor"}
+    write_json(folder / PROCESSOR_FILE, named | ({OWN_SETTINGS: dict(settings)} if settings else {}))
 
 
 def _download(name: str, weights: bool, hub: Mapping[str, Any]) -> Path:

@@ -209,3 +209,18 @@ def family_of(text_config: Any) -> Family:
     if text_config.model_type not in families:
         raise ValueError(f"text_config.model_type is {text_config.model_type!r}, expected one of {list(families)}")
     return families[text_config.model_type]
+
+
+def tokenizer_class(model_type: str) -> type[PreTrainedTokenizerBase]:
+    """The tokenizer of a family, by the `model_type` of its language model; a ValueError for an unknown one."""
+    families = {family.config_class.model_type: family for family in FAMILIES}
+    if model_type not in families:
+        raise ValueError(f"model_type is {model_type!r}, expected one of {list(families)}")
+    return families[model_type].tokenizer_class
+
+
+def model_type_of(tokenizer: type[PreTrainedTokenizerBase], qwen_vl: bool) -> str:
+    """The first `model_type` with this tokenizer and body, which `tokenizer_class` takes."""
+    body = "qwen_vl" if qwen_vl else "internvl"
+    same = [family for family in FAMILIES if family.body == body and issubclass(tokenizer, family.tokenizer_class)]
+    return same[0].config_class.model_type

@@ -101,16 +101,21 @@ def predict_forward(
     if video is not None:
         return model.predict_video(video, text, processor, max_new_tokens)
     inputs = send_to_device(processor(text, image, mask_prompts, past_text), model.device)
-    result: dict[str, Any] = {"prediction_masks": [], "mask_probabilities": []}
+    result: dict[str, list[np.ndarray]] = {"prediction_masks": [], "mask_probabilities": []}
     with evaluating(model):
         (answer,) = answer_batch(model, processor, inputs, Decoding(max_new_tokens=max_new_tokens))
         if image is not None:
             features = image_features(model, processor, [image])
             size = to_rgb(image).size[::-1]
-            (segmentation,) = _segmentations(model, processor, features, [answer], size, MASKS_AT_ONCE)
-            probabilities = segmentation.probabilities()[:, None]
-            result = {"prediction_masks": list(probabilities > 0.5), "mask_probabilities": list(probabilities)}
+            (segmentation,) = segmentations(model, processor, features, [answer], size)
+            result = mask_result(segmentation)
     return {"prediction": answer_text(processor, answer)} | result
+
+
+def mask_result(segmentation: Segmentation) -> dict[str, list[np.ndarray]]:
+    """`prediction_masks` and `mask_probabilities` of `predict_forward`."""
+    probabilities = segmentation.probabilities()[:, None]
+    return {"prediction_masks": list(probabilities > 0.5), "mask_probabilities": list(probabilities)}
 
 
 def answer_batch(model: Any, processor: Sa2VAProcessor, inputs: dict[str, Any], how: Decoding) -> list[Answer]:
@@ -168,7 +173,7 @@ def segment(
             answers = _answer_prompts(model, image, texts, processor, batch_size, max_new_tokens, guess)
             guess = answers[0].token_ids  # the answer for the next image is most likely the same
             size = to_rgb(image).size[::-1]
-            results.append(_segmentations(model, processor, features, answers, size, batch_size))
+            results.append(segmentations(model, processor, features, answers, size, batch_size))
     return results
 
 
@@ -189,8 +194,13 @@ def image_features(
     return Sam2Features(model.get_sam_features(pixels).maps, side_pixels)
 
 
-def _segmentations(
-    model: Any, processor: Sa2VAProcessor, features: Any, answers: list[Answer], size: tuple[int, int], at_once: int
+def segmentations(
+    model: Any,
+    processor: Sa2VAProcessor,
+    features: Any,
+    answers: list[Answer],
+    size: tuple[int, int],
+    at_once: int = MASKS_AT_ONCE,
 ) -> list[Segmentation]:
     """Answers on one image of size (H, W) with the masks of their `[SEG]`, `at_once` decoded at a time."""
     states = [answer.states_at(processor.seg_token_id) for answer in answers]

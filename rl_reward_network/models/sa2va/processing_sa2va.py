@@ -6,18 +6,28 @@ Source: bytedance/Sa2VA@9832e1a. One deliberate difference: a mismatch between p
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import torch
 from PIL import Image
-from transformers import PreTrainedTokenizerBase, Qwen2VLImageProcessorPil
+from transformers import BatchFeature, PreTrainedTokenizerBase, ProcessorMixin, Qwen2VLImageProcessorPil
 
-from rl_reward_network.models.sa2va.arguments_sa2va import hub_arguments
-from rl_reward_network.models.sa2va.checkpoint_sa2va import name_processor, open_checkpoint
+from rl_reward_network.artefacts import read_json
+from rl_reward_network.models.sa2va.arguments_sa2va import OF_MODEL, hub_arguments
+from rl_reward_network.models.sa2va.chat_sa2va import Chat, read_chat
+from rl_reward_network.models.sa2va.checkpoint_sa2va import (
+    OWN_SETTINGS,
+    PROCESSOR_FILE,
+    located,
+    name_processor,
+    open_checkpoint,
+    read_image_processor,
+)
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
+from rl_reward_network.models.sa2va.families import model_type_of, tokenizer_class
 from rl_reward_network.models.sa2va.pixels_sa2va import (
     ImageLike,
     ImageResize,
@@ -40,7 +50,7 @@ from rl_reward_network.models.sa2va.templates import (
 )
 
 
-class Sa2VAProcessor:
+class Sa2VAProcessor(ProcessorMixin):
     """Tokenizer, templates and the two image pipelines of one checkpoint.
 
     Args:
@@ -98,21 +108,40 @@ class Sa2VAProcessor:
         self.chat = chat_instruction(tokenizer) if patches else self.template.instruction
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, max_tiles: int | None = None, **arguments: Any) -> "Sa2VAProcessor":
+    def from_pretrained(  # type: ignore[override]
+        cls, path: str | Path, max_tiles: int | None = None, **arguments: Any
+    ) -> "Sa2VAProcessor":
         """The processor of a model folder or hub id, in either layout; no weights are fetched, and no code is run.
 
         Args:
             path: local folder, or `owner/name`.
             max_tiles: largest number of tiles; None is the checkpoint's.
-            **arguments: of a download; see `arguments_sa2va`.
+            **arguments: of a download, see `arguments_sa2va`; those of the model have no effect.
 
         Raises:
             ValueError: the folder holds no Sa2VA, a special token is missing from its tokenizer, or an argument is
                 refused.
         """
-        folder = open_checkpoint(path, weights=False, **hub_arguments(arguments))
+        hub = hub_arguments({name: value for name, value in arguments.items() if name not in OF_MODEL})
+        local = located(path, weights=False, **hub)
+        if not (local / "config.json").exists() and (local / PROCESSOR_FILE).exists():
+            return cls._alone(local, max_tiles)
+        folder = open_checkpoint(path, weights=False, **hub)
         config = folder.model_config()
         return cls.from_config(config, folder.tokenizer(config), max_tiles, folder.image_processor(config))
+
+    @classmethod
+    def _alone(cls, folder: Path, max_tiles: int | None) -> "Sa2VAProcessor":
+        """A processor from what `save_pretrained` wrote, without a model."""
+        settings = read_json(folder / PROCESSOR_FILE).get(OWN_SETTINGS)
+        if not settings:
+            raise ValueError(f"{folder}: no config.json, and no Sa2VA processor; give the folder of a Sa2VA")
+        kind = tokenizer_class(settings.pop("model_type"))
+        own = {name: settings.pop(name) for name in ("image_resize", "region_prompt")}
+        settings |= {} if max_tiles is None else {"max_tiles": max_tiles}
+        processor = cls(kind.from_pretrained(folder), patches=read_image_processor(folder)[0], **settings)
+        processor.image_resize, processor.region_prompt = own["image_resize"], own["region_prompt"]
+        return processor
 
     @classmethod
     def from_config(
@@ -144,12 +173,32 @@ class Sa2VAProcessor:
             prompt_prefix=config.family.prompt_prefix,
         )
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write the tokenizer and a Qwen-VL's image processor; all other settings are in the model's config.json."""
+    def save_pretrained(  # type: ignore[override]
+        self, folder: str | Path, push_to_hub: bool = False, repo_id: str | None = None, **of_hub: Any
+    ) -> None:
+        """Write the tokenizer, a Qwen-VL's image processor, and the settings, which a model's config.json has as well.
+
+        Args:
+            folder: that of the model, or a new one.
+            push_to_hub: upload as well.
+            repo_id: on the hub; by default the folder's name.
+            **of_hub: further arguments of the method `push_to_hub`.
+        """
         self.tokenizer.save_pretrained(folder)
         if self.patches is not None:
             self.patches.save_pretrained(folder)
-            name_processor(Path(folder))
+        names = ("tile_size", "sam_image_size", "max_tiles", "prompt_prefix", "image_resize", "region_prompt")
+        settings = {name: getattr(self, name) for name in names} | {"tokens_per_tile": self.grid**2}
+        kind = model_type_of(type(self.tokenizer), self.patches is not None)
+        name_processor(Path(folder), {"model_type": kind, "template": self.template_name, **settings})
+        if push_to_hub:
+            self.push_to_hub(repo_id or Path(folder).name, **of_hub)
+
+    def __repr__(self) -> str:
+        """The settings in one line."""
+        names = ("template_name", "tile_size", "tokens_per_tile", "sam_image_size", "max_tiles")
+        settings = ", ".join(f"{name.removesuffix('_name')}={getattr(self, name)!r}" for name in names)
+        return f"Sa2VAProcessor({settings}, tokenizer={type(self.tokenizer).__name__})"
 
     @property
     def system_turn(self) -> str:
@@ -237,6 +286,28 @@ class Sa2VAProcessor:
         prompt = past_text + self.template.user_turn(self._with_image(text, image_tokens, cells, frames))
         return self.prompt_prefix + prompt.removeprefix(self.prompt_prefix)
 
+    @property
+    def answer_end(self) -> str:
+        """Text after an answer: the template's suffix, or the eos token in a template without one."""
+        return self.template.suffix or str(self.tokenizer.eos_token)
+
+    def later_turn(self, text: str) -> str:
+        """Text of a turn after the first one, from the end of the last answer to the beginning of the next.
+
+        Raises:
+            ValueError: `<image>` in the text.
+        """
+        self._check_turn(text, 0, "")
+        turn = self.chat.replace("{input}", text).removeprefix(self.system_turn)
+        return self.template.separator + turn
+
+    def chat_text(self, chat: Chat, image_tokens: int = 0) -> str:
+        """The full prompt of a conversation, with `image_tokens` in place of `<image>` in its first turn."""
+        questions, answers = [*(question for question, _ in chat.turns), chat.question], [a for _, a in chat.turns]
+        texts = [self.prompt_text(questions[0], image_tokens), *map(self.later_turn, questions[1:])]
+        ends = [*(answer + self.answer_end for answer in answers), chat.begun]
+        return "".join(text + answer for text, answer in zip(texts, ends, strict=True))
+
     def _check_turn(self, text: str, image_tokens: int, past_text: str) -> None:
         count, expected = text.count(IMAGE_PLACEHOLDER), 1 if image_tokens else 0
         left_out = self.patches is not None and count < expected  # its place is fixed
@@ -310,7 +381,9 @@ class Sa2VAProcessor:
         images: ImageLike | Sequence[ImageLike] | None = None,
         mask_prompts: Sequence[np.ndarray | None] | np.ndarray | None = None,
         past_text: str = "",
-    ) -> dict[str, Any]:
+        return_tensors: str = "pt",
+        padding: bool = True,
+    ) -> BatchFeature:
         """Model inputs of a batch; all samples have an image, or none has.
 
         Args:
@@ -318,8 +391,10 @@ class Sa2VAProcessor:
             images: PIL image or uint8 (H, W, 3), one or one per sample.
             mask_prompts: per image a bool (N, H, W) array of regions, or None.
             past_text: earlier turns, already in the chat format.
+            return_tensors, padding: of transformers' processors; always "pt" and True.
 
         Returns:
+            A mapping with the method `to`:
             input_ids, attention_mask: int64 (B, T), padded on the left.
             pixel_values: float32 (tiles of all images, 3, S, S). sam_pixel_values: float32 (B, 3, S', S').
             In a Qwen-VL, pixel_values and image_grid_thw as `pixels_sa2va.patch_inputs` gives them; in an InternVL:
@@ -330,31 +405,82 @@ class Sa2VAProcessor:
             ValueError: numbers of texts, images and regions differ, regions are not bool or of another size than their
                 image, or an error of `prompt_text` or `region_cells`.
         """
+        if return_tensors != "pt" or not padding:
+            raise ValueError(f"return_tensors is {return_tensors!r}, padding {padding}; expected 'pt' and True")
         texts = [text] if isinstance(text, str) else list(text)
         single = (Image.Image, np.ndarray, str, os.PathLike)  # paths are refused, with a remedy, by `tiles`
         batch: list[Any] = [] if images is None else [images] if isinstance(images, single) else list(images)
-        regions = _per_image(mask_prompts, len(batch))
         if batch and len(batch) != len(texts):
             raise ValueError(f"{len(texts)} texts and {len(batch)} images: give one image for each text, or none")
-        pixels, counts = self.vision_inputs(batch) if batch else ({}, [0] * len(texts))
+        regions = _per_image(mask_prompts, len(batch))
         pairs = zip(regions, batch, strict=True)
         cells = [None if region is None else self.region_cells(region, image) for region, image in pairs]
+        pixels, counts = self.vision_inputs(batch) if batch else ({}, [0] * len(texts))
         prompts = [
             self.prompt_text(turn, count, cell, past_text)
             for turn, count, cell in zip(texts, counts, cells or [None] * len(texts), strict=True)
         ]
-        inputs: dict[str, Any] = self.pad([self.token_ids(prompt) for prompt in prompts])
-        if not batch:
+        return self._features(prompts, batch, pixels, counts, cells)
+
+    def apply_chat_template(  # type: ignore[override]
+        self,
+        conversation: Any,
+        tokenize: bool = False,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        return_dict: bool = False,
+        **of_transformers: Any,
+    ) -> Any:
+        """The prompt of messages in the chat format (`chat_sa2va`), or its model inputs; as in transformers.
+
+        Args:
+            conversation: messages, or several conversations, all with an image or none.
+            tokenize: model inputs in place of text.
+            add_generation_prompt: without effect, as a prompt always ends where the answer begins.
+            continue_final_message: without effect, as a last message of the assistant is always continued.
+            return_dict: with `tokenize` the whole inputs, else `input_ids` alone.
+            **of_transformers: return_tensors="pt", padding=True, processor_kwargs={} have no effect.
+
+        Raises:
+            ValueError: messages that Sa2VA cannot answer, or another argument.
+        """
+        taken: dict[str, Any] = {"return_tensors": "pt", "padding": True, "processor_kwargs": {}, "chat_template": None}
+        for name, value in of_transformers.items():
+            if name not in taken or value not in (None, taken[name]):
+                raise ValueError(f"apply_chat_template: {name}={value!r} is not supported; leave it out")
+        several = bool(conversation) and not isinstance(conversation[0], Mapping)
+        chats = [read_chat(messages) for messages in (conversation if several else [conversation])]
+        images = [chat.image for chat in chats if chat.image is not None]
+        if images and len(images) != len(chats):
+            raise ValueError(
+                f"{len(images)} of {len(chats)} conversations have an image; expected all of them, or none"
+            )
+        pixels, counts = self.vision_inputs(images) if images else ({}, [0] * len(chats))
+        texts = [self.chat_text(chat, count) for chat, count in zip(chats, counts, strict=True)]
+        if not tokenize:
+            return texts if several else texts[0]
+        inputs = self._features(texts, images, pixels, counts, [None] * len(images))
+        return inputs if return_dict else inputs["input_ids"]
+
+    def _features(
+        self,
+        prompts: Sequence[str],
+        images: Sequence[ImageLike],
+        pixels: Mapping[str, Any],
+        counts: Sequence[int],
+        cells: Sequence[torch.Tensor | None],
+    ) -> BatchFeature:
+        """The model's inputs for whole prompts, images with their pixels and tokens, and regions."""
+        inputs = BatchFeature(self.pad([self.token_ids(prompt) for prompt in prompts]))
+        if not images:
             return inputs
-        inputs |= pixels | {"sam_pixel_values": torch.cat([self.sam_pixel_values(image) for image in batch])}
-        if self.patches is not None:
-            return inputs
-        tiles = [count // self.tokens_per_tile for count in counts]
-        flags = [[False] * (count - 1) + [cell is not None] for count, cell in zip(tiles, cells, strict=True)]
-        return inputs | {
-            "prompt_masks": [cell for cell in cells if cell is not None],
-            "vp_overall_mask": torch.tensor([flag for group in flags for flag in group]),
-        }
+        inputs.update(pixels, sam_pixel_values=torch.cat([self.sam_pixel_values(image) for image in images]))
+        if self.patches is None:
+            tiles = [count // self.tokens_per_tile for count in counts]
+            flags = [[False] * (count - 1) + [cell is not None] for count, cell in zip(tiles, cells, strict=True)]
+            inputs["prompt_masks"] = [cell for cell in cells if cell is not None]
+            inputs["vp_overall_mask"] = torch.tensor([flag for group in flags for flag in group])
+        return inputs
 
     def sequence_inputs(self, text: str, frames: Sequence[ImageLike]) -> dict[str, Any]:
         """Inputs of the language model for frames of one sequence: a tile each, or, in a Qwen-VL, an image each.
