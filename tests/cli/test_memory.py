@@ -110,7 +110,13 @@ def test_the_flags_that_are_printed_exist() -> None:
 def example(name: str) -> list[str]:
     """A flag with a value that differs from the default."""
     values = {"dtype": "bfloat16", "objective": "supervised", "activation_checkpointing": "", "max_dynamic_patch": "2"}
-    values |= {"freeze_embeddings": "", "side_network": "", "side_pixels": "256", "encoder": "lora"}
+    values |= {
+        "quantization": "4bit",
+        "freeze_embeddings": "",
+        "side_network": "",
+        "side_pixels": "256",
+        "encoder": "lora",
+    }
     return [f"--{advice.FLAGS.get(name, name)}", *filter(None, [values.get(name, "4")])]
 
 

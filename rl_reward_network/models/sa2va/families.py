@@ -17,6 +17,7 @@ from transformers import (
     Qwen2_5_VLConfig,
     Qwen2Config,
     Qwen2Tokenizer,
+    Qwen3Config,
     Qwen3VLConfig,
 )
 from transformers.configuration_utils import PreTrainedConfig
@@ -136,6 +137,13 @@ FAMILIES = (
         config_class=Qwen2Config,
         tokenizer_class=Qwen2Tokenizer,
         fields=("use_sliding_window", "sliding_window", "max_window_layers"),
+    ),
+    Family(  # of InternVL3.5
+        name="InternVL with Qwen3",
+        architecture="Qwen3ForCausalLM",
+        config_class=Qwen3Config,
+        tokenizer_class=Qwen2Tokenizer,
+        fields=("head_dim", "attention_bias", "use_sliding_window", "sliding_window", "max_window_layers"),
     ),
     Family(  # InternLM2.5, too; transformers has it as Llama
         name="InternVL with InternLM2",

@@ -5,7 +5,7 @@ import re
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from huggingface_hub import save_torch_state_dict
@@ -182,6 +182,12 @@ def _write_config(config: Sa2VAConfig, source: CheckpointFolder, folder: Path) -
             name_processor(folder)
         return
     assert config.original_config is not None  # `convert_checkpoint` has checked it
-    write_json(folder / "config.json", config.original_config)
+    write_json(folder / "config.json", _with_vocabulary(config.original_config, config.text_config.vocab_size))
     if (sizes := sam2_sizes(config.sam2_config)) != HIERA_L:
         write_json(folder / "sam2_sizes.json", sizes)
+
+
+def _with_vocabulary(original: dict[str, Any], size: int) -> dict[str, Any]:
+    """An official configuration with this vocabulary, which `resize_token_embeddings` may have changed."""
+    part = "llm_config" if "llm_config" in original else "text_config"
+    return {**original, part: {**original[part], "vocab_size": size}}
