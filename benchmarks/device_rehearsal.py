@@ -29,6 +29,7 @@ from rl_reward_network.embedded.angiograms import LOOKS
 from rl_reward_network.embedded.datasets import write_angiograms
 from rl_reward_network.embedded.regions import make_scenes, write_regions
 from rl_reward_network.grpo.trainer import StepCallback
+from rl_reward_network.models.sa2va.arguments_sa2va import one_device
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 
 PATIENTS, SCENES = 12, 8
@@ -164,7 +165,7 @@ def loaded_on_it(gpu: MadeUpGPU) -> Iterator[None]:
     def from_pretrained(*words: Any, device_map: Any = None, **named: Any) -> Any:
         with gpu.left():
             model = load(*words, **named)
-        return model if device_map is None else model.to(next(iter(device_map.values())))
+        return model.to(one_device(device_map))
 
     with mock.patch.object(Sa2VAForConditionalGeneration, "from_pretrained", from_pretrained):
         yield

@@ -33,6 +33,9 @@ class Args(PlanArgs):
     wandb: Rare[bool] = False
     """Send what TensorBoard shows, sample images and captions included, to Weights & Biases as well (pip install -e
     '.[tracking]'); nothing is sent otherwise."""
+    log_completions: Rare[bool] = False
+    """At each line of metrics.jsonl print a table of sampled captions and masks with their rewards and advantages, and
+    write all of them to completions/ in the run's folder, as parquet."""
     run_folder: Rare[Path | None] = None
     """Folder of this run; by default <output_dir>/sa2va_grpo_<time>."""
     resume: bool = False
@@ -42,8 +45,13 @@ class Args(PlanArgs):
 def check(args: Args) -> None:
     """Raise a ValueError for what can be refused before anything is read."""
     check_together(args, args.rewards.reward_net is not None)
+    if args.log_completions and args.grpo.objective != "grpo":
+        raise ValueError(f"--log_completions: --objective {args.grpo.objective} samples no captions; leave it out")
     from rl_reward_network.grpo.inputs import check_config
+    from rl_reward_network.models.sa2va.arguments_sa2va import check_bits
 
+    if args.grpo.optim in ("adamw_8bit", "paged_adamw_8bit"):
+        check_bits()
     check_config(args.inputs, args.regions)
     check_folder(args.run_folder, GRPO_RUN, args.resume)
     if args.wandb and find_spec("wandb") is None:
@@ -76,7 +84,7 @@ def main(args: Args) -> None:
     if run.finished:
         print("nothing to resume: this run is finished")
     else:
-        run_grpo_stage(inputs, plan, run, judge, network, args.wandb)
+        run_grpo_stage(inputs, plan, run, judge, network, args.wandb, args.log_completions)
     if _first_process():
         write_index(args.inputs.output_dir)
         print(f"\nfine-tuned model: {run / FINAL}")

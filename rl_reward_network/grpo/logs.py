@@ -15,6 +15,7 @@ from tqdm import tqdm
 from transformers import TrainerCallback
 
 from rl_reward_network.curves import Curves
+from rl_reward_network.grpo.completions import SampledBatch, print_completions, write_completions
 from rl_reward_network.grpo.rollouts import Columns, Rollouts
 from rl_reward_network.report.overlays import GREEN, ORANGE, paint_mask
 from rl_reward_network.rewards.judge import Judge
@@ -83,11 +84,18 @@ class GRPOLogs(TrainerCallback):
         rollouts: returns the last ones, for the pictures.
         wandb: send the same curves to Weights & Biases, under the run folder's name.
         judge: its first failure is printed as a warning, later ones are counted beside the bar.
+        sampled: returns the last scored completions, for a table at each line; None prints and writes none.
     """
 
     def __init__(
-        self, run: Path, rollouts: Callable[[], Rollouts], wandb: bool = False, judge: Judge | None = None
+        self,
+        run: Path,
+        rollouts: Callable[[], Rollouts],
+        wandb: bool = False,
+        judge: Judge | None = None,
+        sampled: Callable[[], SampledBatch] | None = None,
     ) -> None:
+        self.sampled = sampled
         self.run, self.rollouts, self.wandb, self.judge, self.calls = run, rollouts, wandb, judge, 0
         self.has_warned = False
         self.curves: Curves | None = None
@@ -123,6 +131,10 @@ class GRPOLogs(TrainerCallback):
             means = {loop: logs.get(f"{loop}/reward_mean") for loop in ("loop1", "loop2")}
             rewards = [f"{loop}={mean:.3f}" for loop, mean in means.items() if mean is not None]
             self.bar.set_postfix_str(", ".join([*self._failures(logs), *rewards]))
+        if self.sampled is not None and (rows := self.sampled().rows(state.global_step)):
+            write_completions(self.run, state.global_step, rows)
+            with tqdm.external_write_mode(file=sys.stdout):
+                print_completions(rows)
         if self.calls % PICTURES_EVERY == 0:
             self._pictures(state.global_step)
         self.calls += 1

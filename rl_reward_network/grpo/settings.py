@@ -21,6 +21,8 @@ LossType = Literal["grpo", "dapo", "dr_grpo", "bnpo"]
 Level = Literal["token", "sequence"]
 MaskPolicyName = Literal["gaussian", "bernoulli"]
 Mode = Literal["quick", "full"]
+Optimizer = Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "adafactor", "sgd"]
+Schedule = Literal["linear", "cosine", "constant"]
 
 
 @dataclass
@@ -44,6 +46,15 @@ class GRPOSettings:
     """Peak learning rate of a side network: 3e-3 of a new one, later that of the rest."""
     encoder_learning_rate: Rare[float | None] = None
     """Peak learning rate of SAM 2's image encoder with --encoder full: a tenth of learning_rate."""
+    seg_learning_rate: Rare[float | None] = None
+    """Peak learning rate of text_hidden_fcs, which turns the state of [SEG] into a prompt for SAM 2: learning_rate."""
+    decoder_learning_rate: Rare[float | None] = None
+    """Peak learning rate of SAM 2's mask decoder: learning_rate."""
+    optim: Rare[Optimizer | None] = None
+    """Optimiser, by transformers' name; those of 8 bit keep its moments in a quarter of the memory (pip
+    install -e '.[quantization]')."""
+    weight_decay: Rare[float] = 0.0
+    """Weight decay of AdamW."""
     warmup_steps: Rare[float | None] = None
     """Optimisation steps in which the learning rate rises, or below 1 their share: 5, with a side network 0.15."""
     max_grad_norm: Rare[float] = 1.0
@@ -143,8 +154,8 @@ class GRPOSettings:
     language model learns new names slowly (docs/log.md)."""
     activation_checkpointing: Annotated[bool, tyro.conf.arg(aliases=["--gradient-checkpointing"]), RARE] = False
     """Compute activations twice, to save memory."""
-    lr_scheduler_type: tyro.conf.Suppress[str] = "linear"
-    """Schedule of the learning rate."""
+    lr_scheduler_type: Rare[Schedule] = "linear"
+    """Schedule of the learning rate behind the warm-up."""
     logging_steps: tyro.conf.Suppress[int | None] = None
     """Steps between lines of metrics.jsonl: quick 1, full 5."""
     save_strategy: tyro.conf.Suppress[str] = "steps"
@@ -257,7 +268,8 @@ def check_settings(settings: Any) -> None:
     check_range(settings, "learning_rate", "beta", "mask_beta", "entropy_coef", "bce_weight", "dice_weight")
     check_range(settings, "dpo_beta", above=True)
     check_range(settings, "cldice_weight", "dpo_gap", "sft_weight", "taught_weight", "contrast_weight", "max_grad_norm")
-    check_range(settings, "side_learning_rate", "encoder_learning_rate")
+    check_range(settings, "side_learning_rate", "encoder_learning_rate", "seg_learning_rate", "decoder_learning_rate")
+    check_range(settings, "weight_decay")
     if (settings.refit_steps or 0) % settings.num_iterations:
         raise ValueError(
             f"refit_steps is {settings.refit_steps}, not a multiple of num_iterations {settings.num_iterations}: "

@@ -106,6 +106,7 @@ def run_grpo_stage(
     judge: Judge | None = None,
     network: RewardNetwork | None = None,
     wandb: bool = False,
+    log_completions: bool = False,
 ) -> None:
     """Train in `run`: config.json, split.json, metrics.jsonl, logs/, checkpoint-*/ and, at the end, final_model/.
 
@@ -116,6 +117,7 @@ def run_grpo_stage(
         judge: of captions, if the plan has one.
         network: the reward network, if the plan has one.
         wandb: see `GRPOLogs`.
+        log_completions: print and write the table of completions at each line of the log.
 
     Raises:
         ValueError: settings that do not go together, a run to resume with other settings or of another version, a loss
@@ -139,7 +141,8 @@ def run_grpo_stage(
         trainer.accelerator.wait_for_everyone()
         before = digests(trainer.sa2va)
         with hint_out_of_memory(trainer.place, "training", SMALLER_LOSS):
-            _train(training, GRPOLogs(run.path, lambda: trainer.last_rollouts, wandb, judge), resume)
+            sampled = (lambda: trainer.sampled) if log_completions else None
+            _train(training, GRPOLogs(run.path, lambda: trainer.last_rollouts, wandb, judge, sampled), resume)
         unmoved = check_movement(before, digests(trainer.sa2va), trainable_tensors(trainer.sa2va))
         if not any_rank(trainer.accelerator, trainer.any_spread):
             _fail_untrained(trainer, ALIKE[trainer.args.objective])

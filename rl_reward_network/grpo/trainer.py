@@ -26,6 +26,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from rl_reward_network.grpo.checkpoint import RunState, load_network, load_run_state, save_run_state, state_if_finished
+from rl_reward_network.grpo.completions import SampledBatch
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.logs import StepMetrics, summed_counts
 from rl_reward_network.grpo.losses import (
@@ -61,7 +62,7 @@ from rl_reward_network.grpo.trainable import freeze, mixed_precision, unreached_
 from rl_reward_network.models.ema import EMA, copied, swapped, trainable_tensors
 from rl_reward_network.models.lora import lora_off, unreached_parameters
 from rl_reward_network.models.mean_teacher import FADE_IN, fade_in
-from rl_reward_network.models.sa2va.families import ENCODER
+from rl_reward_network.models.sa2va.families import DECODER, ENCODER
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.rewards.combine import Advantages
 from rl_reward_network.rewards.judge import Judge
@@ -146,6 +147,7 @@ class Sa2VAGRPOTrainer(Trainer):
         # Rollouts in use, and their results for logs and curriculum.
         self.buffer: list[MicroBatch] = []
         self.last_rollouts = Rollouts(0, [], [])
+        self.sampled = SampledBatch()
         self.prompt_outcomes: list[tuple[int, float, bool]] = []  # of the rollouts of this step
         self.prompt_indices = {id(prompt): index for index, prompt in enumerate(self.prompts)}
         # Measurements.
@@ -161,6 +163,8 @@ class Sa2VAGRPOTrainer(Trainer):
         self.judge_failure: str | None = None  # the reason, if the run stopped for lack of a judge
         self.start_time, self.earlier_seconds = time.monotonic(), 0.0
         self.phases: dict[str, float] = {}  # seconds of this process, since it began or resumed the run
+        self.logged_phases: dict[str, float] = {}  # at the last line of the log
+        self.sampled_tokens = 0  # of captions, since that line
 
     def reset_reference(self) -> None:
         """Make the current weights the reference and the teacher's start; call again after freezing more tensors."""
@@ -202,15 +206,20 @@ class Sa2VAGRPOTrainer(Trainer):
         return anchor + sum(part.float().sum() for part in parts)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """The Trainer's optimiser, with own learning rates for the side network and SAM 2's encoder."""
-        optimizer = super().create_optimizer(model)
-        rates = {"side_network.": self.args.side_learning_rate, ENCODER: self.args.encoder_learning_rate}
+        """The Trainer's optimiser, with own learning rates for the parts that have one."""
+        optimizer, args = super().create_optimizer(model), self.args
+        rates = {
+            ("side_network.",): args.side_learning_rate,
+            (ENCODER,): args.encoder_learning_rate,
+            ("text_hidden_fcs.",): args.seg_learning_rate,
+            DECODER: args.decoder_learning_rate,
+        }
+        tensors = {name: p for name, p in trainable_tensors(self.sa2va).items() if "lora_" not in name}
         for part, rate in rates.items():
-            tensors = trainable_tensors(self.sa2va)
-            own_ids = {id(p) for name, p in tensors.items() if name.startswith(part) and "lora_" not in name}
+            own_ids = {id(parameter) for name, parameter in tensors.items() if name.startswith(part)}
             for group in list(optimizer.param_groups):
                 own = [p for p in group["params"] if id(p) in own_ids]
-                if own and group["lr"] != rate:
+                if own and rate is not None and group["lr"] != rate:
                     group["params"] = [p for p in group["params"] if id(p) not in own_ids]
                     optimizer.add_param_group({**group, "params": own, "lr": rate})
         return optimizer
@@ -316,6 +325,7 @@ class Sa2VAGRPOTrainer(Trainer):
                 *(self.generate_and_score(of_batch, number) for number, of_batch in prompts), strict=True
             )
             advantages = step_advantages(terms, self.rewards, self.args, self.accelerator)
+        self.sampled = SampledBatch(self.last_rollouts.columns, terms[-1], advantages[-1])
         for (_, of_batch), of_loops in zip(prompts, advantages, strict=True):
             self.metrics.record(advantage_statistics(of_loops))
             if self.args.curriculum:
@@ -358,6 +368,7 @@ class Sa2VAGRPOTrainer(Trainer):
             terms = score(rollouts, self.rewards, seed if self.shuffle_rewards else None)
         self.last_rollouts = rollouts  # for the pictures; the pixels of all micro-batches of a step would be too much
         self.metrics.record(rollout_statistics(rollouts, terms))
+        self.sampled_tokens += sum(len(ids) for one in rollouts.captions for ids in one.completion_ids)
         if "loop2" in terms:
             self.metrics.record({"loop2/sigma": self.rollout_generator.spread_controller.spread})
         reference = NOTHING_STORED
@@ -460,10 +471,23 @@ class Sa2VAGRPOTrainer(Trainer):
                 "count, so loop 1 learns nothing; raise it",
                 stacklevel=2,
             )
+        logs |= self._seconds_since_the_last_line()
         if self.ema is not None:
             logs["ema_distance"], logs["ema_decay"] = self.ema.distance(self.sa2va), self.ema.current_decay
         self.metrics.clear()
         super().log(logs, start_time)
+
+    def _seconds_since_the_last_line(self) -> dict[str, float]:
+        """Seconds of each phase of the steps of this line, and the tokens of captions that were sampled in a second."""
+        now = {**self.phases, "all": self.seconds - self.earlier_seconds}
+        spent = {name: value - self.logged_phases.get(name, 0.0) for name, value in now.items()}
+        self.logged_phases = now
+        spent["learning"] = spent.pop("all") - sum(value for name, value in spent.items() if name != "all")
+        rows = {f"seconds/{name}": value for name, value in spent.items()}
+        if self.sampled_tokens:
+            rows["tokens_per_second"] = self.sampled_tokens / max(spent["rollouts"], 1e-9)
+        self.sampled_tokens = 0
+        return rows
 
     def log_now(self, values: Mapping[str, float]) -> None:
         """A line of its own, of this very step; the values recorded for the next line stay."""

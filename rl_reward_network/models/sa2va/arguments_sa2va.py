@@ -218,8 +218,7 @@ def check_bits() -> None:
     """Raise a ValueError where bitsandbytes is not installed."""
     if find_spec("bitsandbytes") is None:
         raise ValueError(
-            "quantization needs the package bitsandbytes, which is not installed; pip install -e '.[quantization]', or "
-            "leave quantization out"
+            "4 and 8 bit need bitsandbytes, which is not installed; pip install -e '.[quantization]', or leave them out"
         )
 
 

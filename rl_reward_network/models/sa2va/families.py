@@ -54,6 +54,7 @@ GROUNDING = (
     *("text_hidden_fcs.", "grounding_encoder.mask_decoder.", "grounding_encoder.prompt_encoder."),
     "side_network.",
 )
+DECODER = ("grounding_encoder.mask_decoder.", "grounding_encoder.prompt_encoder.")
 ENCODER = "grounding_encoder.vision_encoder."
 ENCODER_LORA_TARGETS = r"grounding_encoder\.vision_encoder\.backbone\.blocks\.\d+\.(attn\.(qkv|proj)|mlp\.proj_\w+)"
 LORA_TARGETS = r"model\.language_model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)"
