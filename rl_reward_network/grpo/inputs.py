@@ -26,6 +26,7 @@ from rl_reward_network.grpo.prompts import (
     named_prompt,
     region_prompt,
 )
+from rl_reward_network.inputs.adapter import with_adapter
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig
 from rl_reward_network.inputs.loading import (
     check_named,
@@ -132,7 +133,7 @@ def open_grpo_inputs(
         ValueError: a reader refuses the data.
     """
     config, regions = check_config(config, regions or RegionConfig())
-    config = own_format(config)
+    config = with_adapter(own_format(config))
     root = config.data_root
     if root == DEFAULT_REGIONS and (not root.exists() or is_rendered(root)):
         embedded_regions(DEFAULT_FOLDER)

@@ -43,6 +43,7 @@ from rl_reward_network.embedded.datasets import (
 from rl_reward_network.env.mask_bank import MaskBank
 from rl_reward_network.env.prompts import load_prompts
 from rl_reward_network.flags import changed
+from rl_reward_network.inputs.adapter import with_adapter
 from rl_reward_network.inputs.config import PromptConfig, RunConfig, pick_fields
 from rl_reward_network.inputs.segmenter import Sa2VASegmenter, load_segmenter
 from rl_reward_network.inputs.unlabelled import Unlabelled, unlabelled_of
@@ -128,7 +129,7 @@ def open_inputs(
         ValueError: data, split, prompts or model are refused, in this order.
     """
     check_inputs(config)
-    config = own_format(config)
+    config = with_adapter(own_format(config))
     limits = prompt_config or PromptConfig()
     samples = read_samples(config.data_root, config.group_regex, given_levels(config.bit_depth, config.grey_levels))
     config = replace(config, grey_levels=levels_of(samples) or None)
