@@ -47,8 +47,6 @@ class Args:
     """Image files, or folders of them; with --video sequences: folders of frames, DICOM, AVI, MP4 or MOV files."""
     model_path: str | None = None
     """Sa2VA folder or hub id; by default the one the policy was trained on, without a policy the small embedded one."""
-    adapter: Path | None = None
-    """LoRA that was trained elsewhere: a folder of peft (adapter_config.json), or a run of sa2va-rl grpo."""
     prompt: str | None = None
     """Prompt; by default the first built-in one."""
     policy: Path | None = None
@@ -59,6 +57,8 @@ class Args:
     """Folder to write into, or, for one image, name of its mask (.png); by default beside each image."""
     reward_net: Path | None = None
     """Reward network that predicts how good the masks are; by default the policy's own."""
+    adapter: Path | None = None
+    """LoRA that was trained elsewhere: a folder of peft (adapter_config.json), or a run of sa2va-rl grpo."""
     device: str | None = None
     """cpu, cuda:0, ...; by default the first GPU if there is one, else the CPU."""
     dtype: Literal["auto", "float32", "bfloat16"] | None = None

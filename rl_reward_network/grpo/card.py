@@ -1,8 +1,11 @@
 """Model cards of GRPO and of supervised runs: base model, training, results, and how to load the folder."""
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from huggingface_hub import EvalResult, ModelCardData
 
 from rl_reward_network.artefacts import read_json, whole_file
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
@@ -60,8 +63,7 @@ def card_text(config: Mapping[str, Any], evaluation: Mapping[str, Any] | None = 
     facts = {"base": f"{base}, weights {config['origin']['model_fingerprint']}", **training_facts(config)}
     table = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
     return f"""---
-library_name: transformers
-tags: [sa2va, segmentation, {objective}]
+{metadata(config, evaluation, merged)}
 ---
 # {base}, fine-tuned {HOW[objective]}
 
@@ -89,6 +91,50 @@ tags: [sa2va, segmentation, {objective}]
 These weights are derived from {base} and remain under its licence; the training data may have conditions of its own.
 Read both before you share the weights. This model is not fit for diagnosis.
 """
+
+
+def metadata(config: Mapping[str, Any], evaluation: Mapping[str, Any] | None, merged: bool) -> str:
+    """The Hub's metadata of a card as YAML: base model, library, task, tags, and the metrics of eval.json.
+
+    A base model or data that are no hub ids are left out: their names would be links to nothing.
+    """
+    world, objective = config["world"], config["origin"]["settings"]["objective"]
+    base, data = str(world["model_path"]), str(world.get("data_root"))
+    name = f"{Path(base).name}, fine-tuned {HOW[objective]}"
+    results = list(_eval_results(config, evaluation)) if evaluation else None
+    return ModelCardData(
+        library_name="transformers",
+        pipeline_tag="image-segmentation",
+        base_model=base if _is_hub_id(base) else None,
+        base_model_relation=("finetune" if merged else "adapter") if _is_hub_id(base) else None,
+        datasets=[data] if _is_hub_id(data) else None,
+        tags=["sa2va", "segmentation", objective],
+        metrics=sorted({result.metric_type for result in results}) if results else None,
+        model_name=name if results else None,
+        eval_results=results,
+    ).to_yaml()
+
+
+def _eval_results(config: Mapping[str, Any], evaluation: Mapping[str, Any]) -> Iterator[EvalResult]:
+    """The means after training on the test split."""
+    for row in evaluation["rows"]:
+        if not math.isfinite(row["after"]["mean"]):  # of a metric that nothing was measured by
+            continue
+        name = label(row["metric"], evaluation["config"]["METEOR"])
+        yield EvalResult(
+            task_type="image-segmentation",
+            dataset_type="custom",
+            dataset_name=config["data"],
+            dataset_split="test",
+            metric_type=row["metric"],
+            metric_name=name,
+            metric_value=round(row["after"]["mean"], 4),
+        )
+
+
+def _is_hub_id(name: str) -> bool:
+    """Whether a model's or data set's name is `owner/name`, and no folder."""
+    return name.count("/") == 1 and not name.startswith((".", "/", "~")) and not Path(name).exists()
 
 
 def trained_in_bits(quantization: str) -> str:

@@ -1,5 +1,6 @@
 """Logs of a GRPO run: TensorBoard curves, the same numbers in metrics.jsonl, pictures, a progress bar."""
 
+import json
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import TrainerCallback
 
+from rl_reward_network.artefacts import append_line
 from rl_reward_network.curves import Curves
 from rl_reward_network.grpo.completions import SampledBatch, print_completions, write_completions
 from rl_reward_network.grpo.rollouts import Columns, Rollouts
@@ -69,6 +71,7 @@ def summed_counts(counts: Mapping[str, int], world_size: int) -> dict[str, float
     return {name: float(sum(values[name] for values in processes)) for name in processes[0]}
 
 
+TIMINGS = "timings.jsonl"  # of this and of earlier processes of a run; metrics.jsonl has what a resume repeats
 TRAINING = "total_loss"  # in every line of a training step
 SUMMARY_PREFIX = "train_"  # of the Trainer's summary of the whole run
 PICTURES_EVERY = 25  # log calls
@@ -77,7 +80,7 @@ REASON_LENGTH = 40  # characters of a judge's failure beside the bar
 
 
 class GRPOLogs(TrainerCallback):
-    """Write `<run>/logs` and `<run>/metrics.jsonl`.
+    """Write `<run>/logs`, `<run>/metrics.jsonl` and `<run>/timings.jsonl`.
 
     Args:
         run: run folder.
@@ -85,6 +88,7 @@ class GRPOLogs(TrainerCallback):
         wandb: send the same curves to Weights & Biases, under the run folder's name.
         judge: its first failure is printed as a warning, later ones are counted beside the bar.
         sampled: returns the last scored completions, for a table at each line; None prints and writes none.
+        timings: returns the seconds of each phase since the last line, for curves and `TIMINGS`.
     """
 
     def __init__(
@@ -94,7 +98,9 @@ class GRPOLogs(TrainerCallback):
         wandb: bool = False,
         judge: Judge | None = None,
         sampled: Callable[[], SampledBatch] | None = None,
+        timings: Callable[[], Mapping[str, float]] | None = None,
     ) -> None:
+        self.timings = timings
         self.sampled = sampled
         self.run, self.rollouts, self.wandb, self.judge, self.calls = run, rollouts, wandb, judge, 0
         self.has_warned = False
@@ -127,6 +133,10 @@ class GRPOLogs(TrainerCallback):
         self.curves.add_row({"step": state.global_step, **logs})
         if TRAINING not in logs:  # a validation
             return
+        if self.timings is not None:
+            spent = dict(self.timings())
+            self.curves.add_scalars(spent, state.global_step)
+            append_line(self.run / TIMINGS, json.dumps({"step": state.global_step, **spent}))
         if self.bar is not None:
             means = {loop: logs.get(f"{loop}/reward_mean") for loop in ("loop1", "loop2")}
             rewards = [f"{loop}={mean:.3f}" for loop, mean in means.items() if mean is not None]

@@ -108,7 +108,7 @@ def run_grpo_stage(
     wandb: bool = False,
     log_completions: bool = False,
 ) -> None:
-    """Train in `run`: config.json, split.json, metrics.jsonl, logs/, checkpoint-*/ and, at the end, final_model/.
+    """Train in `run`: config.json, split.json, metrics.jsonl, timings.jsonl, logs/, checkpoint-*/, at the end final_model/
 
     Args:
         inputs: data, split and model.
@@ -142,7 +142,8 @@ def run_grpo_stage(
         before = digests(trainer.sa2va)
         with hint_out_of_memory(trainer.place, "training", SMALLER_LOSS):
             sampled = (lambda: trainer.sampled) if log_completions else None
-            _train(training, GRPOLogs(run.path, lambda: trainer.last_rollouts, wandb, judge, sampled), resume)
+            logs = GRPOLogs(run.path, lambda: trainer.last_rollouts, wandb, judge, sampled, lambda: trainer.timings)
+            _train(training, logs, resume)
         unmoved = check_movement(before, digests(trainer.sa2va), trainable_tensors(trainer.sa2va))
         if not any_rank(trainer.accelerator, trainer.any_spread):
             _fail_untrained(trainer, ALIKE[trainer.args.objective])

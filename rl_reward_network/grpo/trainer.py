@@ -165,6 +165,7 @@ class Sa2VAGRPOTrainer(Trainer):
         self.phases: dict[str, float] = {}  # seconds of this process, since it began or resumed the run
         self.logged_phases: dict[str, float] = {}  # at the last line of the log
         self.sampled_tokens = 0  # of captions, since that line
+        self.timings: dict[str, float] = {}  # of the last line
 
     def reset_reference(self) -> None:
         """Make the current weights the reference and the teacher's start; call again after freezing more tensors."""
@@ -471,7 +472,7 @@ class Sa2VAGRPOTrainer(Trainer):
                 "count, so loop 1 learns nothing; raise it",
                 stacklevel=2,
             )
-        logs |= self._seconds_since_the_last_line()
+        self.timings = self._seconds_since_the_last_line()  # not in `logs`: those of a resumed run are the same
         if self.ema is not None:
             logs["ema_distance"], logs["ema_decay"] = self.ema.distance(self.sa2va), self.ema.current_decay
         self.metrics.clear()

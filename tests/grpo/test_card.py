@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from peft import PeftModel
 from PIL import Image
 from torch import Tensor
@@ -78,11 +79,11 @@ def test_a_card_says_how_the_model_was_trained(run: tuple[Path, Any], merged: bo
     config["origin"]["settings"]["objective"] = "grpo"
     card = card_text(config, merged=merged)
     assert "# sa2va-nano, fine-tuned by GRPO" in card
-    assert "segmentation, grpo]" in card
+    assert "- segmentation\n- grpo\n" in card
     config["origin"]["settings"]["objective"] = "supervised"
     card = card_text(config, merged=merged)
     assert "# sa2va-nano, fine-tuned on true masks, supervised\n" in card
-    assert "segmentation, supervised]" in card
+    assert "- segmentation\n- supervised\n" in card
     assert "| mask policy | none: masks are not sampled |" in card
     assert not any(word in card.replace("GRPO_RUN", "") for word in ("GRPO", "reinforcement"))
 
@@ -107,3 +108,32 @@ def test_a_card_says_that_intervals_of_few_groups_are_rough() -> None:
     assert "7 test groups, fewer than 20: the intervals are rough." in "\n".join(_changes({**said, "rows": [row]}))
     many = {**row, "gain": {**numbers, "groups": 20}}
     assert "rough" not in "\n".join(_changes({**said, "rows": [many]}))
+
+
+@pytest.mark.parametrize("base", ["ByteDance/Sa2VA-4B", "../../models/mine", "sa2va-nano"])
+def test_the_metadata_are_those_of_the_hub(run: tuple[Path, Any], base: str) -> None:
+    config = read_json(run[0] / "final_model" / "config.json")
+    config["world"] |= {"model_path": base, "data_root": "HaochenWang/Grasp-Any-Region-Dataset"}
+    row = {"metric": "dice", "word": "better"}
+    row |= {name: {"mean": 0.81234, "low": 0.8, "high": 0.9, "groups": 30} for name in ("before", "after", "gain")}
+    nothing = {"metric": "cldice", "word": "cannot tell"}
+    nothing |= {
+        name: {"mean": float("nan"), "low": None, "high": None, "groups": 0} for name in ("before", "after", "gain")
+    }
+    evaluation = {
+        "rows": [row, nothing],
+        "config": {"METEOR": ""},
+        "items": 40,
+        "totals": {},
+        "verdict": {"sentence": ""},
+    }
+    for merged in (False, True):
+        card = ModelCard(card_text(config, evaluation, merged), ignore_metadata_errors=False)
+        data = card.data
+        assert (data.library_name, data.pipeline_tag) == ("transformers", "image-segmentation")
+        assert data.base_model == (base if base == "ByteDance/Sa2VA-4B" else None)
+        assert data.datasets == ["HaochenWang/Grasp-Any-Region-Dataset"]
+        (result,) = data.eval_results
+        assert (result.metric_type, result.metric_value, result.dataset_split) == ("dice", 0.8123, "test")
+        assert card.text.lstrip().startswith("# "), "the title is behind the metadata"
+    assert "model-index" not in card_text(config).split("---")[1]

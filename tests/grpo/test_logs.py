@@ -7,7 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers.trainer_callback import PrinterCallback
 
@@ -66,7 +68,12 @@ def test_every_number_is_a_curve_and_a_line(resumed_run: Path) -> None:
     assert [line["step"] for line in written] == [1, 2]
     for line in written:
         assert set(line) == wanted | {"step"}
-    assert set(result.Tags()["scalars"]) == wanted
+    timings = [json.loads(line) for line in (resumed_run / "timings.jsonl").read_text().splitlines()]
+    phases = {"seconds/rollouts", "seconds/learning", "tokens_per_second"}
+    assert [set(line) for line in timings] == [phases | {"step"}] * len(timings)
+    assert [line["step"] for line in timings][-1] == 2
+    assert all(value > 0 for line in timings for value in line.values())
+    assert set(result.Tags()["scalars"]) == wanted | phases
     for tag in wanted:
         points = [(point.step, point.value) for point in result.Scalars(tag)]
         assert points == [(line["step"], pytest.approx(line[tag], rel=1e-6)) for line in written], tag
@@ -215,3 +222,45 @@ def test_each_tag_has_the_mean_of_its_own_values() -> None:
     assert metrics.mean_of_last(("a",), 2) == [1.5]
     metrics.clear()
     assert metrics.means() == {}
+
+
+def test_the_table_of_completions_is_printed_and_written(grpo_inputs: Any, tmp_path: Path, capsys: Any) -> None:
+    own = make_trainer(tmp_path, per_device_train_batch_size=8)
+    own.remove_callback(PrinterCallback)
+    own.add_callback(GRPOLogs(tmp_path, lambda: own.last_rollouts, sampled=lambda: own.sampled))
+    own.train()
+    files = sorted((tmp_path / "completions").iterdir())
+    assert [file.name for file in files] == ["completions_00001.parquet", "completions_00002.parquet"]
+    rows = pyarrow.parquet.read_table(files[-1]).to_pylist()
+    captions, masks = ([row for row in rows if row["loop"] == loop] for loop in ("loop1", "loop2"))
+    assert (len(captions), len(masks)) == (8, 8), "two prompts, 4 captions and 4 masks of each"
+    for own_rows, term in ((captions, "reward/iou"), (masks, "reward/meteor")):
+        for start in (0, 4):
+            group = own_rows[start : start + 4]
+            assert len({row["prompt"] for row in group}) == 1
+            assert sum(row["advantage"] for row in group) == pytest.approx(0, abs=1e-6)
+            assert all(0 <= row[term] <= 1 for row in group)
+    assert masks[0]["reference"]
+    printed = capsys.readouterr().out
+    assert "step 2, loop1: 8 completions" in printed
+    assert captions[0]["completion"][:6] in printed
+
+
+def test_each_part_has_its_learning_rate_and_the_schedule_and_optimiser_are_chosen(tmp_path: Path) -> None:
+    rates = {"seg_learning_rate": 2e-4, "decoder_learning_rate": 3e-4, "learning_rate": 1e-3, "weight_decay": 0.1}
+    own = make_trainer(tmp_path, optim="adamw_torch", mask_policy="bernoulli", objective="supervised", **rates)
+    optimizer = own.create_optimizer()
+    assert type(optimizer) is torch.optim.AdamW
+    names = {id(parameter): name for name, parameter in own.sa2va.named_parameters()}
+    seen = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            name = names[id(parameter)]
+            seen[name] = group["lr"]
+            decayed = parameter.dim() > 1 and "norm" not in name
+            assert group["weight_decay"] in ((0.1,) if decayed else (0.0, 0.1)), name
+    assert len(seen) == sum(parameter.requires_grad for parameter in own.sa2va.parameters())
+    expected = {"lora_": 1e-3, "text_hidden_fcs": 2e-4, "mask_decoder": 3e-4, "multi_modal_projector": 1e-3}
+    for part, rate in expected.items():
+        found = {lr for name, lr in seen.items() if part in name}
+        assert found == {rate}, part

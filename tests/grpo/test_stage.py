@@ -69,6 +69,7 @@ def test_a_run_writes_all_that_it_says(grpo_run: Path) -> None:
         "logs",
         "metrics.jsonl",
         "split.json",
+        "timings.jsonl",
     ]
     assert sorted(path.name for path in (grpo_run / "final_model").iterdir()) == [
         "README.md",
