@@ -108,7 +108,7 @@ def run_grpo_stage(
     wandb: bool = False,
     log_completions: bool = False,
 ) -> None:
-    """Train in `run`: config.json, split.json, metrics.jsonl, timings.jsonl, logs/, checkpoint-*/, at the end final_model/
+    """Train in `run`: config.json, split.json, metrics.jsonl, timings.jsonl, logs/, checkpoint-*/; then final_model/.
 
     Args:
         inputs: data, split and model.
