@@ -21,7 +21,9 @@ from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.data.names import read_classes
 from rl_reward_network.data.readers import read_region_data
 from rl_reward_network.models import sa2va
+from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
+from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED
 from tests.conftest import smooth_image, tube_image, write_tiny_data
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -207,6 +209,7 @@ def names(tiny_video_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.Monke
     network.save_pretrained(tmp_path / "outputs/RUN/best_reward_net")
     write_tiny_data(tmp_path / "DATA", images=12, size=64)
     (tmp_path / "MODEL").symlink_to(tiny_video_checkpoint)
+    (tmp_path / "sa2va-4b-ours").symlink_to(EMBEDDED[DEFAULT_MODEL])
     load = sa2va.load_sa2va_model
     monkeypatch.setattr(sa2va, "load_sa2va_model", lambda path, device: load(tiny_video_checkpoint))
     monkeypatch.chdir(tmp_path)

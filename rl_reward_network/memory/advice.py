@@ -259,6 +259,11 @@ CHANGES: tuple[tuple[tuple[str, ...], Lower, str], ...] = (  # names, step, cost
     ),
     (("lora_r",), _halved("lora_r", 16), "fewer weights train"),
     (
+        ("quantization",),
+        lambda of: {"quantization": "4bit"} if of.device == "cuda" and of.quantization is None else None,
+        "the language model is rounded to 4 bit; pip install -e '.[quantization]'",
+    ),
+    (
         ("ema_decay",),
         lambda of: {"ema_decay": 0.0} if of.ema_decay else None,
         "rewards measure the model's agreement with itself, too",

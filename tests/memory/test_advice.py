@@ -49,7 +49,8 @@ def test_what_never_fits_is_said() -> None:
 
 @pytest.mark.parametrize(("names", "lower", "harm"), CHANGES, ids=[harm for _, _, harm in CHANGES])
 def test_a_change_names_what_it_lowers_and_ends(names: tuple[str, ...], lower: Any, harm: str) -> None:
-    settings = replace(ASKED, max_dynamic_patch=12)
+    device: Any = "cuda" if "quantization" in names else ASKED.device
+    settings = replace(ASKED, max_dynamic_patch=12, device=device)
     assert set(lower(settings)) == set(names)
     for _ in range(20):
         settings = replace(settings, **(lower(settings) or {}))
