@@ -114,23 +114,36 @@ def write_random_checkpoint(folder: Path, size: Size) -> int:
         folder: to write; must not exist.
         size: of the released model that it resembles.
     """
-    sizes = TINY_SAM2 if is_tiny(size) else HIERA_L
-    original = official_config(size)
-    torch.manual_seed(0)
-    model = _on_bfloat16(lambda: Sa2VAForConditionalGeneration(config_from_original(original, sizes, "config.json")))
-    tokenizer = Sa2VAProcessor.from_pretrained("sa2va-nano").tokenizer
-    if _is_qwen_vl(size):
-        add_qwen_vl_tokens(tokenizer, size)
-    _answer_with_a_mask(model, len(tokenizer), tokenizer.get_vocab()["[SEG]"], tokenizer.eos_token_id)
+    model, tokenizer, original = random_model(size)
     count = sum(parameter.numel() for parameter in model.parameters())
     with whole_folder(folder) as temporary:
         tokenizer.save_pretrained(temporary)
         if _is_qwen_vl(size):
             image_processor(size).save_pretrained(temporary)
         write_json(temporary / "config.json", original)
-        write_json(temporary / "sam2_sizes.json", sizes)
+        write_json(temporary / "sam2_sizes.json", sam2_sizes_of(size))
         save_torch_state_dict(to_original(model.state_dict(), model.config), temporary, max_shard_size=SHARD)
     return count
+
+
+def sam2_sizes_of(size: Size) -> dict[str, Any]:
+    """Those of the released checkpoints, or tiny ones."""
+    return TINY_SAM2 if is_tiny(size) else HIERA_L
+
+
+def random_model(size: Size, device: str = "cpu") -> tuple[Any, Any, dict[str, Any]]:
+    """The model in bfloat16, made on a device, its tokenizer, and the official `config.json`."""
+    original = official_config(size)
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = _on_bfloat16(
+            lambda: Sa2VAForConditionalGeneration(config_from_original(original, sam2_sizes_of(size), "config.json"))
+        )
+    tokenizer = Sa2VAProcessor.from_pretrained("sa2va-nano").tokenizer
+    if _is_qwen_vl(size):
+        add_qwen_vl_tokens(tokenizer, size)
+    _answer_with_a_mask(model, len(tokenizer), tokenizer.get_vocab()["[SEG]"], tokenizer.eos_token_id)
+    return model, tokenizer, original
 
 
 def _is_qwen_vl(size: Size) -> TypeGuard[QwenVLSize]:
