@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Measures this project on a GPU, and writes one text file to send to us. Nothing is downloaded but Python packages.
-#   bash scripts/gpu_check.sh              # at most 30 minutes once packages are installed; Ctrl-C keeps what it has
+#   bash scripts/gpu_check.sh              # at most 10 minutes once packages are installed; Ctrl-C keeps what it has
 #   GPU_CHECK_DEVICE=cpu GPU_CHECK_SIZES=tiny bash scripts/gpu_check.sh    # a rehearsal without a GPU
-# About 20 GB are written below TMPDIR, or below outputs/, and deleted at the end. Every part has a limit of its own; one
+# About 5 GB are written below TMPDIR, or below outputs/, and deleted at the end. Every part has a limit of its own; one
 # that fails or runs out of time is noted, and the next one begins.
 set -uo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -13,12 +13,12 @@ if [[ "${1:-}" == --help || "${1:-}" == -h ]]; then
 fi
 unset MODEL_PATH DATA_ROOT UNLABELLED_ROOT REWARD_NET NPROC EVAL_IMAGES SEED N_ENVS SEGMENT_BATCH OUTPUT_DIR  # the user's
 unset SA2VA_RL_TERMINAL  # one line for each part is enough
-ensure_environment "[test]" || exit
+ensure_environment "[quantization]" || exit
 report="$PWD/gpu_check_$(date +%Y%m%d_%H%M%S).txt"
 cd "$root" || exit
-device="${GPU_CHECK_DEVICE:-cuda}" sizes="${GPU_CHECK_SIZES:-1b 4b}" gib=0
+device="${GPU_CHECK_DEVICE:-cuda}" sizes="${GPU_CHECK_SIZES:-1b 4b}"
 if [[ "$device" != cpu ]]; then
-  gib="$(python -c 'import torch; print(torch.cuda.get_device_properties(0).total_memory >> 30)' 2> /dev/null)" || {
+  python -c 'import torch; torch.cuda.get_device_properties(0)' 2> /dev/null || {
     echo "no GPU is visible to torch; install a CUDA build of torch $(python -c 'import torch; print(torch.__version__)'), or set CUDA_VISIBLE_DEVICES" >&2
     exit 2
   }
@@ -107,30 +107,16 @@ stages() {  # $1: size, $2: seconds, $3...: flags; the rendered data stay for th
 }
 
 flag=$([[ "$device" == cpu ]] && echo -1 || echo 0)
-first="${sizes%% *}" cores="$(nproc)" workers=() checkpointing=()
-((cores < 2)) || workers=(-n $((cores < 4 ? cores : 4)) --dist loadfile)
-[[ "$device" == cpu ]] || ((${gib:-0} >= 30)) || checkpointing=(--gradient_checkpointing)
+first="${sizes%% *}" quick=(--parts formats decoding)
 gpu=(python -m benchmarks.gpu --device "$device")
 prompts=(python -m benchmarks.segment --model_path "$model/model" --image docs/demo.png --device "$device" --max_new_tokens 24 --repeats 3)
+read -r -a every <<< "$sizes"
 
 machine 2>&1 | clean >> "$report"
-part "number formats, decoding, memory, compilation, nano" 100 "${gpu[@]}"
-stages "$first" 240
-part "predicted memory, $first" 30 python -m rl_reward_network.cli doctor --memory --model_path "$model/model" --device "$device" --max_completion_length 24 --images 8
-part "number formats, decoding, memory, compilation, $first" 140 "${gpu[@]}" --model_path "$model/model"
+part "training in one process, $sizes" 220 python -m benchmarks.gpu_training --device "$device" --sizes "${every[@]}" --max_seconds 180
+part "number formats, decoding, nano" 60 "${gpu[@]}" "${quick[@]}"
+stages "$first" 110 --stages write load segment "mask bank"
 part "batched prompts against single calls, $first" 45 "${prompts[@]}"
-part "step 2, quick" 220 env GPU="$flag" OUTPUT_DIR="$work/outputs" bash run_step2_finetune.sh quick
-part "GRPO, quick" 220 env GPU="$flag" OUTPUT_DIR="$work/outputs" bash run_rl_train.sh quick
-part "one GRPO step against the usual layout" 60 python -m benchmarks.grpo_step --device "$device"
-part "tests" 200 env OMP_NUM_THREADS=1 python -m pytest --maxfail=20 --tb=short --basetemp="$work/pytest" "${workers[@]}" tests/models tests/grpo tests/rewards tests/env
-for size in ${sizes#"$first"}; do
-  if [[ "$size" == 4b ]] && (($(free_gb) < 40)); then
-    summary+=("$size: left out, since $(free_gb) GB of disk are free, and 40 are needed")
-    continue
-  fi
-  stages "$size" 300 --stages write load segment "mask bank" "GRPO step" "supervised step" "${checkpointing[@]}"
-  part "number formats, decoding, memory, $size" 90 "${gpu[@]}" --model_path "$model/model" --parts formats decoding recovery
-  part "batched prompts against single calls, $size" 45 "${prompts[@]}"
-done
-stages "$first" 110 --dtype float32 --stages write load segment "GRPO step"
+part "one GRPO step against the usual layout" 45 python -m benchmarks.grpo_step --device "$device"
+part "GRPO, quick" 120 env GPU="$flag" OUTPUT_DIR="$work/outputs" bash run_rl_train.sh quick
 finish
