@@ -13,8 +13,8 @@ def test_every_way_is_a_row_with_numbers(capsys: pytest.CaptureFixture[str]) -> 
         (line,) = (line for line in printed.splitlines() if line.startswith(f"tiny, {way}: "))
         seconds, rollouts, peak, predicted, _ = map(float, line.removeprefix(f"tiny, {way}: ").split(";")[0].split(","))
         assert 0 < rollouts < seconds
-        assert 0 < predicted
-        assert 0 < peak
+        assert predicted > 0
+        assert peak > 0
 
 
 def test_a_way_that_fails_is_a_row_and_the_exit_status(
