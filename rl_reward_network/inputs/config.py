@@ -24,15 +24,15 @@ class RunConfig:
 
     model_path: str = DEFAULT_MODEL
     """Sa2VA: a folder in the official or our layout, or a hub id (MODEL_PATH); by default the small embedded one."""
-    adapter: Rare[Path | None] = None
-    """LoRA that was trained elsewhere, to be merged into the model: a folder of peft (adapter_config.json), or a run of
-    sa2va-rl grpo. The result is written once, to <output_dir>/merged."""
     data_root: Annotated[Path, tyro.conf.arg(aliases=["--data-dir"])] = DEFAULT_DATA
     """Folder with annotations.json and images/ (DATA_ROOT); GRPO also takes captioned regions (Grasp-Any-Region,
     describe-anything), or a hub id of Grasp-Any-Region. The default, for the embedded model alone, is rendered if
     missing."""
     output_dir: Path = Path("outputs")
     """Parent of the run folders and of the mask bank (OUTPUT_DIR)."""
+    adapter: Rare[Path | None] = None
+    """LoRA that was trained elsewhere, to be merged into the model: a folder of peft (adapter_config.json), or a run of
+    sa2va-rl grpo. The result is written once, to <output_dir>/merged."""
     seed: int = 0
     """Seed of everything random but the split (SEED): runs of several seeds share their patients."""
     split_seed: Rare[int] = 0
