@@ -26,7 +26,7 @@ from rl_reward_network.grpo.prompts import (
     named_prompt,
     region_prompt,
 )
-from rl_reward_network.inputs.adapter import with_adapter
+from rl_reward_network.inputs.adapter import check_adapter, with_adapter
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig
 from rl_reward_network.inputs.loading import (
     check_named,
@@ -224,12 +224,13 @@ def check_config(config: RunConfig, regions: RegionConfig) -> tuple[RunConfig, R
         The settings; `data_root` alone names the data.
 
     Raises:
-        ValueError: data named twice or not at all, a GPU or a package that is missing.
+        ValueError: data named twice or not at all; an adapter, a GPU or a package that is missing.
     """
     config, regions = _named_once(config, regions)
     compile_group_regex(config.group_regex)
     check_first_gpu(config.gpu)
     check_named(config.model_path, config.data_root, DEFAULT_REGIONS)
+    check_adapter(config)
     check_device(config.rank_device)
     if regions.use_flash_attn:
         check_flash_attn(config.rank_device)

@@ -10,12 +10,12 @@ from transformers.trainer_utils import get_last_checkpoint
 from rl_reward_network.artefacts import read_json, weights_fingerprint, whole_folder
 from rl_reward_network.curves import load_checkpoint
 from rl_reward_network.grpo.card import card_text, trained_in_bits
-from rl_reward_network.grpo.checkpoint import STATE, TRAINABLE
+from rl_reward_network.grpo.checkpoint import STATE
 from rl_reward_network.inputs.loading import located_model
 from rl_reward_network.models.lora import load_trainable, merge_lora
 from rl_reward_network.models.sa2va.arguments_sa2va import Quantization, bits_config
-from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
-from rl_reward_network.models.sa2va.loading_sa2va import Dtype, check_device, weight_dtype
+from rl_reward_network.models.sa2va.checkpoint_sa2va import TRAINABLE, open_checkpoint
+from rl_reward_network.models.sa2va.loading_sa2va import Dtype, check_device, convert_weights, weight_dtype
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration, check_checkpoint
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.run import FINAL, GRPO_RUN, check_readable
@@ -46,7 +46,7 @@ def merge_run(model_path: Path, output: Path, base_model: str | None = None, dty
     model, processor = load_base(path, config["origin"]["model_fingerprint"], dtype=dtype)
     if bits := config["origin"].get("quantization"):
         print(f"note: {trained_in_bits(bits)}")
-    load_trainable(model, final_model / "trainable")
+    load_trainable(model, final_model / TRAINABLE)
     merge_lora(model)
     model.config.image_resize = config["world"].get("image_resize") or model.config.image_resize
     model.config.max_tiles = config["world"]["max_dynamic_patch"]  # as it was trained and evaluated
@@ -126,9 +126,7 @@ def load_base(
         )
         if weights_fingerprint(model) == fingerprint:
             if trained != wanted and (device == "cpu" or dtype != "auto"):
-                for parameter in model.parameters():  # not of the buffers: rotary frequencies must stay float32
-                    if parameter.is_floating_point():
-                        parameter.data = parameter.data.to(wanted)
+                convert_weights(model, wanted)
             return model, Sa2VAProcessor.from_pretrained(path)
         del model  # before the next one is read
     raise ValueError(f"{path}: these are other weights than in training; give --base_model, the model of that run")

@@ -13,10 +13,17 @@ from rl_reward_network.data.images import file_stamp
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.adapters import adapter_folder, merge_adapter
 from rl_reward_network.models.sa2va.checkpoint_sa2va import located
+from rl_reward_network.models.sa2va.loading_sa2va import convert_weights
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 
 MERGED = "merged"  # below the output folder
+
+
+def check_adapter(config: RunConfig) -> None:
+    """Raise a ValueError where an adapter is named and none is there; the weights are not read."""
+    if config.adapter is not None:
+        adapter_folder(config.adapter)
 
 
 def with_adapter(config: RunConfig) -> RunConfig:
@@ -41,11 +48,11 @@ def with_adapter(config: RunConfig) -> RunConfig:
 
 def merge_model(model_path: str, adapter: Path, folder: Path) -> None:
     """Write a model with a merged adapter, in our layout and the number format of its files; added up in float32."""
-    stored = Sa2VAForConditionalGeneration.from_pretrained(model_path, dtype="auto").dtype
-    model = Sa2VAForConditionalGeneration.from_pretrained(model_path, dtype=torch.float32)
+    model = Sa2VAForConditionalGeneration.from_pretrained(model_path, dtype="auto")
+    stored = model.dtype
+    convert_weights(model, torch.float32)
     merge_adapter(model, adapter)
-    for parameter in model.parameters():  # not of the buffers: rotary frequencies must stay float32
-        parameter.data = parameter.data.to(stored)
+    convert_weights(model, stored)
     with whole_folder(folder) as temporary:
         model.save_pretrained(temporary)
         Sa2VAProcessor.from_pretrained(model_path).save_pretrained(temporary)

@@ -14,11 +14,13 @@ from safetensors.torch import load_file, save_file
 
 from rl_reward_network.artefacts import weights_fingerprint
 from rl_reward_network.cli.main import main as command
-from rl_reward_network.inputs.adapter import with_adapter
-from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.grpo.inputs import check_config
+from rl_reward_network.inputs.adapter import merge_model, with_adapter
+from rl_reward_network.inputs.config import RegionConfig, RunConfig
+from rl_reward_network.inputs.loading import check_inputs
 from rl_reward_network.models.adapters import adapter_folder, merge_adapter
 from rl_reward_network.models.lora import freeze_parameters, save_trainable, setup_lora
-from rl_reward_network.models.sa2va import Sa2VAForConditionalGeneration
+from rl_reward_network.models.sa2va import Sa2VAForConditionalGeneration, Sa2VAProcessor
 from tests.conftest import smooth_image
 
 IDS = torch.arange(3, 30)[None]
@@ -77,6 +79,9 @@ def test_the_result_of_our_training_is_merged(tiny_model: Sa2VAForConditionalGen
 def test_what_is_no_adapter_of_this_model_is_refused(tiny_model: Sa2VAForConditionalGeneration, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"holds neither adapter_config\.json"):
         merge_adapter(tiny_model, tmp_path)
+    for check in (check_inputs, lambda config: check_config(config, RegionConfig())):
+        with pytest.raises(ValueError, match=r"holds neither adapter_config\.json"):
+            check(RunConfig(adapter=tmp_path, gpu=-1))
     trained_elsewhere(tiny_model, "lora", tmp_path / "good")
     file, config = tmp_path / "good" / "adapter_model.safetensors", tmp_path / "good" / "adapter_config.json"
     tensors = load_file(file)
@@ -112,6 +117,22 @@ def test_a_run_reads_the_merged_model_which_is_written_once(
     assert weights_fingerprint(model) != weights_fingerprint(tiny_model)
     trained_elsewhere(tiny_model, "dora", tmp_path / "adapter")
     assert with_adapter(config).model_path != first.model_path
+
+
+def test_a_merged_model_keeps_the_number_format_of_its_files(
+    tiny_model: Sa2VAForConditionalGeneration, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    trained_elsewhere(tiny_model, "lora", tmp_path / "adapter")
+    half = copy.deepcopy(tiny_model).to(torch.bfloat16)
+    half.save_pretrained(tmp_path / "half")
+    Sa2VAProcessor.from_pretrained(tiny_checkpoint).save_pretrained(tmp_path / "half")
+    merge_model(str(tmp_path / "half"), tmp_path / "adapter", tmp_path / "merged")
+    expected = Sa2VAForConditionalGeneration.from_pretrained(tmp_path / "half", dtype=torch.float32)
+    merge_adapter(expected, tmp_path / "adapter")
+    found = Sa2VAForConditionalGeneration.from_pretrained(tmp_path / "merged", dtype="auto").state_dict()
+    assert {tensor.dtype for tensor in found.values()} == {torch.bfloat16}
+    for name, tensor in expected.state_dict().items():
+        assert torch.equal(found[name], tensor.to(torch.bfloat16)), f"{name}: added up in float32, rounded once"
 
 
 def test_segment_takes_an_adapter(

@@ -104,6 +104,13 @@ def weight_dtype(device: str, dtype: Dtype = "auto") -> torch.dtype:
     return torch.float32 if dtype == "float32" else torch.bfloat16
 
 
+def convert_weights(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Convert the parameters of a model in place, quantized ones excepted; rotary frequencies stay float32 buffers."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
+
+
 def check_flash_attn(device: str) -> None:
     """Raise a ValueError unless FlashAttention 2 can run on the device."""
     if torch.device(device).type != "cuda":
