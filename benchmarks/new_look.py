@@ -32,7 +32,6 @@ from rl_reward_network.data.items import Sample
 from rl_reward_network.data.splits import spread
 from rl_reward_network.embedded.angiograms import LOOKS
 from rl_reward_network.embedded.datasets import write_angiograms
-from rl_reward_network.grpo.checkpoint import TRAINABLE
 from rl_reward_network.grpo.image_context import FeatureCache
 from rl_reward_network.grpo.measure import measure
 from rl_reward_network.grpo.merge import load_base
@@ -43,6 +42,7 @@ from rl_reward_network.inputs.loading import read_samples
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.lora import load_trainable
 from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.models.sa2va.checkpoint_sa2va import TRAINABLE
 from rl_reward_network.report.statistics import few_patients_note, mean_interval
 from rl_reward_network.rewards import out_of_distribution
 from rl_reward_network.rewards.learned import ForegroundMaps

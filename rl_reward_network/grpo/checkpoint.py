@@ -18,10 +18,10 @@ from rl_reward_network.artefacts import whole_folder
 from rl_reward_network.curves import load_checkpoint, save_checkpoint
 from rl_reward_network.models.ema import EMA
 from rl_reward_network.models.lora import load_trainable, save_trainable
+from rl_reward_network.models.sa2va.checkpoint_sa2va import TRAINABLE
 
 EMA_WEIGHTS, STATE = "ema.safetensors", "grpo_state.pt"
 REWARD_WEIGHTS = "reward_net.safetensors"  # of a reward network that is fitted again
-TRAINABLE = "trainable"  # folder of the trained tensors, in a checkpoint and in a final_model
 SAVE_TOTAL_LIMIT = 2  # checkpoints
 
 

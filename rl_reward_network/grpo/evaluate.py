@@ -15,7 +15,6 @@ from rl_reward_network.data.splits import spread
 from rl_reward_network.data_import.write import import_notes
 from rl_reward_network.grpo.by_name import answers_of, exact_share, held_out_prompts, picked, questions_of
 from rl_reward_network.grpo.card import training_facts
-from rl_reward_network.grpo.checkpoint import TRAINABLE
 from rl_reward_network.grpo.image_context import FeatureCache
 from rl_reward_network.grpo.inputs import GRPOInputs, count_images, of_images, open_grpo_inputs
 from rl_reward_network.grpo.measure import Measured, iou_of_captions, measure, unpacked
@@ -29,6 +28,7 @@ from rl_reward_network.inputs.unlabelled import unchanged
 from rl_reward_network.models.ema import copied, swapped
 from rl_reward_network.models.lora import load_trainable
 from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.models.sa2va.checkpoint_sa2va import TRAINABLE
 from rl_reward_network.models.sa2va.side_network import side_network_config
 from rl_reward_network.report.before_after import BeforeAfter, ReportItem, label, write_before_after
 from rl_reward_network.report.by_name import NamesSection, names_section

@@ -18,7 +18,6 @@ from transformers.trainer_utils import get_last_checkpoint
 from rl_reward_network.artefacts import weights_fingerprint, whole_folder, write_json
 from rl_reward_network.data.splits import Split, save_split, select
 from rl_reward_network.grpo.card import card_text
-from rl_reward_network.grpo.checkpoint import TRAINABLE
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.inputs import (
     GRPOInputs,
@@ -46,6 +45,7 @@ from rl_reward_network.models.ema import trainable_tensors
 from rl_reward_network.models.lora import parameter_table, save_trainable
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.arguments_sa2va import Quantization
+from rl_reward_network.models.sa2va.checkpoint_sa2va import TRAINABLE
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype, load_sa2va_model, weight_dtype
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor

@@ -483,7 +483,7 @@ class Sa2VAGRPOTrainer(Trainer):
         now = {**self.phases, "all": self.seconds - self.earlier_seconds}
         spent = {name: value - self.logged_phases.get(name, 0.0) for name, value in now.items()}
         self.logged_phases = now
-        spent["learning"] = spent.pop("all") - sum(value for name, value in spent.items() if name != "all")
+        spent["learning"] = spent.pop("all") - sum(spent.values())
         rows = {f"seconds/{name}": value for name, value in spent.items()}
         if self.sampled_tokens:
             rows["tokens_per_second"] = self.sampled_tokens / max(spent["rollouts"], 1e-9)

@@ -8,10 +8,9 @@ from peft import PeftModel, get_peft_model_state_dict
 from safetensors import SafetensorError, safe_open
 
 from rl_reward_network.models.lora import PEFT_CONFIG, PEFT_WEIGHTS, WEIGHTS, load_trainable, merge_lora
+from rl_reward_network.models.sa2va.checkpoint_sa2va import FINAL_MODEL, TRAINABLE
 from rl_reward_network.models.sa2va.key_map_sa2va import first_few
 
-OURS = "trainable"  # in a final_model folder of a GRPO run
-FINAL = "final_model"
 REMEDY = "give the model that it was trained on, in our layout (sa2va-rl convert)"
 
 
@@ -21,7 +20,7 @@ def adapter_folder(path: Path) -> Path:
     Raises:
         ValueError: no adapter is there.
     """
-    for folder in (path, path / OURS, path / FINAL / OURS):
+    for folder in (path, path / TRAINABLE, path / FINAL_MODEL / TRAINABLE):
         if (folder / WEIGHTS).is_file() or (folder / PEFT_CONFIG).is_file():
             return folder
     raise ValueError(

@@ -154,11 +154,9 @@ def check_fits(arguments: LoadingArguments, shapes: Mapping[str, Iterable[int]])
     """Raise a ValueError where the weights alone do not fit into the free memory of the GPU; nothing is read.
 
     Args:
-        arguments: device, dtype and quantization.
+        arguments: device (a GPU), dtype and quantization.
         shapes: of all tensors, by our names.
     """
-    if arguments.device.type != "cuda":
-        return
     needed = sum(
         torch.Size(tuple(shape)).numel() * _bytes_per_weight(name, arguments) for name, shape in shapes.items()
     )

@@ -21,6 +21,8 @@ from rl_reward_network.models.sa2va.key_map_sa2va import first_few
 
 EMBEDDED = {DEFAULT_MODEL: Path(__file__).parents[2] / "assets" / DEFAULT_MODEL}  # models that come with the project
 PROCESSOR_FILE = "processor_config.json"  # where `AutoProcessor` looks first
+TRAINABLE = "trainable"  # folder of the trained tensors, in a checkpoint of a run and in its final model
+FINAL_MODEL = "final_model"  # of a run
 OWN_SETTINGS = "sa2va"  # in that file: what a processor without its model's config.json needs
 
 
@@ -150,8 +152,8 @@ def read_image_processor(folder: Path) -> tuple[Qwen2VLImageProcessorPil | None,
 def refuse_unmerged(folder: Path) -> None:
     """Raise for a GRPO run, its final_model or a checkpoint: they hold trained tensors, not a whole model."""
     checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name), reverse=True)
-    for candidate in (folder, folder / "final_model", *checkpoints):
-        if (candidate / "trainable").is_dir():
+    for candidate in (folder, folder / FINAL_MODEL, *checkpoints):
+        if (candidate / TRAINABLE).is_dir():
             raise ValueError(
                 f"{folder}: holds the tensors trained by a GRPO run, not a whole model; merge them first, and give "
                 f"the result as --model_path: sa2va-rl merge --model_path {candidate} --output merged"
