@@ -1,4 +1,4 @@
-"""Why loop 2 samples masks and not tokens, and how wide each mask policy must be: numbers and docs/mask_policies.png.
+"""Why loop 2 samples masks and not tokens, and how wide each mask policy must be: numbers, and a picture in docs.
 
     python -m benchmarks.mask_policies
 
@@ -49,7 +49,7 @@ class Args:
 
     items: int = 48
     """Number of test regions."""
-    picture: Path = Path("docs/mask_policies.png")
+    picture: Path = Path("docs/pictures/mask_policies.png")
     """Path of the plot."""
 
 

@@ -1,4 +1,4 @@
-"""Which Sa2VA fits which GPU, and by which command: the table of docs/getting-started.md, in Markdown.
+"""Which Sa2VA fits which GPU, and by which command: the table of docs/how-to/your-model.md, in Markdown.
 
     python -m benchmarks.needs                                # minutes
     python -m benchmarks.needs --sizes 4b --memory_gib 24

@@ -51,7 +51,7 @@ class Args:
     repeats: int = 2
     """Groups of each image."""
     spread: float = 0.3
-    """Of the mask policy; see docs/mask_policies.md."""
+    """Of the mask policy; see docs/explanation/mask-policies.md."""
 
 
 class Groups(NamedTuple):

@@ -1,4 +1,4 @@
-"""The names that users of the original specification import, in its argument order; docs/specification.md compares."""
+"""The names that users of the original specification import, in its argument order; the docs compare both."""
 
 from collections.abc import Sequence
 from typing import Any

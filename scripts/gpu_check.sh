@@ -109,7 +109,7 @@ stages() {  # $1: size, $2: seconds, $3...: flags; the rendered data stay for th
 flag=$([[ "$device" == cpu ]] && echo -1 || echo 0)
 first="${sizes%% *}" quick=(--parts formats decoding)
 gpu=(python -m benchmarks.gpu --device "$device")
-prompts=(python -m benchmarks.segment --model_path "$model/model" --image docs/demo.png --device "$device" --max_new_tokens 24 --repeats 3)
+prompts=(python -m benchmarks.segment --model_path "$model/model" --image docs/pictures/demo.png --device "$device" --max_new_tokens 24 --repeats 3)
 read -r -a every <<< "$sizes"
 
 machine 2>&1 | clean >> "$report"

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "rl_reward_network"
 
-# What each room may import of ours; docs/contributing.md draws the same. Nothing imports `cli` but the launchers.
+# What each room may import of ours; CONTRIBUTING.md draws the same. Nothing imports `cli` but the launchers.
 LOW = {
     "artefacts",
     "flags",
@@ -134,8 +134,8 @@ def test_no_module_needs_what_windows_lacks_to_be_imported() -> None:
 
 
 def test_the_rooms_are_drawn() -> None:
-    """docs/contributing.md draws every room."""
+    """CONTRIBUTING.md draws every room."""
     text = (ROOT / "docs" / "contributing.md").read_text()
     drawing = re.search(r"## Structure\n.*?```\n(.*?)```", text, flags=re.DOTALL)
-    assert drawing, "docs/contributing.md has no section 'Structure' with a drawing"
+    assert drawing, "CONTRIBUTING.md has no section 'Structure' with a drawing"
     assert {room for room in MAY_IMPORT if (PACKAGE / room).is_dir()} <= set(drawing[1].split())

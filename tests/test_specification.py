@@ -281,12 +281,13 @@ def test_its_other_names_are_ours() -> None:
     assert len((ROOT / "rl_reward_network" / "specification.py").read_text().splitlines()) <= 60
 
 
-# ---- docs/specification.md ------------------------------------------------------------------------------------------
+# ---- docs/reference/specification.md ---------------------------------------------------------------------------------
 
 
 def names_of_ours() -> set[str]:
     """What the second column of its tables calls by name."""
-    rows = [line.split("|") for line in (ROOT / "docs/specification.md").read_text().splitlines() if line[:1] == "|"]
+    page = (ROOT / "docs/reference/specification.md").read_text()
+    rows = [line.split("|") for line in page.splitlines() if line[:1] == "|"]
     return {name for row in rows[2:] for name in re.findall(r"`([^`]+)`", row[2])}
 
 

@@ -4,7 +4,7 @@
     sa2va-rl segment image.png --model_path outputs/adapt_<time>/adapted
 
 First the model learns the true masks, with a side network for thin objects; then a mean teacher, a moving average of
-the model, gives masks for the images without. This order is the one that won in the comparison of docs/unlabelled.md.
+the model, gives masks for the images without. This order won in a comparison (docs/how-to/images-without-masks.md).
 Held-out labelled patients stop each stage and decide whether it is kept; what has not beaten the model as it was is not
 deployed. Training images beyond --max_labelled are used without their masks, so --unlabelled_root may be left out.
 """
@@ -50,7 +50,7 @@ def check(args: Args) -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(
             "adapt runs in one process; on several GPUs call its stages: torchrun ... sa2va-rl grpo --objective "
-            "supervised --side_network, then merge, then --objective mean_teacher (docs/unlabelled.md)"
+            "supervised --side_network, then merge, then --objective mean_teacher (docs/how-to/images-without-masks.md)"
         )
     check_inputs(args.inputs)
     check_config(args.inputs, args.regions)

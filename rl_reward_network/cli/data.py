@@ -6,7 +6,7 @@
     sa2va-rl data import SOURCE --to FOLDER --write    # your own images, see data_import.py
 
 Nothing is downloaded, and equal versions give equal files. Existing data sets are kept. The angiograms have the same
-format as your own data (docs/your-data.md): 160 patients, two series each, three frames per series.
+format as your own data (docs/how-to/your-data.md): 160 patients, two series each, three frames per series.
 """
 
 from dataclasses import dataclass

@@ -33,7 +33,7 @@ class Args:
     """The phrase of the object; by default the class's name, or "blood vessel" for none or several."""
     classes: Path | None = None
     """A file with several classes that are asked for by name, their wordings and their certain absences, in place of
-    --label and --phrase; docs/your-data.md describes it."""
+    --label and --phrase; docs/how-to/your-data.md describes it."""
     frames: Rare[str] = "middle"
     """Frames of a DICOM file with several: first, middle or all."""
     skip: Rare[int] = 0

@@ -47,7 +47,7 @@ class Args:
 
     mode: tyro.conf.Positional[Literal["quick", "full"]]
     """quick: 50 images, members of 200 steps. full: 200 images, members of 700 steps. Minutes on two cores are in
-    docs/reward-network.md. A full run of step 2 never uses a quick network."""
+    docs/how-to/reward-network.md. A full run of step 2 never uses a quick network."""
     inputs: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
     prompting: Annotated[PromptConfig, tyro.conf.arg(name="")] = field(default_factory=PromptConfig)
     steps: int | None = None

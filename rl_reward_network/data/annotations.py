@@ -161,7 +161,9 @@ def _read_records(path: Path) -> list[Any]:
     records = read_json(path)
     if not isinstance(records, list) or not records:
         kind = "an empty list" if records == [] else type(records).__name__
-        raise ValueError(f"{path}: expected a list of records {{image, mask, text}}, got {kind}; see docs/your-data.md")
+        raise ValueError(
+            f"{path}: expected a list of records {{image, mask, text}}, got {kind}; see docs/how-to/your-data.md"
+        )
     return records
 
 

@@ -75,7 +75,9 @@ def read_classes(path: Path) -> list[NamedClass]:
     """
     value = read_json(path)
     if not isinstance(value, list) or not value:
-        raise ValueError(f"{path}: expected a list of classes {{name, phrases, held_out}}; see docs/your-data.md")
+        raise ValueError(
+            f"{path}: expected a list of classes {{name, phrases, held_out}}; see docs/how-to/your-data.md"
+        )
     classes = [_parsed(entry, f"{path}: class {number}") for number, entry in enumerate(value)]
     _check_wordings(classes, path)
     return classes

@@ -143,7 +143,7 @@ def _refuse_bare_images(folder: Path) -> None:
         f"{folder}: {count} images and no annotations.json, which names the patient of each; write one, a list of "
         'records {"image": NAME, "text": ["blood vessel"], "group": PATIENT}, with the images in images/ (`mask_png` '
         "may be missing where --reward_net gives the reward); captions of regions come as Arrow rows. Both are in "
-        "docs/your-data.md"
+        "docs/how-to/your-data.md"
     )
 
 

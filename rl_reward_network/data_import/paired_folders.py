@@ -61,7 +61,7 @@ def read_paired_folders(source: Path, frames: str = "") -> Found:
         raise ValueError(
             f"{source}: no annotations.json, and no image has a mask of equal name; images are {names[0]}; masks are"
             f" {names[1]}; rename the folders to images/ and masks/ and each mask as its image, or write"
-            " annotations.json (docs/your-data.md)"
+            " annotations.json (docs/how-to/your-data.md)"
         )
     names_written = names_of(images, source)
     items = [

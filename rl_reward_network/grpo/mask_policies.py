@@ -2,7 +2,7 @@
 
 Each policy has the same six functions; a `spread` (one number, adapted to the similarity of a group's masks) widens it.
 Axes: C SAM 2 width, G actions, A numbers of an action, D parameters, h w the decoder's grid. Why the tokens are not
-the action: docs/mask_policies.md.
+the action: docs/explanation/mask-policies.md.
 
 Source: Gaussian on a continuous prompt with a mean-reduced log-probability as in Flow-GRPO (arXiv 2505.05470).
 """

@@ -73,7 +73,8 @@ class AdapterArgs:
     """What may adapt beside the parts that Sa2VA's own fine-tuning trains."""
 
     side_network: bool = False
-    """Add a side network, a small U-Net that refines masks at a finer resolution: for thin objects (docs/grpo.md)."""
+    """Add a side network, a small U-Net that refines masks at a finer resolution: for thin objects
+    (docs/how-to/train-weights.md)."""
     side_pixels: Rare[int] = 512
     """Side in pixels of the square that the side network sees, and of its masks; a multiple of 64."""
     encoder: Rare[Literal["frozen", "lora", "full"]] = "frozen"

@@ -1,7 +1,7 @@
 """From rollouts to advantages: reward functions are called with columns, and terms become advantages.
 
 Terms are computed by micro-batch, advantages from those of a whole optimisation step, of all processes. The statistics
-of both are for the curves; every tag is explained in docs/metrics.md.
+of both are for the curves; every tag is explained in docs/reference/tensorboard.md.
 """
 
 import math

@@ -134,7 +134,8 @@ class GRPOSettings:
     """Weight of the cross-entropy of the answer with [SEG]: training on masks alone can change the text until the
     answer has no [SEG], and so no mask (docs/log.md)."""
     taught_weight: Rare[float] = 1.0
-    """Mean teacher: weight of the loss on the teacher's masks, once it has faded in (docs/unlabelled.md)."""
+    """Mean teacher: weight of the loss on the teacher's masks, once it has faded in
+    (docs/how-to/images-without-masks.md)."""
     preferred_by: Rare[PreferredBy] = "both"
     """DPO: which of two masks is preferred: by the truth, by the reward network's score (learned), by the Betti numbers
     of the reward network's tree or of one connected tree without loops (betti), or where score and Betti numbers agree
@@ -148,7 +149,7 @@ class GRPOSettings:
     """DPO: weight of the supervised loss on the preferred masks."""
     refit_steps: Rare[int | None] = None
     """With --reward_net: optimisation steps between two re-fits of the reward network, on its own labels and on the
-    model's masks that it trusts (docs/grpo.md); by default it stays as it is."""
+    model's masks that it trusts (docs/reference/rewards.md); by default it stays as it is."""
     contrast_weight: Rare[float] = 0.3
     """Supervised training by name: weight of the contrast between the [SEG] of different names, without which the
     language model learns new names slowly (docs/log.md)."""

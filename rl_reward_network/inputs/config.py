@@ -116,7 +116,7 @@ class RegionConfig:
     attention, since it is trained on packed rows with a mask."""
     quantization: Rare[Literal["4bit", "8bit"] | None] = None
     """QLoRA: keep the language model's frozen weights in 4 bit (NF4) or 8 bit (pip install -e '.[quantization]'), with
-    LoRA beside them; everything that makes masks stays in dtype (docs/transformers.md)."""
+    LoRA beside them; everything that makes masks stays in dtype (docs/how-to/transformers.md)."""
     max_dynamic_patch: Annotated[int, tyro.conf.arg(aliases=["--max-tiles"]), RARE] = 1
     """Most tiles an image is cut into; 12 is Sa2VA's default at prediction and makes GRPO several times slower.
     Without effect on a Qwen-VL, which has no tiles."""

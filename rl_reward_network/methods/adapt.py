@@ -143,7 +143,7 @@ def check_labels(inputs: GRPOInputs, max_labelled: int | None = None) -> None:
             f"{root}: {len(training)} labelled training images and {len(deciding)} labelled validation patients; adapt "
             f"needs one and {MIN_PATIENTS}. Without masks it cannot be known whether a changed model is better or "
             "worse: agreement, confidence and a reward network's score can rise while masks get worse "
-            "(docs/unlabelled.md). Annotate images of some patients, or use the model as it is"
+            "(docs/how-to/images-without-masks.md). Annotate images of some patients, or use the model as it is"
         )
     if len(training) == len(inputs.pick("reward", "policy")) and not inputs.unlabelled_prompts:
         raise ValueError(

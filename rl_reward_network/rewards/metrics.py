@@ -2,7 +2,7 @@
 
 To add a metric, write its function here and add an entry to `METRICS`. It is then a column of the comparison of methods
 and of experiment 2 (report.html, table.csv, eval.csv, eval.json). If its range is [0, 1] and higher is better, it is a
-reward of PPO and GRPO and a column of the prompt policy's report, too. docs/contributing.md has an example.
+reward of PPO and GRPO and a column of the prompt policy's report, too. docs/how-to/another-metric.md has an example.
 
 All functions take the predicted and the true masks, bool (N, H, W) of one shape, and return float64 (N,). They raise a
 ValueError if the shapes differ, a mask has no pixel, or it is not bool (threshold probabilities first). N may be 0.

@@ -85,7 +85,7 @@ def test_images_without_annotations_are_an_error_that_says_what_is_missing(tmp_p
     for folder in (tmp_path / "data", tmp_path / "data" / "images"):
         with pytest.raises(
             ValueError,
-            match=rf"{folder}: 2 images and no annotations\.json.*write one.*\"group\": PATIENT.*docs/your-data",
+            match=rf"{folder}: 2 images and no annotations\.json.*write one.*\"group\": PATIENT.*docs/how-to/your-data",
         ):
             recognise(folder)
     (tmp_path / "data" / "annotations.json").write_text("[]")
