@@ -1,16 +1,20 @@
-"""The wheel, installed outside of the clone: what is in it, and that the main commands run. Minutes: run by
+"""The release, built twice: equal bytes, and what is in it; the wheel, installed outside of the clone: that the main
+commands run. Minutes: run by
 
 python -m pytest -m slow tests/test_wheel.py
 """
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 from pathlib import Path
+from typing import Any
 from zipfile import ZipFile
 
 import numpy as np
@@ -19,33 +23,67 @@ from PIL import Image
 
 from rl_reward_network import __version__
 from tests.conftest import SMALLEST, tube_image
+from tests.test_release import tracked
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ["pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-cache-dir", "--wheel-dir"]
-ASSETS = "rl_reward_network/assets/sa2va-nano"
+NAME = f"rl_reward_network-{__version__}"
+COMMITTED = 1_700_000_000  # seconds, even, as times in a wheel are
+TEXTS = {"README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "pyproject.toml", "requirements.txt", "MANIFEST.in"}
+
+EGG_INFO = ("PKG-INFO", "SOURCES.txt", "dependency_links.txt", "entry_points.txt", "requires.txt", "top_level.txt")
 
 
-def run(command: list[str | Path], folder: Path) -> str:
+def run(command: list[str | Path], folder: Path, umask: int = -1, **variables: str) -> str:
     """What a command prints; without this process's PYTHONPATH, which would lead into the clone."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1200)
+    environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **variables}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    done = subprocess.run(
+        command, cwd=folder, env=environment, umask=umask, capture_output=True, text=True, timeout=1200
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
+def clone(folder: Path) -> Path:
+    """A repository with one commit of the files here, as they are now."""
+    for name in tracked():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    identity = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
+    run(["git", "init", "--quiet"], folder)
+    run(["git", "add", "--all"], folder)
+    moment = {"GIT_COMMITTER_DATE": f"{COMMITTED} +0000"}
+    run(["git", *identity, "commit", "--quiet", "--message", "m"], folder, **moment)
+    return folder
+
+
+def build(source: Path, target: Path, **options: Any) -> Path:
+    """The folder with the release; temporary folders are beside it."""
+    run(["bash", source / "scripts" / "build_release.sh", target], source, TMPDIR=str(target.parent), **options)
+    return target
+
+
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, because a build leaves files in its source."""
-    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("pyproject.toml", "requirements.txt", "README.md", "LICENSE"):
-        shutil.copyfile(ROOT / name, source / name)
-    for name in ("rl_reward_network", "scripts", "tests", "benchmarks", "tools", "examples"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    run([sys.executable, "-m", *BUILD, target, source], target)
-    (file,) = target.glob("*.whl")
-    return file
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return clone(tmp_path_factory.mktemp("source"))
+
+
+@pytest.fixture(scope="module")
+def release(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(source, tmp_path_factory.mktemp("release"))
+
+
+@pytest.fixture(scope="module")
+def wheel(release: Path) -> Path:
+    return release / f"{NAME}-py3-none-any.whl"
+
+
+@pytest.fixture(scope="module")
+def archive(release: Path) -> Path:
+    return release / f"{NAME}.tar.gz"
 
 
 @pytest.fixture(scope="module")
@@ -71,12 +109,52 @@ def empty(tmp_path: Path) -> Path:
     return tmp_path / "empty"
 
 
-def test_it_holds_the_package_alone_with_its_assets(wheel: Path) -> None:
-    names = set(ZipFile(wheel).namelist())
-    assert {name.split("/")[0] for name in names} == {"rl_reward_network", f"rl_reward_network-{__version__}.dist-info"}
-    assert {"rl_reward_network/py.typed"} | {f"{ASSETS}/{path.name}" for path in (ROOT / ASSETS).iterdir()} <= names
-    sources = {str(path.relative_to(ROOT)) for path in (ROOT / "rl_reward_network").rglob("*.py")}
-    assert sources == {name for name in names if name.endswith(".py")}
+def test_the_release_has_the_same_bytes_when_it_is_built_elsewhere(
+    release: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """In a folder of another name and age, with another umask, time zone and language, and with files around."""
+    other = clone(tmp_path_factory.mktemp("a_clone_of_another_name"))
+    for name in ("outputs/run/config.json", ".venv/pyvenv.cfg", "rl_reward_network/mine.py", "build/lib/x.py"):
+        (other / name).parent.mkdir(parents=True, exist_ok=True)
+        (other / name).write_text("not in the commit")
+    os.utime(other / "README.md", (1, 1))
+    again = build(other, tmp_path_factory.mktemp("again"), umask=0o077, TZ="Asia/Tokyo", LC_ALL="C.UTF-8")
+    files = {path.name: path.read_bytes() for path in release.iterdir()}
+    assert set(files) == {f"{NAME}-py3-none-any.whl", f"{NAME}.tar.gz", "SHA256SUMS"}
+    assert [name for name, data in files.items() if (again / name).read_bytes() != data] == []
+
+
+def test_a_wheel_from_the_source_archive_is_the_wheel(archive: Path, wheel: Path, tmp_path: Path) -> None:
+    run([sys.executable, "-m", *BUILD, tmp_path, archive], tmp_path, umask=0o022, SOURCE_DATE_EPOCH=str(COMMITTED))
+    assert (tmp_path / wheel.name).read_bytes() == wheel.read_bytes()
+
+
+def test_the_wheel_holds_the_package_alone(wheel: Path) -> None:
+    names = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "top_level.txt", "licenses/LICENSE"}
+    expected = {*tracked("rl_reward_network"), *(f"{NAME}.dist-info/{name}" for name in names)}
+    assert set(ZipFile(wheel).namelist()) == expected
+    assert {entry.date_time[:3] for entry in ZipFile(wheel).infolist()} == {(2023, 11, 14)}, "of the commit"
+
+
+def test_the_source_archive_holds_what_the_package_is_built_from(archive: Path) -> None:
+    with tarfile.open(archive) as packed:
+        members = packed.getmembers()
+    assert {(member.mtime, member.uid, member.gid, member.uname) for member in members} == {(COMMITTED, 0, 0, "")}
+    assert {member.mode for member in members if member.isfile()} == {0o644}
+    written = {"PKG-INFO", "setup.cfg"} | {f"rl_reward_network.egg-info/{name}" for name in EGG_INFO}  # by setuptools
+    expected = {*tracked("rl_reward_network"), *TEXTS, *written}
+    assert {member.name for member in members if not member.isdir()} == {f"{NAME}/{name}" for name in expected}
+
+
+def test_no_file_names_a_folder_of_a_machine(wheel: Path, archive: Path) -> None:
+    with ZipFile(wheel) as packed:
+        contents = {name: packed.read(name) for name in packed.namelist()}
+    with tarfile.open(archive) as unpacked:
+        files = {member.name: unpacked.extractfile(member) for member in unpacked.getmembers()}
+        contents |= {name: file.read() for name, file in files.items() if file}
+    assert {name for name, data in contents.items() if re.search(rb"/(home|root|tmp|Users)/\w", data)} == set()
+    built = str(archive.parents[1]).encode()  # there, see `build`
+    assert {name for name, data in contents.items() if built in data} == set()
 
 
 def test_the_installed_package_is_used(binaries: Path, empty: Path) -> None:

@@ -6,12 +6,13 @@ Images are read from the folder of the server alone, and shrunk to what a model 
 from dataclasses import dataclass
 from os.path import commonprefix
 from pathlib import Path
+from tempfile import mkdtemp
 
 import numpy as np
 from matplotlib import colormaps
 from PIL import Image
 
-from rl_reward_network.data.images import decode_grid, load_for_model
+from rl_reward_network.data.images import decode_grid, image_size, load_for_model
 from rl_reward_network.depth import Levels
 from rl_reward_network.embedded.angiograms import render_series
 from rl_reward_network.embedded.regions import make_scenes
@@ -23,6 +24,7 @@ from rl_reward_network.models.reward_network import RewardNetworkConfig, error_m
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype
 from rl_reward_network.models.sa2va.pixels_sa2va import QUESTIONS, RegionPrompt, draw_region
 from rl_reward_network.report.overlays import BLUE, ORANGE, paint_mask
+from rl_reward_network.segment.files import save_mask
 from rl_reward_network.segment.maker import Answered, MaskMaker, default_model, load_mask_maker
 
 CAPTION_TOKENS = 64
@@ -47,6 +49,7 @@ class Pictures:
         errors: where the reward network expects errors of the mask, black 0 to yellow 1.
         fused: the mask of the mean of logits with the reward network's map, on the image.
         words: prompt, answer and predicted quality; plain text.
+        file: the mask as PNG, 0 and 255, in the size of the uploaded image.
     """
 
     overlay: np.ndarray
@@ -54,6 +57,7 @@ class Pictures:
     errors: np.ndarray | None
     fused: np.ndarray | None
     words: str
+    file: Path
 
 
 @dataclass(frozen=True)
@@ -103,12 +107,19 @@ class Answers:
             errors = (255 * colormaps["inferno"](expected)[..., :3]).astype(np.uint8)
             fused = paint_mask(image, fusion(result.soft, result.scorer.foreground_prob, weight) > 0.5, ORANGE)
         soft = np.repeat((255 * result.soft).astype(np.uint8)[..., None], 3, axis=2)
-        return Pictures(paint_mask(image, result.mask, BLUE), soft, errors, fused, self._words(result, note))
+        overlay, words = paint_mask(image, result.mask, BLUE), self._words(result, note)
+        return Pictures(overlay, soft, errors, fused, words, self._write_mask(Path(str(path)), result))
+
+    def _write_mask(self, image: Path, result: Answered) -> Path:
+        """Write the mask of an uploaded image; returns its file, in a folder of its own."""
+        file = Path(mkdtemp(dir=self.folder)) / f"{image.stem}_mask.png"
+        save_mask(file, enlarged(result.mask, image_size(image)), result.prompt)
+        return file
 
     def _words(self, result: Answered, note: str) -> str:
         lines = [f"Image: {note}"] if note else []
         lines += [f"Prompt: {result.prompt}", f"Answer: {result.answer.replace('<|im_end|>', '').strip()}"]
-        share = f"{result.mask.mean():.1%} of the image"
+        share = f"{100 * result.mask.mean():.1f} % of the image"
         lines.append(f"Mask: {share if result.segs else 'none, the answer has no [SEG]'}")
         return "\n".join(lines + self._quality(result))
 
@@ -226,6 +237,12 @@ def open_upload(path: str | None, folder: Path, levels: Levels | None) -> tuple[
     small = Image.fromarray(image)
     small.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
     return np.array(small), f"{width} x {height} pixels, shrunk to {small.width} x {small.height}"
+
+
+def enlarged(mask: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """The mask of a shrunk image, bool (H, W), in the size (H, W) of the image itself, with smooth outlines."""
+    grey = Image.fromarray(np.where(mask, np.uint8(255), np.uint8(0)))
+    return np.asarray(grey.resize(size[::-1], Image.Resampling.BILINEAR)) > 127
 
 
 def open_layer(layer: str | bytes, folder: Path) -> np.ndarray:

@@ -1,14 +1,14 @@
 """The arguments of transformers' `from_pretrained`: what each does for a Sa2VA, or the sentence that refuses it.
 
-dtype, torch_dtype        of the weights in memory: a torch.dtype, its name, "auto" (the files'); None is float32
-device_map                one device for the whole model: "cpu", "cuda:0", 0, {"": 0}; "auto" is the first GPU, or the
-                          CPU where there is none; several devices and offload are refused
-quantization_config       a BitsAndBytesConfig: the blocks of the language model in 4 or 8 bit, the rest in `dtype`
-attn_implementation       "sdpa", "eager", "flash_attention_2"
-use_flash_attn            of the official models: True is attn_implementation="flash_attention_2"
-cache_dir, token, revision, local_files_only, force_download    of a download from the hub
-low_cpu_mem_usage, trust_remote_code, use_safetensors    without effect: weights are read one by one from
-                          safetensors, and remote code is never run
+- `dtype`, `torch_dtype`: of the weights in memory: a torch.dtype, its name, "auto" (the files'); None is float32
+- `device_map`: one device for the whole model: "cpu", "cuda:0", 0, {"": 0}; "auto" is the first GPU, or the CPU where
+  there is none; several devices and offload are refused
+- `quantization_config`: a BitsAndBytesConfig: the blocks of the language model in 4 or 8 bit, the rest in `dtype`
+- `attn_implementation`: "sdpa", "eager", "flash_attention_2"
+- `use_flash_attn`: of the official models: True is attn_implementation="flash_attention_2"
+- `cache_dir`, `token`, `revision`, `local_files_only`, `force_download`: of a download from the hub
+- `low_cpu_mem_usage`, `trust_remote_code`, `use_safetensors`: without effect: weights are read one by one from
+  safetensors, and remote code is never run
 """
 
 import logging

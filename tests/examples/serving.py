@@ -1,0 +1,60 @@
+"""Start the demo as a user does, and the browser to look at it with."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+
+
+@contextmanager
+def served(port: int, uploads: Path, *flags: str, **environment: str) -> Iterator[str]:
+    """The address of a demo on the CPU; it must print no traceback, and leave nothing in the folder `uploads`."""
+    command = [sys.executable, "-m", "examples.demo", "--device", "cpu", "--port", str(port), *flags]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(uploads), **environment}
+    uploads.mkdir(exist_ok=True)
+    with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as server:
+        url = f"http://127.0.0.1:{port}"
+        try:
+            _wait_for(url, server)
+            assert len(list(uploads.iterdir())) == 1
+            yield url
+        finally:
+            server.terminate()
+            printed = server.stdout.read().decode() if server.stdout else ""
+    assert "Traceback" not in printed, printed
+    assert not list(uploads.iterdir()), "uploads stay on the disk"
+
+
+def _wait_for(url: str, server: "subprocess.Popen[bytes]") -> None:
+    for _ in range(240):
+        assert server.poll() is None, server.stdout.read().decode() if server.stdout else ""
+        try:
+            urlopen(url, timeout=5).close()
+            return
+        except OSError:
+            time.sleep(0.5)
+    raise AssertionError(f"{url} did not answer in two minutes")
+
+
+@contextmanager
+def headless() -> Iterator[Any]:
+    """A browser of Playwright; without Playwright or a Chromium the test is skipped."""
+    api = pytest.importorskip("playwright.sync_api", reason="needs playwright, a driver of browsers")
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium on the path, or its file in the variable CHROMIUM")
+    with api.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()

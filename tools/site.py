@@ -1,0 +1,168 @@
+"""The pages of the site that are made from the source: the API, the flags of every command, every error message.
+
+`docs/conf.py` calls `write_pages` before each build, so these pages cannot differ from the code. They are written below
+`docs/reference/` and are not tracked.
+"""
+
+import ast
+import io
+import os
+from collections.abc import Iterator
+from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import rl_reward_network
+
+PACKAGE = Path(rl_reward_network.__file__).parent
+ERRORS = ("Error", "ResetNeeded", "Full")  # how names of exceptions end
+WIDTH = "100"  # columns of the help
+
+
+@dataclass(frozen=True)
+class Message:
+    """An error message of the source.
+
+    Args:
+        module: full name of the module that raises it.
+        place: name of the function or class in the module.
+        error: name of the exception.
+        text: its words; `...` stands for a value.
+    """
+
+    module: str
+    place: str
+    error: str
+    text: str
+
+
+def write_pages(folder: Path) -> None:
+    """Write `settings.md`, `errors.md` and `api/ROOM.md`.
+
+    Args:
+        folder: `docs/reference`.
+    """
+    _write(folder / "settings.md", settings_page())
+    _write(folder / "errors.md", errors_page())
+    for room, text in room_pages().items():
+        _write(folder / "api" / f"{room}.md", text)
+
+
+def _write(file: Path, text: str) -> None:
+    """Only where it changes, so that Sphinx reads no page twice."""
+    file.parent.mkdir(exist_ok=True)
+    if not file.exists() or file.read_text(encoding="utf-8") != text:
+        file.write_text(text, encoding="utf-8")
+
+
+# ---- API -------------------------------------------------------------------------------------------------------------
+
+
+def modules() -> list[str]:
+    """Full names of all modules and packages, sorted."""
+    files = [file for file in PACKAGE.rglob("*.py") if file.stem != "__main__"]
+    names = [file.relative_to(PACKAGE.parent).with_suffix("").as_posix().replace("/", ".") for file in files]
+    return sorted(name.removesuffix(".__init__") for name in names)
+
+
+def room_of(module: str) -> str:
+    """The folder of a module below the package, or "package" for modules at its top."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and (PACKAGE / parts[1]).is_dir() else "package"
+
+
+def room_pages() -> dict[str, str]:
+    """Room -> its page: the modules in it, whose contents autodoc reads from docstrings."""
+    pages: dict[str, list[str]] = {}
+    for name in modules():
+        room = room_of(name)
+        first = f"This page documents the modules of `{room}`." if room != "package" else "This page documents the top."
+        lines = pages.setdefault(room, [f"# {room}", "", first, ""])
+        lines += [f"## {name.removeprefix('rl_reward_network.')}", "", "```{eval-rst}"]
+        lines += [f".. automodule:: {name}", "   :members:", "```", ""]
+    return {room: "\n".join(lines) for room, lines in pages.items()}
+
+
+# ---- settings --------------------------------------------------------------------------------------------------------
+
+
+def settings_page() -> str:
+    """Every flag of every command with its default, as `--help-all` prints it."""
+    from rl_reward_network.cli.main import COMMANDS, SUBCOMMANDS
+
+    lines = ["# Settings", "", "This page lists every flag of every command. `--help` shows the common ones alone.", ""]
+    for name in sorted([*COMMANDS, *SUBCOMMANDS]):
+        lines += [f"## {name}", "", "```text", help_text(name).rstrip(), "```", ""]
+    return "\n".join(lines)
+
+
+def help_text(name: str) -> str:
+    """What `sa2va-rl NAME --help-all` prints."""
+    from rl_reward_network.cli.main import main
+
+    text = io.StringIO()
+    os.environ |= {"COLUMNS": WIDTH, "NO_COLOR": "1", "TERM": "dumb"}
+    with redirect_stdout(text), suppress(SystemExit):
+        main([*name.split(), "--help-all"])
+    return text.getvalue()
+
+
+# ---- errors ----------------------------------------------------------------------------------------------------------
+
+
+def errors_page() -> str:
+    """Every error message, by the folder of its module."""
+    lines = ["# Error messages", ""]
+    lines += ["This page lists every error message of the package. `...` stands for a value. Search for the words of"]
+    lines += ["yours: a message says what was found, what is expected and what to do. Causes of the most frequent ones"]
+    lines += ["are in [troubleshooting](../how-to/troubleshooting.md).", ""]
+    room = ""
+    for message in messages():
+        if (new := room_of(message.module)) != room:
+            room = new
+            lines += [f"## {room}", ""]
+        text = message.text.replace("`", "'")
+        lines += [f"- `{text}`<br>{message.error} in [{message.module}](#{message.module}), `{message.place}`"]
+    return "\n".join([*lines, ""])
+
+
+def messages() -> list[Message]:
+    """Every message that the package raises, sorted by module, without doubles."""
+    found: dict[Message, None] = {}
+    for name in modules():
+        file = PACKAGE.parent / name.replace(".", "/")
+        source = (file / "__init__.py" if file.is_dir() else file.with_suffix(".py")).read_text(encoding="utf-8")
+        for place, node in _raised(ast.parse(source), ""):
+            text = " ".join(_words(node).split())
+            if len(text.replace("...", "")) > 8:  # others pass on a message that was made elsewhere
+                found[Message(name, place, _called(node), text)] = None
+    return list(found)
+
+
+def _raised(node: ast.AST, place: str) -> Iterator[tuple[str, ast.Call]]:
+    """Calls that make an exception, each with the names of the functions and classes around it."""
+    for child in ast.iter_child_nodes(node):
+        named = isinstance(child, ast.FunctionDef | ast.ClassDef)
+        inner = f"{place}.{child.name}".strip(".") if named else place  # type: ignore[attr-defined]
+        if isinstance(child, ast.Call) and _called(child).endswith(ERRORS):
+            yield inner, child
+        yield from _raised(child, inner)
+
+
+def _called(node: ast.Call) -> str:
+    return ast.unparse(node.func).rpartition(".")[2]
+
+
+def _words(node: ast.Call) -> str:
+    """The text of the first argument; values become `...`."""
+    return _text(node.args[0]) if node.args else ""
+
+
+def _text(node: ast.AST) -> str:
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(part) if isinstance(part, ast.Constant) else "..." for part in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _text(node.left) + _text(node.right)
+    return "..."
