@@ -56,7 +56,11 @@ def _call(words: list[str], prog: str) -> None:
         name = command_name(words)
         from rl_reward_network.cli.app import run  # not at the top: the overview needs no tyro
 
-        module = import_module(f"rl_reward_network.cli.{SUBCOMMANDS.get(name, name).replace('-', '_')}")
+        try:
+            module = import_module(f"rl_reward_network.cli.{SUBCOMMANDS.get(name, name).replace('-', '_')}")
+        except ValueError as error:  # in the file of own rewards
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(2)
         flags, ignoring = words[len(name.split()) :], getattr(module, "ignore_unknown", None)
         ignored = ignoring is not None and ignoring(flags)
         run(module.main, module.Args, prog or f"sa2va-rl {name}", flags, getattr(module, "check", None), ignored)

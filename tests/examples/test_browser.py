@@ -163,6 +163,7 @@ def test_what_is_refused_is_one_message_and_the_page_keeps_working(
         start.click()
         assert message in refusal(page)
         assert page.get_by_label("Answer").input_value() == words
+        assert page.get_by_text("Error", exact=True).count() == 0, "it covers the answers"
     name, mask = download(page, tmp_path)
     assert mask.any(), "the last answer can still be used"
 

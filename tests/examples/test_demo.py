@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 import examples.demo.__main__ as demo
 from benchmarks.random_checkpoint import write_random_checkpoint
 from examples.demo.answers import (
     LOOKS,
     Answers,
+    enlarged,
     interval_refusal,
     load_answers,
     open_layer,
@@ -220,7 +221,33 @@ def test_a_large_image_is_shrunk_and_a_small_or_a_deep_one_kept(answers: Answers
     Image.new("L", (1536, 768), 90).save(folder / "large.png")
     shown = answers.segment(str(folder / "large.png"), PROMPTS[0], False, 0.5)
     assert shown.overlay.shape == (512, 1024, 3)
+    assert Image.open(shown.file).size == (1536, 768)
     assert shown.words.startswith("Image: 1536 x 768 pixels, shrunk to 1024 x 512\n")
+
+
+def test_the_file_of_a_mask_has_the_size_of_its_image_and_the_values_0_and_255(
+    answers: Answers, images: list[str], folder: Path
+) -> None:
+    """Also where the image is turned by its EXIF orientation, or was shrunk for the model."""
+    plain = Image.open(images[0])
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    plain.resize((300, 200)).save(folder / "turned.jpg", exif=exif)
+    plain.resize((1500, 1200)).save(folder / "larger.png")
+    files = []
+    for name, size in ((images[0], (256, 256)), ("turned.jpg", (200, 300)), ("larger.png", (1500, 1200))):
+        shown = answers.segment(str(folder / name), PROMPTS[0], False, 0.5)
+        mask = np.asarray(Image.open(shown.file))
+        assert (mask.shape, mask.dtype, np.unique(mask).tolist()) == (size[::-1], np.uint8, [0, 255])
+        assert f"Mask: {100 * (mask > 0).mean():.1f} % of the image" in shown.words or name == "larger.png"
+        assert (shown.file.name, shown.file.parent.parent) == (f"{Path(name).stem}_mask.png", folder)
+        files.append(shown.file)
+    again = answers.segment(images[0], PROMPTS[3], False, 0.5).file
+    assert again not in files, "the file of another answer is not replaced"
+    mask = np.random.default_rng(0).random((30, 20)) < 0.3
+    np.testing.assert_array_equal(enlarged(mask, (30, 20)), mask)
+    half = np.repeat([[True, False]], 4, axis=0)
+    np.testing.assert_array_equal(enlarged(half, (8, 8)), np.tile(np.arange(8) < 4, (8, 1)))
 
 
 def test_a_layer_is_checked_before_it_is_decoded(tmp_path: Path) -> None:

@@ -13,7 +13,14 @@ from rl_reward_network.grpo.plan import RewardArgs
 from rl_reward_network.grpo.rewards import mask_reward_terms
 from rl_reward_network.ppo.contexts import PromptTable, load_tables, save_tables
 from rl_reward_network.report.metrics import measure_sample
-from rl_reward_network.rewards.table import IMAGE_REWARDS, MASK_REWARDS, PROMPT_REWARDS, needs_truth, prompt_reward
+from rl_reward_network.rewards.table import (
+    IMAGE_REWARDS,
+    MASK_REWARDS,
+    PROMPT_REWARDS,
+    needs_truth,
+    own_rewards,
+    prompt_reward,
+)
 from tests.env.test_sa2va_finetune_env import make_contexts
 
 LINE = np.zeros((20, 20), dtype=bool)
@@ -101,3 +108,72 @@ def test_the_table_imports_nothing_heavy():
     heavy = {"torch", "transformers", "skimage"}
     code = f"import sys, rl_reward_network.rewards.table; print(sorted({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+# ---- a file of the user's own ----------------------------------------------------------------------------------------
+
+OWN = """
+import numpy as np
+
+def _share(mask):
+    return mask.mean()
+
+def share(masks, image):
+    return [_share(mask) for mask in masks]
+"""
+
+
+def test_the_functions_of_an_own_file_are_rewards(tmp_path):
+    (tmp_path / "mine.py").write_text(OWN)
+    rewards = own_rewards(str(tmp_path / "mine.py"))
+    assert list(rewards) == ["share"], "neither imported modules nor private functions"
+    values = rewards["share"](np.stack([LINE, HALF_LINE]), np.zeros((20, 20, 3), dtype=np.uint8))
+    np.testing.assert_array_equal(values, [20 / 400, 10 / 400])
+    assert own_rewards(None) == own_rewards("") == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1", "defines no function"),
+        ("def dice(masks, image): return masks", "dice is the name of a reward"),
+        ("def share(masks): return masks", r"share\(masks\): expected the arguments \(masks, image\)"),
+    ],
+)
+def test_an_own_file_that_cannot_be_used_is_refused_at_once(tmp_path, text, message):
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        own_rewards(str(tmp_path / "mine.py"))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("[2.0, 0]", r"got 2\.0, expected a number in \[0, 1\]"),
+        ("[float('nan'), 0]", "got nan"),
+        ("0", "got shape"),
+    ],
+)
+def test_values_of_an_own_reward_are_checked(tmp_path, value, message):
+    (tmp_path / "mine.py").write_text(f"def share(masks, image): return {value}")
+    reward = own_rewards(str(tmp_path / "mine.py"))["share"]
+    with pytest.raises(ValueError, match=message):
+        reward(np.stack([LINE, LINE]), np.zeros((20, 20, 3), dtype=np.uint8))
+
+
+def test_every_command_takes_an_own_reward_by_its_name(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(OWN)
+    monkeypatch.setenv("SA2VA_RL_REWARDS", str(tmp_path / "mine.py"))
+    code = (
+        "import tyro, rl_reward_network.cli.prompts as p, rl_reward_network.grpo.plan as g\n"
+        "print(tyro.cli(p.Args, args=['quick', '--reward', 'share']).reward)\n"
+        "print(tyro.cli(g.RewardArgs, args=['--loop2-mask-rewards', 'share', '1']).loop2_mask_rewards)\n"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed == "share\n{'share': 1.0}\n"
+    monkeypatch.setenv("SA2VA_RL_REWARDS", str(tmp_path / "other.py"))
+    words = [sys.executable, "-m", "rl_reward_network.cli", "prompts", "--help"]
+    refused = subprocess.run(words, capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: SA2VA_RL_REWARDS is")
+    assert "Traceback" not in refused.stderr
