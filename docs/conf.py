@@ -24,7 +24,7 @@ html_title = f"{project} {release}"
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
-    # "sphinx_gallery.gen_gallery",
+    "sphinx_gallery.gen_gallery",
     "sphinx_copybutton",
 ]
 exclude_patterns = ["_build", "tutorials/*.md5", "**/GALLERY_HEADER.md"]
@@ -36,6 +36,19 @@ html_copy_source = False
 # Markdown
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+
+# Tutorials: run at each build
+sphinx_gallery_conf = {
+    "examples_dirs": "../tutorials",
+    "gallery_dirs": "tutorials",
+    "filename_pattern": "tutorial_",
+    "within_subsection_order": "FileNameSortKey",
+    "abort_on_example_error": True,
+    "show_signature": False,
+    "download_all_examples": False,
+    "min_reported_time": 1,
+    "copyfile_regex": r".*\.rst",
+}
 
 # API
 default_role = "code"  # docstrings write names in single backticks

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import rl_reward_network
@@ -44,8 +45,10 @@ def write_pages(folder: Path) -> None:
     """
     _write(folder / "settings.md", settings_page())
     _write(folder / "errors.md", errors_page())
-    for room, text in room_pages().items():
+    pages = room_pages()
+    for room, text in pages.items():
         _write(folder / "api" / f"{room}.md", text)
+    _write(folder / "api" / "index.md", api_index(sorted(pages)))
 
 
 def _write(file: Path, text: str) -> None:
@@ -81,6 +84,15 @@ def room_pages() -> dict[str, str]:
         lines += [f"## {name.removeprefix('rl_reward_network.')}", "", "```{eval-rst}"]
         lines += [f".. automodule:: {name}", "   :members:", "```", ""]
     return {room: "\n".join(lines) for room, lines in pages.items()}
+
+
+def api_index(rooms: list[str]) -> str:
+    """The page above those of the rooms, with the first line of each one's docstring."""
+    lines = ["# API", "", "This page lists the folders of the package; each has a page of its modules.", ""]
+    for room in rooms:
+        name = "rl_reward_network" if room == "package" else f"rl_reward_network.{room}"
+        lines += [f"- [{room}]({room}.md): {(import_module(name).__doc__ or '-').splitlines()[0]}"]
+    return "\n".join([*lines, "", "```{toctree}", ":hidden:", "", *rooms, "```", ""])
 
 
 # ---- settings --------------------------------------------------------------------------------------------------------

@@ -19,27 +19,29 @@ CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAM
 
 
 @contextmanager
-def served(port: int, uploads: Path, *flags: str, **environment: str) -> Iterator[str]:
-    """The address of a demo on the CPU; it must print no traceback, and leave nothing in the folder `uploads`."""
+def served(port: int, folder: Path, *flags: str, **environment: str) -> Iterator[str]:
+    """The address of a demo on the CPU, which prints to `server.log` in a folder, and must leave no upload there."""
     command = [sys.executable, "-m", "examples.demo", "--device", "cpu", "--port", str(port), *flags]
+    uploads, log = folder / "uploads", folder / "server.log"
+    uploads.mkdir()
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(uploads), **environment}
-    uploads.mkdir(exist_ok=True)
-    with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as server:
+    with (
+        log.open("w") as printed,
+        subprocess.Popen(command, env=variables, stdout=printed, stderr=subprocess.STDOUT) as server,
+    ):
         url = f"http://127.0.0.1:{port}"
         try:
-            _wait_for(url, server)
+            _wait_for(url, server, log)
             assert len(list(uploads.iterdir())) == 1
             yield url
         finally:
             server.terminate()
-            printed = server.stdout.read().decode() if server.stdout else ""
-    assert "Traceback" not in printed, printed
     assert not list(uploads.iterdir()), "uploads stay on the disk"
 
 
-def _wait_for(url: str, server: "subprocess.Popen[bytes]") -> None:
+def _wait_for(url: str, server: "subprocess.Popen[bytes]", log: Path) -> None:
     for _ in range(240):
-        assert server.poll() is None, server.stdout.read().decode() if server.stdout else ""
+        assert server.poll() is None, log.read_text()
         try:
             urlopen(url, timeout=5).close()
             return

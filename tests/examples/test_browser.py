@@ -36,12 +36,13 @@ OVERLAPS = """() => {
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A demo with a reward network, for those who know the password."""
+    """A demo with a reward network, for those who know the password; it prints no traceback."""
     folder = tmp_path_factory.mktemp("browser")
     RewardNetwork(RewardNetworkConfig(channels=(4, 8), members=2)).save_pretrained(folder / "best_reward_net")
     network = ["--reward_net", str(folder / "best_reward_net")]
-    with served(PORT, folder / "uploads", *network, SA2VA_DEMO_AUTH="me:secret") as url:
+    with served(PORT, folder, *network, SA2VA_DEMO_AUTH="me:secret") as url:
         yield url
+    assert "Traceback" not in (folder / "server.log").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -136,7 +136,7 @@ def test_the_page_asks_for_the_password(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a demo of the embedded model, served by the command as a user starts it."""
-    with served(PORT, tmp_path_factory.mktemp("uploads")) as url:
+    with served(PORT, tmp_path_factory.mktemp("page")) as url:
         yield url
 
 
