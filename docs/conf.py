@@ -56,6 +56,7 @@ autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 toc_object_entries = False  # in the navigation, they would cost minutes
+SEVERAL = re.compile(r"^ +\w+(, \w+)+: ")  # "image, mask: uint8 (H, W)"
 NAPOLEON = Config(napoleon_use_rtype=False, napoleon_use_ivar=True)
 # No inventory of another project is read, so names of other packages have no link; those of ours must have one.
 nitpick_ignore_regex = [
@@ -82,6 +83,7 @@ def translate(app: Sphinx, what: str, name: str, obj: object, options: object, l
 def escape(lines: list[str]) -> None:
     """Escape what has a meaning in reStructuredText only, outside of names in backticks and of examples."""
     for number, line in enumerate(lines):
+        line = SEVERAL.sub(lambda names: names[0].replace(", ", ","), line)  # else the first one is taken for a type
         if line.lstrip().startswith("## "):  # Gymnasium's sections
             lines[number] = f".. rubric:: {line.lstrip()[3:]}\n"
         elif not line.lstrip().startswith(">>>"):

@@ -14,29 +14,30 @@ prompt policy, read its verdict and segment a new image.
 # angiograms of 24 patients. **For your own data, leave out this cell and set** ``folder = Path("/data/vessels")``.
 
 import csv
+import io
 import json
-import os
 import shlex
-import subprocess
-import sys
 import tempfile
+from contextlib import chdir, redirect_stdout
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 from PIL import Image
 
+from rl_reward_network.cli.main import main
 from rl_reward_network.embedded.angiograms import LOOKS, TREE, render_series
 
-os.chdir(tempfile.mkdtemp())
-folder = Path("vessels")
+work = Path(tempfile.mkdtemp())  # for all files of this tutorial
+folder = work / "vessels"
 (folder / "images").mkdir(parents=True)
 (folder / "masks").mkdir()
 looks = list(LOOKS)
 rows = []
 for patient in range(24):
     look = looks[patient % len(looks)]
-    for number, frame in enumerate(render_series(np.random.default_rng(patient), look, frames=2)):
+    frames = 2 if patient % 4 == 0 else 1
+    for number, frame in enumerate(render_series(np.random.default_rng(patient), look, frames)):
         name = f"scan_{patient:02d}_{number}.png"
         Image.fromarray(frame.image).save(folder / "images" / name)
         Image.fromarray((frame.parts & TREE > 0).astype(np.uint8) * 255).save(folder / "masks" / name)
@@ -46,12 +47,12 @@ for patient in range(24):
 # Two images of one patient are nearly equal. If one of them trains and the other one tests, the result is too good.
 # So the project wants to know the patient of each image. A table with two columns says it:
 
-with open("patients.csv", "w", newline="") as file:
+with open(work / "patients.csv", "w", newline="") as file:
     csv.writer(file).writerows([["image", "group"], *rows])
 
 names = [row[0] for row in rows]
 figure, axes = plt.subplots(2, 4, figsize=(8, 4.2))
-for column, name in zip(axes.T, names[::2], strict=False):
+for column, name in zip(axes.T, names[1:], strict=False):
     for axis, part in zip(column, ("images", "masks"), strict=True):
         axis.imshow(Image.open(folder / part / name), cmap="gray")
         axis.set_axis_off()
@@ -65,11 +66,10 @@ figure.tight_layout()
 
 
 def sa2va_rl(line: str, lines: int = 12) -> None:
-    """Run a command as a terminal does, and show the last lines that it prints."""
-    words = [sys.executable, "-m", "rl_reward_network.cli", *shlex.split(line)]
-    done = subprocess.run(words, capture_output=True, text=True)
-    print("\n".join((done.stdout + done.stderr * (done.returncode != 0)).splitlines()[-lines:]))
-    done.check_returncode()
+    """Run a command as a terminal in the folder `work` does, and show the last lines that it prints."""
+    with chdir(work), redirect_stdout(io.StringIO()) as printed:
+        main(shlex.split(line))
+    print("\n".join(printed.getvalue().splitlines()[-lines:]))
 
 
 sa2va_rl("doctor --data_root vessels --groups patients.csv", lines=40)
@@ -84,7 +84,7 @@ sa2va_rl("doctor --data_root vessels --groups patients.csv", lines=40)
 # It is trained on the images and masks of some of the patients, and predicts the Dice of any mask of a new image. The
 # settings here are for a first look, in seconds: **for results leave out** ``--members`` **and** ``--steps``.
 
-sa2va_rl("reward quick --data_root vessels --groups patients.csv --members 1 --steps 60")
+sa2va_rl("reward quick --data_root vessels --groups patients.csv --members 1 --steps 30")
 
 # %%
 # Step 2: a policy that chooses the prompt
@@ -94,15 +94,15 @@ sa2va_rl("reward quick --data_root vessels --groups patients.csv --members 1 --s
 # network predicts. Without ``--model_path`` the model is ``sa2va-nano``, the small one of the project; **for yours,
 # add** ``--model_path /models/Sa2VA-4B`` **to all commands**.
 
-(network,) = Path("outputs").glob("reward_net_*/best_reward_net")
+network = next(work.glob("outputs/reward_net_*/best_reward_net")).relative_to(work)
 sa2va_rl(f"prompts quick --data_root vessels --groups patients.csv --reward_net {network} --total_timesteps 800")
 
 # %%
 # Evaluate it on patients that nothing has seen
 # ---------------------------------------------
 
-(run,) = Path("outputs").glob("sa2va_rl_finetune_*")
-sa2va_rl(f"evaluate --model_path {run}/final_model --split test", lines=30)
+(run,) = work.glob("outputs/sa2va_rl_finetune_*")
+sa2va_rl(f"evaluate --model_path {run.relative_to(work)}/final_model --split test", lines=30)
 
 # %%
 # Read the verdict first. It is about the difference between the policy and the best single prompt, with a 95 %
@@ -120,13 +120,13 @@ print(verdict)
 # ``--policy`` uses what the run has deployed: the policy, or one prompt for all images where the policy is no better.
 
 (frame,) = render_series(np.random.default_rng(1000), "faint", frames=1)
-Image.fromarray(frame.image).save("new.png")
-sa2va_rl(f"segment new.png --policy {run}")
+Image.fromarray(frame.image).save(work / "new.png")
+sa2va_rl(f"segment new.png --policy {run.relative_to(work)}")
 
 figure, axes = plt.subplots(1, 3, figsize=(8, 2.9))
 pictures = {"image": "new.png", "mask": "new_mask.png", "over the image": "new_overlay.png"}
 for axis, (title, file) in zip(axes, pictures.items(), strict=True):
-    axis.imshow(Image.open(file), cmap="gray")
+    axis.imshow(Image.open(work / file), cmap="gray")
     axis.set_title(title)
     axis.set_axis_off()
 figure.tight_layout()

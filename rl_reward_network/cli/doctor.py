@@ -78,7 +78,9 @@ def main(args: Args) -> None:
         from rl_reward_network.cli.memory import show_memory
 
         needs = args.needs if args.gpu is None else args.needs.on_device("cpu" if args.gpu < 0 else "cuda")
-        sys.exit(0 if show_memory(args.model_path, args.data_root, args.reward_net, needs) else 1)
+        if not show_memory(args.model_path, args.data_root, args.reward_net, needs):
+            sys.exit(1)
+        return
     from rl_reward_network.data.readers import DATASET_NAMES
     from rl_reward_network.inputs.doctor import checks
 
@@ -101,4 +103,5 @@ def main(args: Args) -> None:
             failed = True
             table.add_row(name, "[bold red]missing[/]", escape(str(error)))
     Console().print(table)
-    sys.exit(1 if failed else 0)
+    if failed:
+        sys.exit(1)
