@@ -15,7 +15,11 @@ CODE = {room: list((ROOT / room).rglob("*.py")) for room in ROOMS}
 SUFFIXES = r"py|sh|md|safetensors|json|jsonl|csv|html|txt|zip|png|pt|tex|toml|yaml|npz|ply|jpg|dcm|avi|mp4"
 EXTERNAL = {"evaluation/eval_model_outputs.py"}  # of DLC-Bench
 HISTORY = ("docs/log.md",)  # names of the version that an entry is about
-PAGES = [path for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")] if str(path.relative_to(ROOT)) not in HISTORY]
+PAGES = [
+    path
+    for path in [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/*/*.md")]
+    if str(path.relative_to(ROOT)) not in HISTORY
+]
 
 
 def docstrings(path: Path) -> str:

@@ -27,13 +27,12 @@ from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED
 from tests.conftest import smooth_image, tube_image, write_tiny_data
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]}
+MADE = ("docs/reference/settings.md", "docs/reference/errors.md")  # from the source, when the site is built
+STUBS = ("docs/changelog.md", "docs/contributing.md")  # they include the files at the root
+WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/*/*.md")]
+NAMES = {path.relative_to(ROOT).as_posix(): path for path in sorted(WRITTEN)}
+PAGES = {name: path.read_text() for name, path in NAMES.items() if name not in (*MADE, *STUBS)}
 EVERYTHING = "\n".join(PAGES.values())
-WIDE_TABLES = (
-    "docs/getting-started.md",
-    "docs/reference/specification.md",
-    "docs/log.md",
-)  # three columns of sentences; history
 SHELL_FILES = {
     "run_step2_finetune.sh": "prompts",
     "run_experiment1.sh": "prompts",
@@ -66,22 +65,22 @@ def flags(line: list[str]) -> list[str]:
 
 
 def test_the_readme_is_short() -> None:
-    assert len(PAGES["README.md"].splitlines()) <= 150
+    assert len(PAGES["README.md"].splitlines()) <= 120
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_lines_have_at_most_110_characters(page: str) -> None:
-    lines = [line for line in PAGES[page].splitlines() if not (page in WIDE_TABLES and line.startswith("|"))]
+    """A row of a table is one line, so that it may be longer, but for the README."""
+    lines = [line for line in PAGES[page].splitlines() if page == "README.md" or not line.startswith("|")]
     assert [line for line in lines if len(line) > 110] == []
 
 
 @pytest.mark.parametrize("page", sorted(set(PAGES) - {"README.md"}))
-def test_every_page_says_what_it_is_for_and_is_linked_from_the_readme(page: str) -> None:
+def test_every_page_says_what_it_is_for(page: str) -> None:
     title, empty, first = PAGES[page].splitlines()[:3]
     assert title.startswith("# ")
     assert not empty
     assert first.startswith("This page ")
-    assert page == "docs/explanation/mask-policies.md" or f"]({page})" in PAGES["README.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -93,6 +92,8 @@ def test_every_link_leads_somewhere(page: str) -> None:
             continue
         path, _, anchor = link.partition("#")
         file = ((ROOT / page).parent / path).resolve() if path else ROOT / page
+        if file.parent == ROOT / "docs/tutorials":  # made of the notebooks when the site is built
+            file = ROOT / "tutorials" / f"{file.stem}.py"
         assert file.exists(), link
         assert not anchor or anchor in anchors(file.read_text()), link
 
@@ -292,7 +293,7 @@ def source_texts() -> list[str]:
 
 def test_every_message_of_the_troubleshooting_page_is_in_the_source() -> None:
     texts = source_texts()
-    page = PAGES["docs/troubleshooting.md"].replace("\n  ", " ")
+    page = PAGES["docs/how-to/troubleshooting.md"].replace("\n  ", " ")
     quoted = re.findall(r"^- (?:[A-Z][^`:]*)?`([^`]+)`(?:,|:| in| near| with)", page, flags=re.MULTILINE)
     assert len(quoted) > 15
     for message in quoted:

@@ -17,9 +17,9 @@ STYLES = {  # method -> colour, and where its numbers stand: right and up of the
     "as it is": ("0.6", (0, 6)),
     "best prompt of all": ("tab:purple", (0, 6)),
     "supervised": ("tab:orange", (0, -14)),
-    "supervised with a side network": ("tab:blue", (0, -14)),
+    "supervised with a side network": ("tab:blue", (0, -22)),
     "the same, then a mean teacher": ("tab:green", (0, 7)),
-    "plain segmenter": ("black", (18, -3)),
+    "plain segmenter": ("black", (0, -14)),
     "plain segmenter, images resized": ("0.4", (0, 0)),
 }
 SAME, OTHER = "ARCADE", "DCA1"
@@ -58,7 +58,9 @@ def draw(same: Points, other: Points, picture: Path) -> None:
         colour, offset = STYLES[method]
         left.plot(*zip(*points, strict=True), "o-", color=colour, label=method, markersize=4)
         for point in points:
-            left.annotate(f"{point[1]:.3f}"[1:], point, offset, "data", "offset points", fontsize=7, ha="center")
+            left.annotate(
+                f"{point[1]:.3f}"[1:], point, offset, "data", "offset points", fontsize=7, ha="center", color=colour
+            )
     left.set_xscale("log")
     left.set_xticks([20, 50, 195], ["20 + 48", "50 + 48", "195 + 48"])
     left.minorticks_off()
