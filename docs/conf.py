@@ -11,7 +11,7 @@ from sphinx.ext.napoleon import Config, GoogleDocstring
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("PYTHONWARNINGS", "ignore")  # of processes that an example starts
+os.environ |= {"PYTHONWARNINGS": "ignore", "TQDM_DISABLE": "1"}  # also of processes that a notebook starts
 
 from rl_reward_network import __version__  # noqa: E402
 from tools.site import write_pages  # noqa: E402
@@ -47,6 +47,7 @@ sphinx_gallery_conf = {
     "show_signature": False,
     "download_all_examples": False,
     "min_reported_time": 1,
+    "capture_repr": (),
     "copyfile_regex": r".*\.rst",
 }
 

@@ -87,9 +87,8 @@ from stable_baselines3 import PPO
 
 from rl_reward_network.ppo.train import make_vector_env
 
-policy = PPO(
-    "MlpPolicy", make_vector_env(train, n_envs=2, seed=0), n_steps=64, learning_rate=1e-3, seed=0, device="cpu"
-)
+env = make_vector_env(train, n_envs=2, seed=0)
+policy = PPO("MlpPolicy", env, n_steps=64, learning_rate=1e-3, seed=0, device="cpu")
 policy.learn(2000)
 
 # %%
@@ -131,7 +130,8 @@ def sa2va_rl(line: str, lines: int = 12) -> None:
 os.environ["SA2VA_RL_REWARDS"] = "my_rewards.py"
 sa2va_rl(
     "grpo quick --data_root vessels --loop2_iou_weight 0 --loop2_mask_rewards tubes 1"
-    " --max_steps 8 --eval_steps 4 --warmup_steps 1"
+    " --max_steps 8 --eval_steps 4 --warmup_steps 1",
+    lines=1,
 )
 
 # %%
@@ -140,9 +140,8 @@ sa2va_rl(
 (run,) = work.glob("outputs/sa2va_grpo_*")
 rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 figure, axes = plt.subplots(1, 2, figsize=(8, 2.8))
-for axis, tag, title in zip(
-    axes, ("loop2/reward/tubes", "val/gt_dice"), ("reward (proxy)", "true Dice (gold)"), strict=True
-):
+curves = {"loop2/reward/tubes": "reward (proxy)", "val/gt_dice": "true Dice (gold)"}
+for axis, (tag, title) in zip(axes, curves.items(), strict=True):
     points = [(row["step"], row[tag]) for row in rows if tag in row]
     axis.plot(*zip(*points, strict=True), marker="o")
     axis.set(title=title, xlabel="step")

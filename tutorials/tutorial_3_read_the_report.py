@@ -67,10 +67,12 @@ sa2va_rl(
 (report,) = work.glob("outputs/compare_*")
 with open(report / "table.csv", newline="") as file:
     rows = list(csv.DictReader(file))
-print(*rows[0], sep=", ")
+for row in rows:
+    interval = " to ".join(f"{float(row[f'dice_{end}']):.2f}" for end in ("low", "high"))
+    print(f"{row['title'][:48]:<49}{float(row['dice_mean']):.3f} ({interval})  {row['word']}")
 
 # %%
-# Each row is a method. The columns that decide:
+# Each row is a method; ``table.csv`` and ``report.html`` have more columns. Those that decide:
 #
 # - **Dice** with its 95 % interval over patients: what another patient may have.
 # - **less base**: the difference to the model as it is, on the same images. An interval without 0 is a difference.
@@ -85,7 +87,7 @@ for place, row in enumerate(rows):
     axis.plot([low, high], [place, place], color="tab:green" if row["word"] == "better" else "grey", linewidth=3)
     axis.plot(mean, place, "ko", markersize=4)
 axis.set_yticks(range(len(rows)), [row["title"] for row in rows])
-axis.set(xlabel="Dice on test patients, 95 % interval; green: better than the model as it is")
+axis.set(xlabel="Dice, 95 % interval; green: better than as it is")
 figure.tight_layout()
 
 # %%

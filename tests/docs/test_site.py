@@ -35,7 +35,7 @@ def test_every_page_is_built(site: Path) -> None:
     assert [page for page in pages if not (site / page).exists()] == []
 
 
-def test_the_three_notebooks_ran_within_five_minutes(site: Path) -> None:
+def test_the_three_notebooks_ran(site: Path) -> None:
     assert len(NOTEBOOKS) == 3
     costs = [json.loads((ROOT / f"docs/tutorials/{name}.cost.json").read_text())["time"] for name in NOTEBOOKS]
     assert all(cost > 1 for cost in costs), costs
