@@ -165,7 +165,9 @@ def help_of(name: str, capsys: pytest.CaptureFixture[str]) -> str:
     return text
 
 
-@pytest.mark.parametrize("module", sorted({line[0] for line in lines_of("python", "-m") if line[0] not in ("pytest", "sphinx")}))
+@pytest.mark.parametrize(
+    "module", sorted({line[0] for line in lines_of("python", "-m") if line[0] not in ("pytest", "sphinx")})
+)
 def test_every_flag_of_a_benchmark_is_in_its_help(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     check_benchmark(module, [flag for line in lines_of("python", "-m", module) for flag in flags(line)], capsys)
 
