@@ -1,4 +1,4 @@
-# One image for CPUs and for NVIDIA GPUs; what differs is the build of torch.
+# One image for CPUs and for NVIDIA GPUs; what differs is the build of torch. Linted, not built yet: please report.
 #
 #   docker build -t sa2va-rl .
 #   docker build -t sa2va-rl:cuda --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 .

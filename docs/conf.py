@@ -44,6 +44,7 @@ sphinx_gallery_conf = {
     "filename_pattern": "tutorial_",
     "within_subsection_order": "FileNameSortKey",
     "abort_on_example_error": True,
+    "run_stale_examples": True,  # the code that they call may have changed
     "show_signature": False,
     "download_all_examples": False,
     "min_reported_time": 1,

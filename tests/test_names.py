@@ -14,10 +14,14 @@ ROOMS = ("rl_reward_network", "benchmarks", "tools", "examples")
 CODE = {room: list((ROOT / room).rglob("*.py")) for room in ROOMS}
 SUFFIXES = r"py|sh|md|safetensors|json|jsonl|csv|html|txt|zip|png|pt|tex|toml|yaml|npz|ply|jpg|dcm|avi|mp4"
 EXTERNAL = {"evaluation/eval_model_outputs.py"}  # of DLC-Bench
-HISTORY = ("docs/log.md",)  # names of the version that an entry is about
+HISTORY = (
+    "docs/log.md",
+    "docs/reference/errors.md",
+    "docs/reference/settings.md",
+)  # names of the version that an entry is about
 PAGES = [
     path
-    for path in [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/*/*.md")]
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/*/*.md")]
     if str(path.relative_to(ROOT)) not in HISTORY
 ]
 

@@ -42,7 +42,7 @@ SHELL_FILES = {
 
 
 def blocks(language: str, text: str = EVERYTHING) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    return re.findall(rf"^```{re.escape(language)}\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
 
 
 def command_lines() -> list[list[str]]:
@@ -81,6 +81,12 @@ def test_every_page_says_what_it_is_for(page: str) -> None:
     assert title.startswith("# ")
     assert not empty
     assert first.startswith("This page ")
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    listed = {line for block in blocks("{toctree}", PAGES["docs/index.md"]) for line in block.splitlines()}
+    pages = {name.removeprefix("docs/").removesuffix(".md") for name in PAGES if name.startswith("docs/")}
+    assert pages - {"index"} <= listed
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -8,10 +8,11 @@ import ast
 import io
 import os
 from collections.abc import Iterator
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from unittest.mock import patch
 
 import rl_reward_network
 
@@ -113,9 +114,13 @@ def help_text(name: str) -> str:
     from rl_reward_network.cli.main import main
 
     text = io.StringIO()
-    os.environ |= {"COLUMNS": WIDTH, "NO_COLOR": "1", "TERM": "dumb"}
-    with redirect_stdout(text), suppress(SystemExit):
-        main([*name.split(), "--help-all"])
+    plain = patch.dict(os.environ, {"COLUMNS": WIDTH, "NO_COLOR": "1", "TERM": "dumb"})
+    try:
+        with plain, redirect_stdout(text):
+            main([*name.split(), "--help-all"])
+    except SystemExit as end:
+        if end.code:
+            raise RuntimeError(f"sa2va-rl {name} --help-all ended with status {end.code}") from end
     return text.getvalue()
 
 
@@ -125,9 +130,10 @@ def help_text(name: str) -> str:
 def errors_page() -> str:
     """Every error message, by the folder of its module."""
     lines = ["# Error messages", ""]
-    lines += ["This page lists every error message of the package. `...` stands for a value. Search for the words of"]
-    lines += ["yours: a message says what was found, what is expected and what to do. Causes of the most frequent ones"]
-    lines += ["are in [troubleshooting](../how-to/troubleshooting.md).", ""]
+    lines += ["This page lists every error message of the package and where it is raised; `...` stands for a value."]
+    lines += ["Search for the words of yours: a message says what was found, what is expected and what to do. Causes"]
+    lines += ["of the most frequent ones, those of the shell files included, are in"]
+    lines += ["[troubleshooting](../how-to/troubleshooting.md).", ""]
     room = ""
     for message in messages():
         if (new := room_of(message.module)) != room:
@@ -144,37 +150,58 @@ def messages() -> list[Message]:
     for name in modules():
         file = PACKAGE.parent / name.replace(".", "/")
         source = (file / "__init__.py" if file.is_dir() else file.with_suffix(".py")).read_text(encoding="utf-8")
-        for place, node in _raised(ast.parse(source), ""):
-            text = " ".join(_words(node).split())
-            if len(text.replace("...", "")) > 8:  # others pass on a message that was made elsewhere
-                found[Message(name, place, _called(node), text)] = None
+        tree = ast.parse(source)
+        for place, error, node in _raised(tree, "", tree):
+            for text in _texts(node, tree):
+                if len(text.replace("...", "").strip()) > 8:  # others pass on a message that was made elsewhere
+                    found[Message(name, place, error, text)] = None
     return list(found)
 
 
-def _raised(node: ast.AST, place: str) -> Iterator[tuple[str, ast.Call]]:
-    """Calls that make an exception, each with the names of the functions and classes around it."""
+def _raised(node: ast.AST, place: str, around: ast.AST) -> Iterator[tuple[str, str, ast.AST]]:
+    """Names of the functions and classes around, exception, and first argument, of each call that makes a message."""
     for child in ast.iter_child_nodes(node):
         named = isinstance(child, ast.FunctionDef | ast.ClassDef)
         inner = f"{place}.{child.name}".strip(".") if named else place  # type: ignore[attr-defined]
-        if isinstance(child, ast.Call) and _called(child).endswith(ERRORS):
-            yield inner, child
-        yield from _raised(child, inner)
+        if isinstance(child, ast.Call) and child.args and _called(child).endswith(ERRORS):
+            words = child.args[0]
+            yield inner, _called(child), _assigned(words, around) if isinstance(words, ast.Name) else words
+        if isinstance(child, ast.Call) and _called(child) == "print" and _text(child.args[0]).startswith("error: "):
+            yield inner, "printed", child.args[0]
+        yield from _raised(child, inner, child if isinstance(child, ast.FunctionDef) else around)
 
 
 def _called(node: ast.Call) -> str:
     return ast.unparse(node.func).rpartition(".")[2]
 
 
-def _words(node: ast.Call) -> str:
-    """The text of the first argument; values become `...`."""
-    return _text(node.args[0]) if node.args else ""
+def _assigned(name: ast.Name, function: ast.AST) -> ast.AST:
+    """What a name stands for in a function: the last value that is assigned to it, or else the name."""
+    values = [
+        node.value
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name.id
+    ]
+    return values[-1] if values else name
+
+
+def _texts(node: ast.AST, tree: ast.Module) -> list[str]:
+    """The words of a message; of a call to a function of the module, the words of all that it returns."""
+    if isinstance(node, ast.Call) and _called(node) != "join":
+        bodies = [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) and one.name == _called(node)]
+        returned = [one.value for body in bodies for one in ast.walk(body) if isinstance(one, ast.Return) and one.value]
+        return [" ".join(_text(value).split()) for value in returned]
+    return [" ".join(_text(node).split())]
 
 
 def _text(node: ast.AST) -> str:
+    """Constant words as they are; values become `...`."""
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.JoinedStr):
         return "".join(_text(part) if isinstance(part, ast.Constant) else "..." for part in node.values)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return _text(node.left) + _text(node.right)
+    if isinstance(node, ast.Call) and _called(node) == "join" and isinstance(node.args[0], ast.List):
+        return "; ".join(_text(part) for part in node.args[0].elts)
     return "..."

@@ -15,7 +15,7 @@ import tyro
 
 STYLES = {  # method -> colour, and where its numbers stand: right and up of the point, in points
     "as it is": ("0.6", (0, 6)),
-    "best prompt of all": ("tab:purple", (0, 6)),
+    "best of 11 prompts by the reward network": ("tab:purple", (0, 6)),
     "supervised": ("tab:orange", (0, -14)),
     "supervised with a side network": ("tab:blue", (0, -22)),
     "the same, then a mean teacher": ("tab:green", (0, 7)),

@@ -28,7 +28,8 @@ from PIL import Image
 from rl_reward_network.cli.main import main
 from rl_reward_network.embedded.angiograms import LOOKS, TREE, render_series
 
-work = Path(tempfile.mkdtemp())  # for all files of this tutorial
+scratch = tempfile.TemporaryDirectory()  # for all files of this tutorial; it is removed at the end
+work = Path(scratch.name)
 folder = work / "vessels"
 (folder / "images").mkdir(parents=True)
 (folder / "masks").mkdir()

@@ -28,7 +28,8 @@ from rl_reward_network.data.readers import read_images
 from rl_reward_network.embedded.angiograms import LOOKS
 from rl_reward_network.embedded.datasets import write_angiograms
 
-work = Path(tempfile.mkdtemp())  # for all files of this tutorial
+scratch = tempfile.TemporaryDirectory()  # for all files of this tutorial; it is removed at the end
+work = Path(scratch.name)
 folder = work / "vessels"
 write_angiograms(folder, patients=16, looks=tuple(LOOKS), seed=7)
 
@@ -175,4 +176,4 @@ print(f"true Dice of the ridge filter itself, on the same test images: {np.mean(
 
 # %%
 # Here it is not: as a segmenter the filter is far below Sa2VA. It still ranks masks well enough to choose among
-# prompts, because its errors are about the same for all masks of an image.
+# prompts, perhaps because its errors are about the same for all masks of an image.

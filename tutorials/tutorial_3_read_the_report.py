@@ -29,7 +29,8 @@ from PIL import Image
 from rl_reward_network.cli.main import main
 from rl_reward_network.embedded.angiograms import LOOKS, TREE, render_series
 
-work = Path(tempfile.mkdtemp())  # for all files of this tutorial
+scratch = tempfile.TemporaryDirectory()  # for all files of this tutorial; it is removed at the end
+work = Path(scratch.name)
 for part in ("images", "masks"):
     (work / "vessels" / part).mkdir(parents=True)
 for patient in range(28):
@@ -76,8 +77,8 @@ for row in rows:
 #
 # - **Dice** with its 95 % interval over patients: what another patient may have.
 # - **less base**: the difference to the model as it is, on the same images. An interval without 0 is a difference.
-# - **p**: of that difference, corrected for the number of rows. With ten rows and no correction, one of them would look
-#   better by chance every second time.
+# - **p**: of that difference, corrected for the number of rows. With ten useless rows and no correction, one
+#   would look different by chance in four of ten tables.
 # - **labels**, **minutes**, **masks**: what it costs. ``masks`` are answers of Sa2VA for one new image.
 
 rows.sort(key=lambda row: float(row["dice_mean"]))

@@ -58,7 +58,9 @@ def _call(words: list[str], prog: str) -> None:
 
         try:
             module = import_module(f"rl_reward_network.cli.{SUBCOMMANDS.get(name, name).replace('-', '_')}")
-        except ValueError as error:  # in the file of own rewards
+        except ValueError as error:
+            if not os.environ.get("SA2VA_RL_REWARDS"):  # a file of the user, which is run then
+                raise
             print(f"error: {error}", file=sys.stderr)
             sys.exit(2)
         flags, ignoring = words[len(name.split()) :], getattr(module, "ignore_unknown", None)

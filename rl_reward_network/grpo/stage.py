@@ -56,7 +56,7 @@ from rl_reward_network.rewards.captions import meteor_variant
 from rl_reward_network.rewards.judge import Judge
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.out_of_distribution import OODCheck
-from rl_reward_network.rewards.table import MASK_REWARDS
+from rl_reward_network.rewards.table import MASK_REWARDS, own_fingerprint
 from rl_reward_network.run import FINAL, GRPO_RUN, REFITTED, REWARD_NET, Run, peak_memory_gib
 
 FLASH = "flash_attention_2"
@@ -403,6 +403,7 @@ def describe(inputs: GRPOInputs, plan: GRPOPlan, fingerprint: str) -> dict[str, 
         "model_fingerprint": fingerprint,
     }
     del settings["eval_steps"]
+    settings |= own_fingerprint(name for terms in (plan.mask_rewards or {}).values() for name in terms)
     return dict(json.loads(json.dumps(settings | inputs.of_qwen_vl)))
 
 

@@ -44,7 +44,7 @@ from rl_reward_network.report.unlabelled import (
 )
 from rl_reward_network.reward_training.stage import check_no_leak
 from rl_reward_network.rewards.learned import ForegroundMaps
-from rl_reward_network.rewards.table import OF_LABELS
+from rl_reward_network.rewards.table import LEARNED, OF_LABELS
 from rl_reward_network.run import REWARD_NET, reward_run_files
 
 FROZEN_CALLS = "evaluation: masks computed / read, images encoded"  # number of calls of Sa2VA
@@ -253,8 +253,12 @@ def _labels_note(config: dict[str, Any]) -> tuple[str, ...]:
     """A note on which labels chose what; runs of 0.11 and earlier did not record it."""
     if "choice" not in config["deployment"]:
         return ()
-    learned = config["plan"]["reward"] not in OF_LABELS
-    note = "The reward network gave the reward. " * learned + labels_sentence(config["labels"])
+    reward = config["plan"]["reward"]
+    note = labels_sentence(config["labels"])
+    if reward in LEARNED:
+        note = f"The reward network gave the reward. {note}"
+    elif reward not in OF_LABELS:
+        note = f"The reward was {reward}, which needs no labels. {note}"
     if config["labels"]["weights"]:
         note += f" The verdict is on the row {LAST}, which no label has chosen."
     return (note,)

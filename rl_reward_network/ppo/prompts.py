@@ -12,7 +12,7 @@ from stable_baselines3.common.policies import BasePolicy
 from rl_reward_network.data.items import Sample
 from rl_reward_network.data.splits import spread
 from rl_reward_network.env.observation import EPISODE_FEATURES, bounds, observation_table
-from rl_reward_network.env.sa2va_finetune_env import PromptContext
+from rl_reward_network.env.sa2va_finetune_env import PromptContext, prompt_rewards
 from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.ppo.contexts import (
@@ -32,7 +32,7 @@ from rl_reward_network.report.deployment import Deployment, Labels, best_fixed_p
 from rl_reward_network.reward_training.stage import RewardPlan, check_no_leak, named, origin
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.out_of_distribution import OODCheck, in_distribution
-from rl_reward_network.rewards.table import OF_LABELS, RewardName, needs_truth
+from rl_reward_network.rewards.table import LEARNED, OF_LABELS, RewardName, needs_truth, own_fingerprint
 from rl_reward_network.run import POLICY_RUN, REWARD_NET, Kind, Run, clock, differences
 
 IMAGES = {"quick": 20, "full": 100}
@@ -66,7 +66,7 @@ class PolicyPlan:
 
     @property
     def learned(self) -> bool:
-        """Whether the reward is the reward network's, alone or with labels."""
+        """Whether more is in the reward than labels: the reward network's score, or a reward that needs none."""
         return self.reward not in OF_LABELS
 
     @property
@@ -165,13 +165,15 @@ def train_prompt_policy(
     """
 
     def validate(policy: BasePolicy) -> dict[str, list[float]]:
-        """Score of each validation image, and Dice of each labelled one."""
+        """Score of each validation image, or its reward if that needs neither network nor labels; Dice if labelled."""
         if not val_contexts:
             return {}
         chosen = choose_prompts(policy, val_contexts, settings.max_steps, reward == "net")
         pairs = list(zip(val_contexts, chosen, strict=True))
         dices = [float(context.metrics["dice"][prompt]) for context, prompt in pairs if "dice" in context.metrics]
-        return {"custom/val_score": [float(c.scores[prompt]) for c, prompt in pairs], "custom/val_gt_dice": dices}
+        proxies = [c.scores if reward in (*LEARNED, *OF_LABELS) else prompt_rewards(c, reward) for c, _ in pairs]
+        values = [float(proxy[prompt]) for proxy, (_, prompt) in zip(proxies, pairs, strict=True)]
+        return {"custom/val_score": values, "custom/val_gt_dice": dices}
 
     venv = make_vector_env(train_contexts, settings.n_envs, settings.seed, settings.max_steps, reward)
     weights: Weights = "last" if reward in OF_LABELS else "last unless over-optimised"
@@ -320,4 +322,5 @@ def run_settings(inputs: RunInputs, plan: PolicyPlan) -> dict[str, Any]:
         "prompts": list(inputs.prompts),
         "split_seed": inputs.split.seed,
         "unlabelled": None if inputs.unlabelled is None else inputs.unlabelled.fingerprint,
+        **own_fingerprint([plan.reward]),
     }

@@ -6,9 +6,11 @@ is a function and an entry of `IMAGE_REWARDS`: PPO and GRPO then take its name, 
 of a file that the variable `SA2VA_RL_REWARDS` names are such entries, so a reward of one's own changes no file here.
 """
 
+import hashlib
 import inspect
 import os
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from pathlib import Path
 from runpy import run_path
@@ -22,58 +24,82 @@ MASK_REWARDS = {name: metric.function for name, metric in METRICS.items() if met
 
 ImageReward = Callable[[np.ndarray, np.ndarray], np.ndarray]
 OWN_REWARDS = "SA2VA_RL_REWARDS"  # environment variable: a Python file with rewards of the user
+# Names of other rewards, of terms of GRPO, and of what stands beside rewards in tables.json.
+RESERVED = {*MASK_REWARDS, "tree", "net", "mix", "score", "learned", "confidence", "meteor", "judge", "caption"} | {
+    *("scores", "features", "metrics", "own_dice", "sample_id", "group_id"),
+}
 
 
 def own_rewards(file: str | None) -> dict[str, ImageReward]:
-    """Name -> reward, for each public function that a Python file defines; the file is run.
+    """Name -> reward, for each public function that a Python file defines; the file is run, its folder on the path.
 
     Args:
         file: its path; None or "": no rewards.
 
     Raises:
-        ValueError: the file is missing or defines no function, a function has not the arguments (masks, image), or its
-            name is one of a reward here. A function raises it, too, where its values are not float (N,) in [0, 1].
+        ValueError: the file is missing, cannot be run, or defines no function; a function cannot be called as
+            (masks, image), or has a name that is taken. A function raises it, too, where its values are not float (N,)
+            in [0, 1].
     """
     if not file:
         return {}
-    if not Path(file).is_file() or not file.endswith(".py"):
+    path = Path(file).expanduser()
+    if not path.is_file() or path.suffix != ".py":
         raise ValueError(f"{OWN_REWARDS} is {file}, expected a Python file (.py) with your rewards; correct the path")
-    found = {
-        name: _checked(value, file)
-        for name, value in run_path(file, run_name=OWN_REWARDS).items()
+    sys.path.insert(0, str(path.resolve().parent))  # the file may import others beside it
+    try:
+        names = run_path(str(path), run_name=OWN_REWARDS)
+    except Exception as error:
+        raise ValueError(f"{file}: it cannot be run: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.pop(0)
+    functions = {
+        name: value
+        for name, value in names.items()
         if inspect.isfunction(value) and value.__module__ == OWN_REWARDS and not name.startswith("_")
     }
-    if not found:
+    if not functions:
         raise ValueError(f"{file}: defines no function; define one of (masks, image) for each reward")
-    if taken := sorted(found.keys() & {*MASK_REWARDS, "tree", "net", "mix"}):
-        raise ValueError(f"{file}: {taken[0]} is the name of a reward of this project; rename your function")
-    return found
+    if taken := sorted(functions.keys() & RESERVED):
+        raise ValueError(f"{file}: {taken[0]} is the name of a reward or a number of this project; rename the function")
+    return {name: _checked(name, function, file) for name, function in functions.items()}
 
 
-def _checked(function: ImageReward, file: str) -> ImageReward:
+def _checked(name: str, function: ImageReward, file: str) -> ImageReward:
     """The function, whose values are checked at each call: a wrong one would train without an error."""
-    if len(inspect.signature(function).parameters) != 2:
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError:
         raise ValueError(
-            f"{file}: {function.__name__}{inspect.signature(function)}: expected the arguments (masks, image)"
-        )
+            f"{file}: {name}{inspect.signature(function)}: expected the arguments (masks, image); let the names of "
+            "helpers begin with an underscore"
+        ) from None
 
     @wraps(function)
     def checked(masks: np.ndarray, image: np.ndarray) -> np.ndarray:
         values = np.asarray(function(masks, image), dtype=np.float64)
         if values.shape != (len(masks),):
-            raise ValueError(f"{file}: {function.__name__}: got shape {values.shape}, expected ({len(masks)},)")
+            raise ValueError(f"{file}: {name}: got shape {values.shape}, expected ({len(masks)},)")
         if not ((values >= 0) & (values <= 1)).all():
             worst = values[np.argmax(~((values >= 0) & (values <= 1)))]
-            raise ValueError(f"{file}: {function.__name__}: got {worst}, expected a number in [0, 1]; scale it")
+            raise ValueError(f"{file}: {name}: got {worst}, expected a number in [0, 1]; scale it")
         return values
 
     return checked
 
 
-IMAGE_REWARDS: dict[str, ImageReward] = {
-    "tree": lambda masks, image: one_tree(masks),
-    **own_rewards(os.environ.get(OWN_REWARDS)),
-}
+OWN = own_rewards(os.environ.get(OWN_REWARDS))
+
+
+def own_fingerprint(names: Iterable[str]) -> dict[str, str]:
+    """{"own_rewards": SHA-256 of the file}, for the settings of a run, if one of its rewards is in it; else {}."""
+    file = os.environ.get(OWN_REWARDS)
+    if not file or not OWN.keys() & set(names):
+        return {}
+    return {"own_rewards": hashlib.sha256(Path(file).expanduser().read_bytes()).hexdigest()}
+
+
+IMAGE_REWARDS: dict[str, ImageReward] = {"tree": lambda masks, image: one_tree(masks), **OWN}
 """Name -> function of masks bool (N, H, W) and their image uint8 (H, W, 3), to float64 (N,) in [0, 1]."""
 
 # PPO's rewards as weighted columns: `score` is the reward network's, the others are the mask rewards.
@@ -90,7 +116,8 @@ def needs_truth(name: str) -> bool:
     return any(column in MASK_REWARDS for column in PROMPT_REWARDS[name])
 
 
-OF_LABELS = tuple(name for name, columns in PROMPT_REWARDS.items() if needs_truth(name) and "score" not in columns)
+LEARNED = tuple(name for name, columns in PROMPT_REWARDS.items() if "score" in columns)
+OF_LABELS = tuple(name for name in PROMPT_REWARDS if needs_truth(name) and name not in LEARNED)
 
 WITH_OWN_FLAG = "iou"  # --iou_weight and --loop2_iou_weight, from the original specification
 

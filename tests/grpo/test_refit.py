@@ -306,7 +306,7 @@ def test_a_run_replaces_its_network_and_keeps_the_original(run: Path, images: GR
     cost = RunCost.load(run)
     assert cost.labels == {"reward": {"reward": 2}, "weights": {"val": len(images.pick("val"))}}
     assert read_json(run / "final_model" / "config.json")["seconds"]["refit"] > 0
-    explained = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    explained = (Path(__file__).parents[2] / "docs" / "reference" / "tensorboard.md").read_text()
     assert [tag for tag in lines[0] if tag.startswith("refit/") and f"`{tag}`" not in explained] == []
 
 

@@ -144,7 +144,7 @@ def test_a_run_of_64_steps_has_8_rollouts_and_every_curve_from_the_first_on(tmp_
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == steps
     np.testing.assert_allclose([line["custom/best_reward"] for line in lines], best, rtol=1e-5)
-    explained = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    explained = (Path(__file__).parents[2] / "docs" / "reference" / "tensorboard.md").read_text()
     assert [tag for tag in tags if f"`{tag}`" not in explained] == []
 
 

@@ -13,6 +13,7 @@ from rl_reward_network.grpo.plan import RewardArgs
 from rl_reward_network.grpo.rewards import mask_reward_terms
 from rl_reward_network.ppo.contexts import PromptTable, load_tables, save_tables
 from rl_reward_network.report.metrics import measure_sample
+from rl_reward_network.rewards import table
 from rl_reward_network.rewards.table import (
     IMAGE_REWARDS,
     MASK_REWARDS,
@@ -137,6 +138,9 @@ def test_the_functions_of_an_own_file_are_rewards(tmp_path):
     [
         ("x = 1", "defines no function"),
         ("def dice(masks, image): return masks", "dice is the name of a reward"),
+        ("def score(masks, image): return masks", "score is the name of a reward"),
+        ("import no_such_package", "it cannot be run: ModuleNotFoundError: .*no_such_package"),
+        ("def f(masks, *, image): return masks", r"expected the arguments \(masks, image\); let the names of helpers"),
         ("def share(masks): return masks", r"share\(masks\): expected the arguments \(masks, image\)"),
     ],
 )
@@ -159,6 +163,27 @@ def test_values_of_an_own_reward_are_checked(tmp_path, value, message):
     reward = own_rewards(str(tmp_path / "mine.py"))["share"]
     with pytest.raises(ValueError, match=message):
         reward(np.stack([LINE, LINE]), np.zeros((20, 20, 3), dtype=np.uint8))
+
+
+def test_an_own_file_may_import_others_beside_it_and_have_further_arguments(tmp_path):
+    (tmp_path / "beside.py").write_text("HALF = 0.5")
+    (tmp_path / "mine.py").write_text(
+        "from beside import HALF\ndef f(masks, image, value=HALF): return [value] * len(masks)"
+    )
+    before = list(sys.path)
+    reward = own_rewards(str(tmp_path / "mine.py"))["f"]
+    assert reward(LINE[None], np.zeros((20, 20, 3), dtype=np.uint8)).tolist() == [0.5]
+    assert sys.path == before
+
+
+def test_a_run_knows_the_file_of_its_own_reward(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(OWN)
+    monkeypatch.setenv("SA2VA_RL_REWARDS", str(tmp_path / "mine.py"))
+    monkeypatch.setattr(table, "OWN", own_rewards(str(tmp_path / "mine.py")))
+    first = table.own_fingerprint(["share"])
+    assert table.own_fingerprint(["dice"]) == {}, "a run that does not use it is resumed after any change of the file"
+    (tmp_path / "mine.py").write_text(OWN + "# another")
+    assert table.own_fingerprint(["share"]) != first
 
 
 def test_every_command_takes_an_own_reward_by_its_name(tmp_path, monkeypatch):
