@@ -53,6 +53,7 @@ sphinx_gallery_conf = {
 }
 
 # API
+autodoc_default_options = {"ignore-module-all": True}  # what is imported is documented where it is defined
 default_role = "code"  # docstrings write names in single backticks
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"

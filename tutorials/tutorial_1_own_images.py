@@ -40,8 +40,9 @@ for patient in range(24):
     frames = 2 if patient % 4 == 0 else 1
     for number, frame in enumerate(render_series(np.random.default_rng(patient), look, frames)):
         name = f"scan_{patient:02d}_{number}.png"
-        Image.fromarray(frame.image).save(folder / "images" / name)
-        Image.fromarray((frame.parts & TREE > 0).astype(np.uint8) * 255).save(folder / "masks" / name)
+        mask = Image.fromarray((frame.parts & TREE > 0).astype(np.uint8) * 255)
+        Image.fromarray(frame.image).reduce(2).save(folder / "images" / name)  # 128 x 128 pixels: this is to be fast
+        mask.reduce(2).point(lambda share: 255 * (share > 127)).save(folder / "masks" / name)
         rows.append([name, f"patient {patient}"])
 
 # %%
@@ -85,7 +86,7 @@ sa2va_rl("doctor --data_root vessels --groups patients.csv", lines=40)
 # It is trained on the images and masks of some of the patients, and predicts the Dice of any mask of a new image. The
 # settings here are for a first look, in seconds: **for results leave out** ``--members`` **and** ``--steps``.
 
-sa2va_rl("reward quick --data_root vessels --groups patients.csv --members 1 --steps 30")
+sa2va_rl("reward quick --data_root vessels --groups patients.csv --members 1 --steps 60")
 
 # %%
 # Step 2: a policy that chooses the prompt
@@ -118,10 +119,11 @@ print(verdict)
 # Segment a new image
 # -------------------
 #
-# ``--policy`` uses what the run has deployed: the policy, or one prompt for all images where the policy is no better.
+# ``--policy`` uses what the run has deployed: the policy, one prompt for all images, or, where nothing has beaten it,
+# the model as it is.
 
 (frame,) = render_series(np.random.default_rng(1000), "faint", frames=1)
-Image.fromarray(frame.image).save(work / "new.png")
+Image.fromarray(frame.image).reduce(2).save(work / "new.png")
 sa2va_rl(f"segment new.png --policy {run.relative_to(work)}")
 
 figure, axes = plt.subplots(1, 3, figsize=(8, 2.9))

@@ -35,8 +35,9 @@ for part in ("images", "masks"):
     (work / "vessels" / part).mkdir(parents=True)
 for patient in range(28):
     (frame,) = render_series(np.random.default_rng(patient), list(LOOKS)[patient % len(LOOKS)], frames=1)
-    Image.fromarray(frame.image).save(work / f"vessels/images/{patient}.png")
-    Image.fromarray((frame.parts & TREE > 0).astype(np.uint8) * 255).save(work / f"vessels/masks/{patient}.png")
+    mask = Image.fromarray((frame.parts & TREE > 0).astype(np.uint8) * 255)
+    Image.fromarray(frame.image).reduce(2).save(work / f"vessels/images/{patient}.png")  # 128 x 128 pixels: to be fast
+    mask.reduce(2).point(lambda share: 255 * (share > 127)).save(work / f"vessels/masks/{patient}.png")
 
 
 def sa2va_rl(line: str, lines: int = 12) -> None:
@@ -46,7 +47,7 @@ def sa2va_rl(line: str, lines: int = 12) -> None:
     print("\n".join(printed.getvalue().splitlines()[-lines:]))
 
 
-sa2va_rl("reward quick --data_root vessels --groups none --members 1 --steps 30", lines=4)
+sa2va_rl("reward quick --data_root vessels --groups none --members 1 --steps 60", lines=4)
 network = next(work.glob("outputs/reward_net_*/best_reward_net")).relative_to(work)
 
 # %%
