@@ -135,7 +135,7 @@ def errors_page() -> str:
     lines += ["of the most frequent ones, those of the shell files included, are in"]
     lines += ["[troubleshooting](../how-to/troubleshooting.md).", ""]
     room = ""
-    for message in messages():
+    for message in sorted(messages(), key=lambda message: room_of(message.module)):
         if (new := room_of(message.module)) != room:
             room = new
             lines += [f"## {room}", ""]
