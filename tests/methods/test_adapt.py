@@ -111,7 +111,15 @@ def test_both_stages_train_and_the_last_kept_one_is_deployed_with_its_report(
     assert after.stages == ("mean_teacher",), "a side network that is there stays"
     assert after.model_fingerprint == fingerprint(run / "adapted")
     assert make_adapt_plan(images, "quick", side_network=False).stages == ("mean_teacher",)
-    # Resumed after the first stage, it ends in the same weights.
+
+
+@pytest.mark.slow
+def test_resumed_after_the_first_stage_it_ends_in_the_same_weights(
+    images: GRPOInputs, plan: AdaptPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers(monkeypatch, 0.0, 0.1, 0.2, 0.0, 0.15)
+    run = Run(tmp_path / "adapt", ADAPT_RUN)
+    run_adapt_stage(images, plan, run)
     again = Run(tmp_path / "again", ADAPT_RUN)
     shutil.copytree(
         run.path, again.path, ignore=shutil.ignore_patterns("mean_teacher", "adapted", "adapt.json", "done.json")
