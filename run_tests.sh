@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What CI runs: style, types, tests, and the site with its notebooks (tests/docs). On the CPU, offline but for the packages; about 11 minutes on two cores, packages installed.
+# What CI runs: style, types, tests, and the site with its notebooks (tests/docs). On the CPU, offline but for the
+# packages; about 11 minutes on two cores, packages installed.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 cd "$root"

@@ -27,7 +27,7 @@ extensions = [
     "sphinx_gallery.gen_gallery",
     "sphinx_copybutton",
 ]
-exclude_patterns = ["_build", "tutorials/*.md5", "**/GALLERY_HEADER.md"]
+exclude_patterns = ["_build"]
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
@@ -35,7 +35,6 @@ html_copy_source = False
 
 # Markdown
 myst_heading_anchors = 4
-myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 
 # Tutorials: run at each build
 sphinx_gallery_conf = {
@@ -49,7 +48,6 @@ sphinx_gallery_conf = {
     "download_all_examples": False,
     "min_reported_time": 1,
     "capture_repr": (),
-    "copyfile_regex": r".*\.rst",
 }
 
 # API

@@ -13,7 +13,7 @@ it has a palette of grey, tinted grey, orange and green, and no other colours.
 import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,7 @@ from rl_reward_network.data.images import load_grid
 from rl_reward_network.data.masks import load_mask
 from rl_reward_network.data_import.sequences import FrameSequence, key_frames, open_sequence
 from rl_reward_network.embedded.angiograms import TREE, render_series
-from rl_reward_network.inputs.loading import RunInputs, open_inputs, saved_config
-from rl_reward_network.inputs.segmenter import Sa2VASegmenter, load_segmenter
+from rl_reward_network.inputs.loading import RunInputs, open_inputs, saved_config, segmenter_with
 from rl_reward_network.methods import GROUPS
 from rl_reward_network.methods.methods import METHODS, WEIGHTS, Method
 from rl_reward_network.methods.training import MERGED, REWARD_NET
@@ -151,12 +150,8 @@ class Comparison:
         runs = {name: (folder / path).resolve() for name, path in saved["config"]["runs"].items()}
         self.trained = Trained(self.inputs.prompts, runs)
         merged = {name: path / MERGED for name, path in runs.items() if name in WEIGHTS}
-        self.models = Models(self.inputs.segmenter, merged, self._load, self.inputs.bank.folder)
-
-    def _load(self, folder: Path) -> Sa2VASegmenter:
-        limits, config = self.inputs.prompt_config, self.inputs.config
-        sizes = limits.segment_batch, limits.max_new_tokens, limits.max_tiles
-        return load_segmenter(folder, config.device, *sizes, config.dtype, config.image_resize)
+        load = partial(segmenter_with, config=settings, limits=limits)
+        self.models = Models(self.inputs.segmenter, merged, load, self.inputs.bank.folder)
 
     @cached_property
     def maps(self) -> ForegroundMaps | None:

@@ -47,11 +47,16 @@ import numpy as np
 from skimage.filters import sato
 
 
+def _found(image):
+    """The strongest tenth of a ridge filter, dark or bright tubes, bool (H, W)."""
+    both = [sato(image.mean(axis=2), sigmas=[2, 3], black_ridges=black) for black in (True, False)]
+    response = np.maximum(*both)
+    return response > np.quantile(response, 0.9)
+
+
 def tubes(masks, image):
-    """Dice of a mask with the strongest tenth of a ridge filter, dark or bright tubes."""
-    grey = image.mean(axis=2)
-    ridges = np.maximum(sato(grey, sigmas=[2, 3], black_ridges=True), sato(grey, sigmas=[2, 3], black_ridges=False))
-    found = ridges > np.quantile(ridges, 0.9)
+    """Dice of a mask with the tubes that the filter finds."""
+    found = _found(image)
     return [2 * (mask & found).sum() / (mask.sum() + found.sum()) for mask in masks]
 '''
 )
@@ -160,17 +165,9 @@ figure.tight_layout()
 # - **Is the reward itself the better mask?** What judges masks by a mask of its own is a segmenter.
 #   Compare its own masks with the trained model before you deploy anything.
 
-from skimage.filters import sato
+from my_rewards import _found
 
-
-def ridges(image: np.ndarray) -> np.ndarray:
-    """The strongest tenth of the ridge filter, bool (H, W)."""
-    both = [sato(image.mean(axis=2), sigmas=[2, 3], black_ridges=black) for black in (True, False)]
-    response = np.maximum(*both)
-    return response > np.quantile(response, 0.9)
-
-
-found = [ridges(image) for image in images[20:]]
+found = [_found(image) for image in images[20:]]
 own = [2 * (mask & truth).sum() / (mask.sum() + truth.sum()) for mask, truth in zip(found, truths[20:], strict=True)]
 print(f"true Dice of the ridge filter itself, on the same test images: {np.mean(own):.3f}")
 

@@ -140,10 +140,15 @@ def open_inputs(
     else:
         split = load_split(split_file, samples)
     unlabelled = unlabelled_of(config, samples, split, finished=split_file is not None)
-    sizes = limits.segment_batch, limits.max_new_tokens, limits.max_tiles
-    segmenter = load_segmenter(config.model_path, config.device, *sizes, config.dtype, config.image_resize)
+    segmenter = segmenter_with(config.model_path, config, limits)
     bank = MaskBank(config.output_dir / "mask_bank", segmenter.segment, segmenter.fingerprint, prompts)
     return RunInputs(config, samples, split, prompts, segmenter, bank, limits, unlabelled)
+
+
+def segmenter_with(model_path: str | Path, config: RunConfig, limits: PromptConfig) -> Sa2VASegmenter:
+    """A frozen Sa2VA with the settings of a run, such as the run's own or one that was fine-tuned from it."""
+    sizes = limits.segment_batch, limits.max_new_tokens, limits.max_tiles
+    return load_segmenter(model_path, config.device, *sizes, config.dtype, config.image_resize)
 
 
 def check_inputs(config: RunConfig) -> None:

@@ -16,8 +16,7 @@ from rl_reward_network import __version__
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.data.items import Sample
 from rl_reward_network.env.mask_bank import MaskBank
-from rl_reward_network.inputs.loading import RunInputs, describe_run
-from rl_reward_network.inputs.segmenter import Sa2VASegmenter, load_segmenter
+from rl_reward_network.inputs.loading import RunInputs, describe_run, segmenter_with
 from rl_reward_network.methods import Group
 from rl_reward_network.methods.deployed import save_deployed
 from rl_reward_network.methods.measure import MethodResult, load_result, measure_method, save_result
@@ -191,7 +190,8 @@ class _Seed:
     def open(self) -> None:
         """Load the models, the trained policies and the reward network."""
         folders = {name: run / MERGED for name, run in self.runs.items() if name in WEIGHTS}
-        self.models = Models(self.inputs.segmenter, folders, self._load, self.inputs.bank.folder)
+        load = partial(segmenter_with, config=self.inputs.config, limits=self.inputs.prompt_config)
+        self.models = Models(self.inputs.segmenter, folders, load, self.inputs.bank.folder)
         self.trained = Trained(self.inputs.prompts, self.runs)
         if REWARD_NET in self.runs:
             folder = self.runs[REWARD_NET] / BEST_REWARD_NET
@@ -203,11 +203,6 @@ class _Seed:
         """Free the memory of fine-tuned models and the reward network for the training with the next seed."""
         self.models, self.maps = None, None
         free_memory(self.inputs.config.device)
-
-    def _load(self, folder: Path) -> Sa2VASegmenter:
-        limits, config = self.inputs.prompt_config, self.inputs.config
-        sizes = limits.segment_batch, limits.max_new_tokens, limits.max_tiles
-        return load_segmenter(folder, config.device, *sizes, config.dtype, config.image_resize)
 
     def view(self, image: np.ndarray, weights: str) -> ImageView:
         """An image, uint8 (H, W, 3), as a method sees it that uses these weights."""

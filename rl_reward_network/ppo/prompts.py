@@ -171,8 +171,8 @@ def train_prompt_policy(
         chosen = choose_prompts(policy, val_contexts, settings.max_steps, reward == "net")
         pairs = list(zip(val_contexts, chosen, strict=True))
         dices = [float(context.metrics["dice"][prompt]) for context, prompt in pairs if "dice" in context.metrics]
-        proxies = [c.scores if reward in (*LEARNED, *OF_LABELS) else prompt_rewards(c, reward) for c, _ in pairs]
-        values = [float(proxy[prompt]) for proxy, (_, prompt) in zip(proxies, pairs, strict=True)]
+        proxy: RewardName = "net" if reward in (*LEARNED, *OF_LABELS) else reward
+        values = [float(prompt_rewards(context, proxy)[prompt]) for context, prompt in pairs]
         return {"custom/val_score": values, "custom/val_gt_dice": dices}
 
     venv = make_vector_env(train_contexts, settings.n_envs, settings.seed, settings.max_steps, reward)

@@ -24,9 +24,10 @@ MASK_REWARDS = {name: metric.function for name, metric in METRICS.items() if met
 
 ImageReward = Callable[[np.ndarray, np.ndarray], np.ndarray]
 OWN_REWARDS = "SA2VA_RL_REWARDS"  # environment variable: a Python file with rewards of the user
-# Names of other rewards, of terms of GRPO, and of what stands beside rewards in tables.json.
-RESERVED = {*MASK_REWARDS, "tree", "net", "mix", "score", "learned", "confidence", "meteor", "judge", "caption"} | {
-    *("scores", "features", "metrics", "own_dice", "sample_id", "group_id"),
+RESERVED = {
+    *(*MASK_REWARDS, "tree", "net", "mix", "score"),  # other rewards, and the column of the reward network
+    *("learned", "confidence", "meteor", "judge", "caption"),  # terms of GRPO
+    *("scores", "features", "metrics", "own_dice", "sample_id", "group_id"),  # beside the rewards in tables.json
 }
 
 

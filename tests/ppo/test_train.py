@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from rl_reward_network.curves import Curves
+from rl_reward_network.ppo.evaluate import _labels_note
 from rl_reward_network.ppo.operations import train_post_policy
 from rl_reward_network.ppo.policy import choose_operations, choose_prompts
 from rl_reward_network.ppo.settings import PPOSettings, operation_settings
@@ -88,6 +89,34 @@ def test_ppo_learns_the_known_best_prompt_of_each_image(tmp_path: Path) -> None:
     assert (choose_prompts(model, unseen) == 2 + np.arange(40) % 2).mean() >= 0.95
     scores = [value for _, value in curves(tmp_path)["custom/val_score"]]
     assert scores[-1] > scores[0] + 0.03
+
+
+@pytest.mark.parametrize(("reward", "proxy"), [("tree", 0.25), ("mix", 0.75), ("dice", 0.75)])
+def test_validation_watches_the_reward_where_neither_network_nor_labels_give_it(
+    tmp_path: Path, reward: Any, proxy: float
+) -> None:
+    """Else the stop rule would watch a score that the training does not raise."""
+    images = [replace(context, scores=np.full(4, 0.75, np.float32)) for context in make_contexts(4)]
+    images = [replace(one, metrics={"dice": np.full(4, 0.5), "tree": np.full(4, 0.25)}) for one in images]
+    train(tmp_path, images[:2], images[2:], reward)
+    assert {value for _, value in curves(tmp_path)["custom/val_score"]} == {proxy}
+
+
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [
+        ("net", "The reward network gave"),
+        ("mix", "The reward network gave"),
+        ("tree", "The reward was tree, which needs"),
+    ],
+)
+def test_the_report_says_what_gave_the_reward(reward: str, said: str) -> None:
+    labels = {"reward": {}, "weights": {}, "deployment": {}}
+    config = {"deployment": {"choice": 0}, "plan": {"reward": reward}, "labels": labels}
+    (note,) = _labels_note(config)
+    assert note.startswith(said)
+    (of_labels,) = _labels_note({**config, "plan": {"reward": "dice"}})
+    assert note.endswith(of_labels)
 
 
 def test_ppo_learns_which_operation_repairs_which_mask(tmp_path: Path) -> None:
