@@ -125,7 +125,8 @@ class RewardArgs:
     loop2_iou_weight: Rare[float | None] = None
     """Loop 2: IoU of the sampled mask with the true one: 1, or 0 with --reward_net, which needs no labels."""
     mask_rewards: Rare[dict[WeightedName, float] | None] = None
-    """Loop 1: more rewards of the mask drawn from the caption, as names and weights, such as: cldice 0.5."""
+    """Loop 1: more rewards of the mask drawn from the caption, as names and weights, such as: cldice 0.5; also
+    functions of the Python file that SA2VA_RL_REWARDS names."""
     loop2_mask_rewards: Rare[dict[WeightedName, float] | None] = None
     """Loop 2: more rewards of the sampled mask, as --mask_rewards."""
     learned_weight: Rare[float | None] = None
