@@ -62,7 +62,6 @@ def main(args: Args) -> None:
     check(args)
     from rl_reward_network.grpo.inputs import open_grpo_inputs
     from rl_reward_network.methods.adapt import ADAPTED, check_labels, make_adapt_plan, run_adapt_stage, settings_of
-    from rl_reward_network.report.index import write_index
 
     inputs = open_grpo_inputs(args.inputs, args.regions)
     check_labels(inputs, args.max_labelled)
@@ -75,7 +74,6 @@ def main(args: Args) -> None:
         print(f"nothing to resume: this run is finished; its results are in {run}")
         return
     result = run_adapt_stage(inputs, plan, run)
-    write_index(args.inputs.output_dir)
     print("\n" + "\n".join(result.lines))
     if result.report is None:
         print("\nNothing was better beyond chance on the validation patients: use the model as it is.")

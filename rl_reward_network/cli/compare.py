@@ -86,7 +86,6 @@ def main(args: Args) -> None:
     plan = check(args)
     from rl_reward_network.inputs.loading import open_inputs
     from rl_reward_network.methods.compare import origin_of, run_compare_stage
-    from rl_reward_network.report.index import write_index
 
     inputs = open_inputs(args.inputs, args.prompting)
     begin = Run.resume if args.resume else Run.create
@@ -94,7 +93,6 @@ def main(args: Args) -> None:
     run.announce()
     print(f"data: {inputs.summary}")
     lines = run_compare_stage(inputs, plan, args.reward_net, run, _typed())
-    write_index(args.inputs.output_dir)
     print("\n" + "\n".join(lines))
     print(f"\nreport: {run / 'report.html'}")
 

@@ -45,7 +45,6 @@ def main(args: Args) -> None:
     check_at_least(args, 1, "images", "segment_batch")
     check_at_least(args, -1, "gpu")
     from rl_reward_network.grpo.merge import grpo_model
-    from rl_reward_network.report.index import write_index
 
     folder = newest(args.model_path)
     if final_model := grpo_model(folder):
@@ -54,7 +53,6 @@ def main(args: Args) -> None:
         report = _evaluate_operations(folder, args)
     else:
         report = _evaluate_policy(folder, args)
-    write_index(report.resolve().parents[2])  # <output_dir>/<run>/evaluation/report.html
     print(f"\nreport: {report}")
 
 

@@ -66,7 +66,6 @@ def main(args: Args) -> None:
     from rl_reward_network.grpo.settings import meanings
     from rl_reward_network.grpo.stage import run_grpo_stage, wanted_settings
     from rl_reward_network.grpo.validation import notice
-    from rl_reward_network.report.index import write_index
 
     inputs = open_grpo_inputs(args.inputs, args.regions)
     network = _reward_network(args.rewards.reward_net, inputs)
@@ -86,7 +85,6 @@ def main(args: Args) -> None:
     else:
         run_grpo_stage(inputs, plan, run, judge, network, args.wandb, args.log_completions)
     if _first_process():
-        write_index(args.inputs.output_dir)
         print(f"\nfine-tuned model: {run / FINAL}")
         if line := notice(read_json(run / FINAL / "config.json")):
             print(line)

@@ -71,7 +71,6 @@ def main(args: Args) -> None:
     from rl_reward_network.inputs.loading import open_inputs
     from rl_reward_network.models.reward_network import RewardNetwork
     from rl_reward_network.ppo.operations import run_post_stage, run_settings
-    from rl_reward_network.report.index import write_index
 
     inputs = open_inputs(args.inputs, args.prompting)
     network = None if args.reward_net is None else RewardNetwork.from_pretrained(args.reward_net)
@@ -83,5 +82,4 @@ def main(args: Args) -> None:
         print("nothing to resume: this run is finished")
     else:
         run_post_stage(inputs, plan, args.reward_net, run)
-    write_index(args.inputs.output_dir)
     print(f"\npost-processing policy: {run / FINAL}")

@@ -94,7 +94,6 @@ def main(args: Args) -> None:
     from rl_reward_network.inputs.loading import open_inputs
     from rl_reward_network.models.reward_network import RewardNetwork
     from rl_reward_network.ppo.prompts import policy_samples, run_policy_stage
-    from rl_reward_network.report.index import write_index
     from rl_reward_network.reward_training.stage import find_reward_network, named
 
     inputs = open_inputs(args.inputs, args.prompting)
@@ -113,7 +112,6 @@ def main(args: Args) -> None:
         print(f"reward network: {named(RewardNetwork.from_pretrained(reward_net))}")
         run_policy_stage(inputs, plan, reward_net, run)
         print(inputs.bank.counts())
-    write_index(args.inputs.output_dir)
     print(f"\nprompt policy: {run / FINAL}")
 
 

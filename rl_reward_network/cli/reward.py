@@ -84,7 +84,6 @@ def main(args: Args) -> None:
     """Open the inputs, train, and print how far the network can be trusted."""
     plan = check(args)
     from rl_reward_network.inputs.loading import open_inputs
-    from rl_reward_network.report.index import write_index
     from rl_reward_network.reward_training.stage import run_reward_stage, run_settings
 
     inputs = open_inputs(args.inputs, args.prompting)
@@ -97,7 +96,6 @@ def main(args: Args) -> None:
     print(f"data: {inputs.summary}")
     run_reward_stage(inputs, plan, run)
     show_agreement(run)
-    write_index(output_dir)
     print(f"\npictures of its errors: {run / 'sheet.png'}")
     print(f"reward network: {run / BEST_REWARD_NET}")
 

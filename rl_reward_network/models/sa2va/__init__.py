@@ -1,23 +1,20 @@
 """Sa2VA in transformers' terms: configuration, checkpoints, processor, model, decoding, prediction, mask losses.
 
 Importing this package registers the classes with transformers: `AutoConfig`, `AutoModel`, `AutoModelForImageTextToText`
-and `AutoProcessor` then load every folder in our layout (`model_type` "sa2va"), without remote code; `pipeline` knows
-"image-text-to-text" and our "referring-segmentation".
+and `AutoProcessor` then load every folder in our layout (`model_type` "sa2va"), without remote code, and `pipeline`
+its "image-text-to-text".
 """
 
 from transformers import AutoConfig, AutoModel, AutoModelForImageTextToText, AutoProcessor
-from transformers.pipelines import PIPELINE_REGISTRY
 
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
-from rl_reward_network.models.sa2va.pipeline_sa2va import TASK, ReferringSegmentationPipeline
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 
 AutoConfig.register(Sa2VAConfig.model_type, Sa2VAConfig, exist_ok=True)
 AutoModel.register(Sa2VAConfig, Sa2VAForConditionalGeneration, exist_ok=True)
 AutoModelForImageTextToText.register(Sa2VAConfig, Sa2VAForConditionalGeneration, exist_ok=True)
 AutoProcessor.register(Sa2VAConfig, Sa2VAProcessor, exist_ok=True)
-PIPELINE_REGISTRY.register_pipeline(TASK, ReferringSegmentationPipeline, pt_model=AutoModel, type="multimodal")
 
 __all__ = ["Sa2VAConfig", "Sa2VAForConditionalGeneration", "Sa2VAProcessor", "load_sa2va_model"]
