@@ -84,10 +84,8 @@ class StageResult:
     def line(self) -> str:
         """The result in words."""
         verdict = f"kept; {rare_loss(self.gain.groups)}" if self.kept else "left out: not better beyond chance"
-        return (
-            f"{self.stage}: Dice {self.dice} on {self.gain.groups} validation patients, {self.gain.signed} out of fold, "
-            f"{verdict}"
-        )
+        measured = f"Dice {self.dice} on {self.gain.groups} validation patients, {self.gain.signed} out of fold"
+        return f"{self.stage}: {measured}; {verdict}"
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,22 @@ from sklearn.preprocessing import StandardScaler
 from rl_reward_network.report.deployment import Deployment, comparable, oracle_gap, stack
 from rl_reward_network.report.metrics import SampleTable
 from rl_reward_network.report.statistics import Estimate, few_patients_note, group_means, is_no_gap, sign_of
-from rl_reward_network.report.table import SCORE, Results, Row, Verdict, change_interval, make_row, policy_verdict
+from rl_reward_network.report.table import (
+    ORACLE,
+    SCORE,
+    Results,
+    Row,
+    Verdict,
+    change_interval,
+    make_row,
+    policy_verdict,
+)
 from rl_reward_network.rewards.table import MASK_REWARDS
 
 RANDOM, DEFAULT, FIXED = "random prompt", "default prompt", "best fixed prompt"
 NET, RIDGE, POLICY = "argmax of the reward net", "ridge per prompt", "PPO"
 LAST = "PPO, last weights"  # beside a policy whose weights labels may have chosen although the reward network rewarded
-DEPLOYED, ORACLE = "deployed", "oracle"
+DEPLOYED = "deployed"
 CHOICES = {"policy": POLICY, "fixed": FIXED, "as it is": DEFAULT}  # the row that is deployed
 
 

@@ -27,6 +27,7 @@ from rl_reward_network.report.deployment import Deployment, labels_sentence
 from rl_reward_network.report.overlays import BLUE, GREEN, ORANGE, picture
 from rl_reward_network.report.statistics import INTERVALS, few_patients_note, is_no_gap, sign_of
 from rl_reward_network.report.table import (
+    ORACLE,
     Column,
     Results,
     Row,
@@ -45,7 +46,7 @@ from rl_reward_network.rewards.metrics import METRICS, mask_metrics
 from rl_reward_network.run import REWARD_NET
 
 AS_IS, THRESHOLD, SEQUENCE, NET = "mask as it is", "best threshold", "best fixed sequence", "argmax of the reward net"
-RIDGE, POLICY, DEPLOYED, ORACLE = "ridge over sequences", "PPO", "deployed", "oracle"
+RIDGE, POLICY, DEPLOYED = "ridge over sequences", "PPO", "deployed"
 
 
 @dataclass(frozen=True, eq=False)

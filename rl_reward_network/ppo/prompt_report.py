@@ -9,11 +9,21 @@ from typing import Any
 import numpy as np
 
 from rl_reward_network.artefacts import write_json
-from rl_reward_network.ppo.baselines import DEFAULT, DEPLOYED, FIXED, NET, ORACLE, POLICY, Comparison
+from rl_reward_network.ppo.baselines import DEFAULT, DEPLOYED, FIXED, NET, POLICY, Comparison
 from rl_reward_network.report import figures, page
 from rl_reward_network.report.overlays import BLUE, GREEN, ORANGE, picture
 from rl_reward_network.report.statistics import INTERVALS, group_means
-from rl_reward_network.report.table import SCORE, TITLES, Column, Row, metric_columns, p_words, percent, table_of
+from rl_reward_network.report.table import (
+    ORACLE,
+    SCORE,
+    TITLES,
+    Column,
+    Row,
+    metric_columns,
+    p_words,
+    percent,
+    table_of,
+)
 from rl_reward_network.report.unlabelled import UnlabelledSection, section_html
 
 VALIDATION = {"custom/val_score": "val: reward net's score (proxy)", "custom/val_gt_dice": "val: Dice (gold)"}

@@ -17,7 +17,6 @@ from rl_reward_network.report.statistics import (
     CHANGE,
     LEVEL,
     MIN_PATIENTS,
-    UNIT,
     Estimate,
     few_patients_note,
     group_means,
@@ -221,7 +220,7 @@ def oracle_gap(tables: Sequence[SampleTable], best_fixed: int, seed: int) -> Est
         return None
     dice = stack([tables[index] for index in indices], "dice")
     groups = [tables[index].group_id for index in indices]
-    return mean_interval(dice.max(axis=1) - dice[:, best_fixed], groups, seed, bounds=UNIT)
+    return mean_interval(dice.max(axis=1) - dice[:, best_fixed], groups, seed, bounds=CHANGE)
 
 
 def comparable(tables: Sequence[SampleTable]) -> tuple[list[int], str]:

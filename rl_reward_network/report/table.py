@@ -24,6 +24,7 @@ from rl_reward_network.report.statistics import (
 from rl_reward_network.rewards.metrics import METRICS
 
 SCORE = "score"  # of the reward network: the only column that needs no true mask
+ORACLE = "oracle"  # the row that chooses by the true mask: an upper bound, which no test is about
 ECE = "ece"  # of soft masks, where a table has them
 TITLES = {name: metric.column for name, metric in METRICS.items()} | {
     "betti": "Betti match",
@@ -150,9 +151,10 @@ class Results:
         return row.differences[other][self.criterion]
 
     def p(self, other: str) -> dict[str, float]:
-        """Row -> p-value of its difference to another row, adjusted for all rows; without that row."""
+        """Row -> p-value of its difference to another row, adjusted for all rows but that one and the oracle."""
         reference = self.row(other).values[self.criterion]
-        changes = {row.name: row.values[self.criterion] - reference for row in self.rows if row.name != other}
+        tested = [row for row in self.rows if row.name not in (other, ORACLE)]
+        changes = {row.name: row.values[self.criterion] - reference for row in tested}
         return max_t_of(changes, [group for _, group in self.ids])
 
     def gap_closed(self, row: Row, fixed: str, oracle: str) -> float | None:
