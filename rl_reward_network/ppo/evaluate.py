@@ -34,6 +34,7 @@ from rl_reward_network.ppo.train import LAST_WEIGHTS
 from rl_reward_network.report.deployment import AS_IT_IS, Deployment, labels_sentence
 from rl_reward_network.report.page import Origin, made_by
 from rl_reward_network.report.statistics import plain_segmenter
+from rl_reward_network.report.table import ORACLE
 from rl_reward_network.report.unlabelled import (
     IMAGES,
     JudgedImages,
