@@ -41,5 +41,5 @@ def test_the_last_lines_are_of_all_worlds(capsys, monkeypatch):
     monkeypatch.setattr(null_worlds, "KINDS", {kind: KINDS[kind] for kind in ("normal", "20 % lose")})
     simulate(Args(worlds=2))
     lines = capsys.readouterr().out.splitlines()[-2:]
-    assert re.fullmatch(rf"worst error: .*; \d+ of 8 are at most 5 %", lines[0])
+    assert re.fullmatch(r"worst error: .*; \d+ of 8 are at most 5 %", lines[0])
     assert re.fullmatch(r"power: \d+% \(.*\) to \d+% \(.*\)", lines[1])
