@@ -117,7 +117,7 @@ def share_interval(share: float, groups: int, independent: float) -> Estimate:
         return Estimate(share, None, None, groups)
     middle = (share + Z**2 / (2 * independent)) / (1 + Z**2 / independent)
     half = Z * np.sqrt(share * (1 - share) / independent + (Z / (2 * independent)) ** 2) / (1 + Z**2 / independent)
-    return Estimate(share, max(0.0, float(middle - half)), min(1.0, float(middle + half)), groups)
+    return Estimate(share, float(np.clip(middle - half, 0, share)), float(np.clip(middle + half, share, 1)), groups)
 
 
 def interval_of(
