@@ -43,7 +43,7 @@ from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.lora import load_trainable
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.checkpoint_sa2va import TRAINABLE
-from rl_reward_network.report.statistics import few_patients_note, mean_interval
+from rl_reward_network.report.statistics import CHANGE, UNIT, few_patients_note, mean_interval
 from rl_reward_network.rewards import out_of_distribution
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.metrics import dice
@@ -217,12 +217,14 @@ def show(args: Args) -> None:
     table = Table(f"test patients of look {args.look}", "Dice", "each seed", box=box.MARKDOWN)
     for name in rows:
         table.add_row(
-            ROWS[name], str(mean_interval(values[name], groups)), ", ".join(f"{one:.3f}" for one in each[name])
+            ROWS[name],
+            str(mean_interval(values[name], groups, bounds=UNIT)),
+            ", ".join(f"{one:.3f}" for one in each[name]),
         )
     console.print(table, end="\n\n")
     table = Table("difference", "Dice", "each seed", box=box.MARKDOWN)
     for name, other in ((name, other) for name, other in DIFFERENCES if name in rows):
-        gain = mean_interval(values[name] - values[other], groups).signed
+        gain = mean_interval(values[name] - values[other], groups, bounds=CHANGE).signed
         seeds = ", ".join(f"{a - b:+.3f}" for a, b in zip(each[name], each[other], strict=True))
         table.add_row(f"{ROWS[name]} - {ROWS[other]}", gain, seeds)
     console.print(table, end="\n\n")

@@ -30,7 +30,7 @@ from rich.table import Table
 
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.cli.app import run
-from rl_reward_network.report.statistics import few_patients_note, group_means, mean_interval
+from rl_reward_network.report.statistics import CHANGE, UNIT, few_patients_note, group_means, mean_interval
 from rl_reward_network.run import AGREEMENT, BEST_REWARD_NET, FINAL
 
 BUDGETS, SEEDS = (20, 50, 195), (0, 1, 2)
@@ -146,7 +146,7 @@ def show(args: Args) -> None:
 
 def _cell(args: Args, budget: int, row: str) -> str:
     values, groups, seeds = _values(args, budget, row, "dice")
-    return _with_seeds(str(mean_interval(values.mean(axis=0), groups)), values, groups) if seeds else "-"
+    return _with_seeds(str(mean_interval(values.mean(axis=0), groups, bounds=UNIT)), values, groups) if seeds else "-"
 
 
 def _difference(args: Args, budget: int, row: str, other: str, metric: str) -> str:
@@ -154,7 +154,7 @@ def _difference(args: Args, budget: int, row: str, other: str, metric: str) -> s
     if not seeds or seeds != of_others:
         return "-"
     gain = values - others
-    return _with_seeds(mean_interval(gain.mean(axis=0), groups).signed, gain, groups)
+    return _with_seeds(mean_interval(gain.mean(axis=0), groups, bounds=CHANGE).signed, gain, groups)
 
 
 def _with_seeds(estimate: str, values: np.ndarray, groups: list[str]) -> str:

@@ -28,7 +28,7 @@ from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.segmenter import Sa2VASegmenter, load_segmenter
 from rl_reward_network.methods.fusion import FUSION_WEIGHTS, fusion
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.report.statistics import mean_interval
+from rl_reward_network.report.statistics import CHANGE, UNIT, mean_interval
 from rl_reward_network.rewards.learned import foreground_prob
 from rl_reward_network.rewards.metrics import cldice, dice
 
@@ -158,8 +158,8 @@ def show(name: str, found: SoftMasks, weight: float) -> None:
     values = {row: scores(masks, found.truths, lines=True) for row, masks in rows.items()}
     table = Table("row", "Dice", "clDice", f"Dice less {NETWORK}", box=box.MARKDOWN)
     for row, (of_dice, of_lines) in values.items():
-        means = (str(mean_interval(column, found.groups)) for column in (of_dice, of_lines))
-        difference = mean_interval(of_dice - values[NETWORK][0], found.groups).signed
+        means = (str(mean_interval(column, found.groups, bounds=UNIT)) for column in (of_dice, of_lines))
+        difference = mean_interval(of_dice - values[NETWORK][0], found.groups, bounds=CHANGE).signed
         table.add_row(row, *means, "-" if row == NETWORK else difference)
     print(f"\n{name}: {len(found.truths)} images")
     Console(width=160).print(table)

@@ -39,7 +39,7 @@ from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.segmenter import load_segmenter
 from rl_reward_network.methods.measure import calibration
-from rl_reward_network.report.statistics import few_patients_note, group_means, mean_interval
+from rl_reward_network.report.statistics import CHANGE, UNIT, few_patients_note, group_means, mean_interval
 from rl_reward_network.report.table import ECE, TITLES
 from rl_reward_network.rewards.metrics import mask_metrics
 from rl_reward_network.run import AGREEMENT, BEST_REWARD_NET, FINAL
@@ -241,7 +241,7 @@ def _row(row: str, budget: int, results: list[dict[str, Any]], starts: list[dict
     val, minutes, images = (float(np.mean(column)) for column in zip(*map(_costs, configs), strict=True))
     return [
         "start: supervised, side network" if row == START else METHODS[row].title,
-        "-" if row == START else mean_interval(gain, groups).signed,
+        "-" if row == START else mean_interval(gain, groups, bounds=CHANGE).signed,
         *(_cell(metric, results, groups) for metric in METRICS_SHOWN),
         f"{val:.3f}",
         f"{budget} + {configs[0]['validation']['labelled']}",
@@ -263,7 +263,7 @@ def _cell(metric: str, results: list[dict[str, Any]], groups: list[str]) -> str:
     if metric == "dice":
         means = group_means(values, groups).mean(axis=1)
         spread = f", SD {means.std(ddof=1):.3f}" if len(means) > 1 else ""
-        return f"{mean_interval(values.mean(axis=0), groups)}{spread}"
+        return f"{mean_interval(values.mean(axis=0), groups, bounds=UNIT)}{spread}"
     return f"{group_means(values, groups).mean():.{4 if metric == ECE else 3}f}"
 
 

@@ -43,7 +43,7 @@ from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.report.by_name import mean_of_classes
-from rl_reward_network.report.statistics import few_patients_note
+from rl_reward_network.report.statistics import CHANGE, few_patients_note
 from rl_reward_network.rewards.metrics import cldice, dice
 from rl_reward_network.run import FINAL
 
@@ -294,7 +294,8 @@ def _differences(found: dict[str, Any], names: Sequence[str]) -> Table:
         cells = []
         for key, counted in (("dice", there), ("empty", ~test["there"])):
             gain = test[key][counted].astype(float) - base[key][counted].astype(float)
-            cells.append(mean_of_classes(gain, test["name"][counted], test["group"][counted]).signed)
+            mean = mean_of_classes(gain, test["name"][counted], test["group"][counted], bounds=CHANGE)
+            cells.append(mean.signed)
         table.add_row(" - ".join(f"{TITLES.get(row, row)}, {wording}" for row, wording in (one, other)), *cells)
     return table
 

@@ -108,7 +108,7 @@ sa2va_rl(f"evaluate --model_path {run.relative_to(work)}/final_model --split tes
 
 # %%
 # Read the verdict first. It is about the difference between the policy and the best single prompt, with a 95 %
-# interval over patients. With few test patients it often is *cannot tell*: the interval contains 0. That is an
+# interval over patients. With few test patients it often is *cannot tell*: p is above 0.05. That is an
 # answer, too: more labelled patients are needed, or nothing is to be gained. ``outputs/.../evaluation/report.html``
 # has the same table, with pictures of the best, the median and the worst image.
 

@@ -100,7 +100,7 @@ figure.tight_layout()
 # ----------
 #
 # The best method is chosen on validation patients, among those that are better on the test patients. The cheapest is
-# the one with the fewest minutes among those that are not significantly worse than it.
+# the one with the fewest minutes among those that are shown to be less than 0.01 worse.
 
 summary = json.loads((report / "eval.json").read_text())
 print(*summary["verdict"], sep="\n")

@@ -189,11 +189,11 @@ def show_sequence(result: "SegmentedSequence") -> None:
 def show_dice(annotated: Sequence[Sequence[float]]) -> None:
     """Print the mean Dice over several sequences, each with the same weight, with its interval."""
     if len(annotated) > 1:
-        from rl_reward_network.report.statistics import few_patients_note, mean_interval
+        from rl_reward_network.report.statistics import UNIT, few_patients_note, mean_interval
 
         groups = [str(number) for number, dice in enumerate(annotated) for _ in dice]
-        interval = mean_interval(np.array([value for dice in annotated for value in dice]), groups)
-        print(f"\nDice over {len(annotated)} sequences: {interval} (95 % interval)")
+        interval = mean_interval(np.array([value for dice in annotated for value in dice]), groups, bounds=UNIT)
+        print(f"\nDice over {len(annotated)} sequences, [95 %]: {interval}")
         for note in few_patients_note(len(annotated), "sequences"):
             print(note)
 

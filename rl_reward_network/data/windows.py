@@ -3,7 +3,7 @@
 Axes: B windows, S their side in pixels.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import cv2
@@ -29,6 +29,8 @@ class LabelledImages(NamedTuple):
     """uint8 (H, W, 3), RGB."""
     truths: list[np.ndarray]
     """bool (H, W)."""
+    groups: Sequence[str] = ()
+    """Patient of each; without, every image counts as one."""
 
 
 def window_side(images: Iterable[np.ndarray], largest: int, multiple: int) -> int:

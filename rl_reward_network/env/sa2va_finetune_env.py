@@ -24,6 +24,7 @@ class PromptContext:
         scores: float32 (P,) in [0, 1], the reward network's score of each action's mask.
         metrics: name -> float (P,) in [0, 1], the rewards of `rewards.table` (`MASK_REWARDS` where labelled,
             `IMAGE_REWARDS`) of each action's mask.
+        group_id: of the patient, over whom validation takes means; "" counts the image as one.
 
     Raises:
         ValueError: a shape, a range, or a feature outside the bounds of `observation_table`; names sample and field.
@@ -33,6 +34,7 @@ class PromptContext:
     features: np.ndarray
     scores: np.ndarray
     metrics: Mapping[str, np.ndarray] = field(default_factory=dict)
+    group_id: str = ""
 
     def __post_init__(self) -> None:
         """Check shapes and ranges before a run starts."""

@@ -96,7 +96,8 @@ def labelled_images(prompts: Sequence[GRPOPrompt]) -> LabelledImages:
         ValueError: a file cannot be read.
     """
     images, truths = zip(*(prompt.load() for prompt in prompts), strict=True)
-    return LabelledImages(list(images), [truth for truth in truths if truth is not None])
+    known = [truth for truth in truths if truth is not None]
+    return LabelledImages(list(images), known, [prompt.group_id for prompt in prompts])
 
 
 @torch.no_grad()

@@ -39,7 +39,7 @@ from rl_reward_network.grpo.rewards import LoopRewards, loop_rewards
 from rl_reward_network.grpo.settings import OF_LABELS, GRPOPlan
 from rl_reward_network.grpo.trainable import check_movement, digests, prepare_model, unmoved_reasons
 from rl_reward_network.grpo.trainer import SMALLER_LOSS, TILES, Sa2VAGRPOTrainer, hint_out_of_memory
-from rl_reward_network.grpo.validation import ValidationCallback
+from rl_reward_network.grpo.validation import LOOKS, ValidationCallback
 from rl_reward_network.inputs.loading import portable_settings
 from rl_reward_network.models.ema import trainable_tensors
 from rl_reward_network.models.lora import parameter_table, save_trainable
@@ -171,6 +171,8 @@ def run_grpo_stage(
                 "peak_memory_gib": peak,
                 "seconds": {**trainer.phases, "learning": learning},
             }
+            if validation is not None:
+                validation.save_looks(run / LOOKS)
             if refit is not None:
                 refit.save(run / REFITTED)
             _save(trainer, run, spent)

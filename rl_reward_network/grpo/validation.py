@@ -7,6 +7,7 @@ the best criterion are kept; those before training take part, so a run never lea
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
+from rl_reward_network.artefacts import write_json
 from rl_reward_network.curves import over_optimised
 from rl_reward_network.grpo.measure import OVERLAPS, Measured, measure, unpacked
 from rl_reward_network.grpo.prompts import GRPOPrompt
@@ -21,10 +23,12 @@ from rl_reward_network.grpo.ranks import from_first_rank
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.ema import swapped
 from rl_reward_network.models.lora import trainable_state
+from rl_reward_network.report.statistics import known_means
 from rl_reward_network.rewards.functions import learned_reward
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.run import clock
 
+LOOKS = "validation.json"  # in the folder of a run: what `adapt` decides by
 METRICS = {"val/iou_of_drawn": "IoU of mask'", "val/gt_dice": "Dice"}  # the first that the data allow is the criterion
 
 
@@ -163,6 +167,7 @@ class ValidationCallback(TrainerCallback):
         self.proxy: list[float] = []
         self.gold: list[float] = []  # the criterion
         self.criterion: str | None = None
+        self.looks: list[list[float]] = []  # Dice of each prompt, a look of the model or of its teacher after another
         self.best_weights: dict[str, Tensor] = {}
         self.best_is_teacher = self.has_warned = False
 
@@ -205,17 +210,24 @@ class ValidationCallback(TrainerCallback):
         outcome = outcome_of(self.steps, self.gold, self.criterion, len(self.prompts), labelled)
         return replace(outcome, kept_teacher=self.best_is_teacher)
 
+    def save_looks(self, path: Path) -> None:
+        """Write each prompt's group, and its Dice at every look; None without a true mask. The first is the start."""
+        looks = [[None if np.isnan(value) else value for value in look] for look in self.looks]
+        write_json(path, {"groups": [prompt.group_id for prompt in self.prompts], "dice": looks})
+
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint, which holds the current weights already."""
-        curves = {"steps": self.steps, "proxy": self.proxy, "gold": self.gold, "criterion": self.criterion}
+        curves = {"steps": self.steps, "proxy": self.proxy, "gold": self.gold, "looks": self.looks}
         best_is_now = self.gold and self.steps[self.gold.index(max(self.gold))] == self.trainer.state.global_step
         peak = {} if best_is_now and not self.best_is_teacher else self.best_weights
-        return {**curves, "peak": peak, "peak_is_teacher": self.best_is_teacher, "has_warned": self.has_warned}
+        best = {"criterion": self.criterion, "peak": peak, "peak_is_teacher": self.best_is_teacher}
+        return {**curves, **best, "has_warned": self.has_warned}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """From a checkpoint whose weights have been loaded."""
         self.steps, self.proxy, self.gold = state["steps"], state["proxy"], state["gold"]
         self.criterion, self.has_warned = state["criterion"], state["has_warned"]
+        self.looks = state.get("looks", [])
         self.best_is_teacher = state.get("peak_is_teacher", False)
         best_is_now = self.gold and not state["peak"]
         self.best_weights = trainable_state(self.trainer.sa2va) if best_is_now else state["peak"]
@@ -266,7 +278,7 @@ class ValidationCallback(TrainerCallback):
             )
 
     def _points(self) -> dict[str, float]:
-        """tag -> mean over the prompts, which all processes measure together."""
+        """tag -> mean over the patients of the prompts, which all processes measure together."""
         trainer = self.trainer
         longest, cache = trainer.args.max_completion_length, trainer.rollout_generator.cache
         measured = measure(
@@ -275,12 +287,15 @@ class ValidationCallback(TrainerCallback):
         return from_first_rank(trainer.accelerator, lambda: self._means(measured))  # all stop at one step, or none
 
     def _means(self, measured: Measured) -> dict[str, float]:
+        self.looks.append(measured.values["dice"].tolist())
         columns = {tag: measured.values[name] for name, tag in TAGS.items() if name in measured.values}
-        points = {tag: float(np.nanmean(column)) for tag, column in columns.items() if np.isfinite(column).any()}
+        groups = [prompt.group_id for prompt in self.prompts]
+        means = {tag: known_means(column, groups) for tag, column in columns.items()}
+        points = {tag: float(np.mean(of_patients)) for tag, of_patients in means.items() if of_patients}
         points[EMPTY] = empty_share(measured)
         points[SILENT] = float(np.mean([mask is None for mask in measured.masks]))
         if self.maps is not None:
-            points[PROXY] = float(scores(self.maps, self.prompts, measured).mean())
+            points[PROXY] = float(np.mean(known_means(scores(self.maps, self.prompts, measured), groups)))
         return points
 
 

@@ -5,9 +5,10 @@
     <run>/adapted/          the model that is deployed, a whole checkpoint
     <run>/adapt.json        what each stage gained on validation patients, and what is deployed
 
-Each stage is a run of `sa2va-rl grpo` with its own report. A stage is kept only if its gain over what it began with has
-a lower bound above 0 on the validation patients, so that the last of the kept ones is deployed; without any it is the
-model as it was.
+Each stage is a run of `sa2va-rl grpo` with its own report. A stage is kept only if it is better than what it began with
+on the validation patients, by `max_t`. They also choose which look at the training is kept, so that look is judged in
+folds of patients: the one that is best on the other folds, see `decide`. The last of the kept stages is deployed;
+without any it is the model as it was.
 """
 
 import shutil
@@ -18,22 +19,25 @@ from typing import Any
 
 import numpy as np
 
-from rl_reward_network.artefacts import weights_fingerprint, whole_file, write_json
+from rl_reward_network.artefacts import read_json, weights_fingerprint, whole_file, write_json
 from rl_reward_network.grpo.card import write_results
 from rl_reward_network.grpo.evaluate import run_grpo_evaluation
 from rl_reward_network.grpo.image_context import FeatureCache
-from rl_reward_network.grpo.inputs import GRPOInputs, count_images, of_images, open_grpo_inputs, within_budget
+from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs, within_budget
 from rl_reward_network.grpo.measure import measure
 from rl_reward_network.grpo.merge import merge_run
 from rl_reward_network.grpo.plan import AdapterArgs, PlanArgs, make_plan
 from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.grpo.settings import GRPOSettings, Mode
 from rl_reward_network.grpo.stage import run_grpo_stage
+from rl_reward_network.grpo.validation import LOOKS
 from rl_reward_network.inputs.loading import portable_settings
 from rl_reward_network.methods.training import MERGED, SIDE_STEPS, STEPS, free_memory
 from rl_reward_network.models.default import is_small
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
-from rl_reward_network.report.statistics import MIN_PATIENTS, Estimate, mean_interval
+from rl_reward_network.report.deployment import best_choice, best_out_of_fold
+from rl_reward_network.report.statistics import MIN_PATIENTS, UNIT, Estimate, mean_interval, rare_loss, sign_of
+from rl_reward_network.report.table import change_interval
 from rl_reward_network.run import FINAL, GRPO_RUN, Run
 
 SUPERVISED, TEACHER = "supervised", "mean_teacher"  # stages, and the objective of each
@@ -66,8 +70,8 @@ class StageResult:
 
     Args:
         stage: its name.
-        gain: Dice on validation patients after it less before.
-        dice: after it.
+        gain: Dice on validation patients after it less before, of looks that other patients chose.
+        dice: after it, of the look that is deployed.
         kept: whether the model that is deployed has passed it.
     """
 
@@ -79,10 +83,9 @@ class StageResult:
     @property
     def line(self) -> str:
         """The result in words."""
-        verdict = "kept" if self.kept else "left out: its gain is not above 0 beyond chance"
-        return (
-            f"{self.stage}: Dice {self.dice} on {self.gain.groups} validation patients, {self.gain.signed}; {verdict}"
-        )
+        verdict = f"kept; {rare_loss(self.gain.groups)}" if self.kept else "left out: not better beyond chance"
+        measured = f"Dice {self.dice} on {self.gain.groups} validation patients, {self.gain.signed} out of fold"
+        return f"{self.stage}: {measured}; {verdict}"
 
 
 @dataclass(frozen=True)
@@ -203,23 +206,14 @@ def run_adapt_stage(inputs: GRPOInputs, plan: AdaptPlan, run: Run) -> AdaptResul
 
 def train_stages(inputs: GRPOInputs, plan: AdaptPlan, run: Run) -> tuple[tuple[StageResult, ...], Path | None]:
     """The results of the stages, each from the last model that was kept; and the folder of the last kept one."""
-    prompts = of_whole_split(inputs, "val")
     model, results, deployed = inputs.config.model_path, list[StageResult](), None
-    before = dice_of(inputs, model, prompts)
     for stage in plan.stages:
         folder = train_stage(inputs, plan, run / stage, model)
-        after = dice_of(inputs, str(folder / MERGED), prompts)
-        results.append(decide(stage, before, after, [prompt.group_id for prompt in prompts]))
+        results.append(decide(stage, *looks_of(folder)))
         print(results[-1].line, flush=True)
         if results[-1].kept:
-            model, before, deployed = str(folder / MERGED), after, folder
+            model, deployed = str(folder / MERGED), folder
     return tuple(results), deployed
-
-
-def of_whole_split(inputs: GRPOInputs, name: str) -> list[GRPOPrompt]:
-    """All labelled prompts of a split."""
-    prompts = [prompt for prompt in inputs.pick(name) if prompt.labelled]
-    return of_images(prompts, count_images(prompts))
 
 
 def train_stage(inputs: GRPOInputs, plan: AdaptPlan, folder: Path, model: str) -> Path:
@@ -268,20 +262,43 @@ def dice_of(inputs: GRPOInputs, model_path: str, prompts: Sequence[GRPOPrompt]) 
     return values
 
 
-def decide(stage: str, before: np.ndarray, after: np.ndarray, groups: Sequence[str]) -> StageResult:
-    """Whether a stage is kept: the interval of its gain, float64 (N,) each on images of patients, is above 0."""
-    gain = mean_interval(after - before, groups)
-    return StageResult(stage, gain, mean_interval(after, groups), gain.sign > 0)
+def looks_of(folder: Path) -> tuple[np.ndarray, list[str]]:
+    """Dice of the labelled validation images at every look of a run, float64 (L, N), the first before it; and patients.
+
+    Raises:
+        ValueError: the run was made by a version that did not write them.
+    """
+    if not (folder / LOOKS).exists():
+        raise ValueError(
+            f"{folder / LOOKS} is missing, by which the stage is judged; delete {folder} to train it again"
+        )
+    saved = read_json(folder / LOOKS)
+    dice = np.array(saved["dice"], dtype=float)
+    labelled = ~np.isnan(dice[0])
+    return dice[:, labelled], [group for group, kept in zip(saved["groups"], labelled, strict=True) if kept]
+
+
+def decide(stage: str, dice: np.ndarray, groups: Sequence[str]) -> StageResult:
+    """Whether a stage is kept: better than its start, each patient judged by the look that is best on other folds.
+
+    Args:
+        stage: its name.
+        dice: float64 (L, N), Dice at L looks, the first before training, on N images.
+        groups: patient of each image.
+    """
+    gain = best_out_of_fold(dice, groups) - dice[0]
+    after = mean_interval(dice[best_choice(dice, groups)], groups, bounds=UNIT)
+    return StageResult(stage, change_interval("dice", gain, groups), after, sign_of(gain, groups) > 0)
 
 
 def deploy(inputs: GRPOInputs, run: Run, stages: tuple[StageResult, ...], stage: Path) -> AdaptResult:
     """Evaluate the last kept stage, and its model against the one before all stages; write `adapted/`."""
     _, report = run_grpo_evaluation(stage / FINAL)
     write_results(stage / FINAL, report.with_name("eval.json"))
-    prompts, gain = of_whole_split(inputs, "test"), None
+    prompts, gain = [prompt for prompt in inputs.pick("test") if prompt.labelled], None
     if prompts:
         before, after = (dice_of(inputs, path, prompts) for path in (inputs.config.model_path, str(stage / MERGED)))
-        gain = mean_interval(after - before, [prompt.group_id for prompt in prompts])
+        gain = change_interval("dice", after - before, [prompt.group_id for prompt in prompts])
     merge_run(stage / FINAL, run / ADAPTED)  # again, for its card has the results now
     if gain is not None:
         card = run / ADAPTED / "README.md"

@@ -11,11 +11,12 @@ from rl_reward_network.run import FINAL
 
 
 def threshold(run: str) -> Predict:
-    """The best single threshold in place of 0.5."""
+    """The best single threshold in place of 0.5; both sides of it are stretched to the halves of [0, 1]."""
 
     def predict(view: ImageView, trained: Trained, parameter: float | None) -> np.ndarray:
-        best = float(trained.load(run, _policy).config["best_threshold"])
-        return np.asarray(default_prompt(view, trained) - best + 0.5)
+        best = float(np.float32(trained.load(run, _policy).config["best_threshold"]))  # as float32 masks are compared
+        soft = default_prompt(view, trained).astype(np.float64)
+        return np.where(soft > best, 0.5 + (soft - best) / (1 - best) / 2, soft / best / 2)
 
     return predict
 

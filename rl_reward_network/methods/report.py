@@ -23,7 +23,7 @@ FILES = ("table.csv", "table.tex", "eval.csv", "eval.json")
 MAIN = tuple(name for name, metric in METRICS.items() if metric.main)
 CONVENTIONS = (
     "Means over test patients with 95 % intervals over patients, for each row alone; values of an image are means over "
-    f"seeds. {empty_rules()} p: sign-flip test of the difference in Dice over "
+    f"seeds. {empty_rules()} p: test of the difference in Dice over "
     "patients, two-sided and adjusted for all methods (max-t): among methods without a difference, the chance that any "
     "has p <= 0.05 is 5 %."
 )

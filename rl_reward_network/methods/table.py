@@ -15,14 +15,17 @@ from rl_reward_network.methods.view import BASE
 from rl_reward_network.report.cost import Cost
 from rl_reward_network.report.statistics import (
     MIN_PATIENTS,
+    NO_GAP,
+    UNIT,
     Estimate,
     MaxT,
     few_patients_note,
     group_means,
     max_t,
     mean_interval,
+    rare_loss,
 )
-from rl_reward_network.report.table import Row, make_row, p_words, word_of_p
+from rl_reward_network.report.table import Row, change_interval, make_row, p_words, word
 
 OWN = "own"  # the reward network's own segmentation: a plain segmenter
 
@@ -75,7 +78,7 @@ class MethodRow:
     @property
     def word(self) -> str:
         """better, worse or cannot tell: against the model as it is; empty for the base."""
-        return "" if self.p is None else word_of_p(self.to_base, self.p)
+        return "" if self.p is None else word("dice", self.to_base.mean, self.p)
 
     @property
     def cost(self) -> Cost:
@@ -113,7 +116,8 @@ class Choice:
     Args:
         better: methods that are better than the model as it is on the test patients, in the order of the table.
         best: of these the one with the highest Dice on validation patients; the model as it is if there are none.
-        cheapest: of these the cheapest that is not worse than the best one on the test patients.
+        cheapest: of these the cheapest that is shown to be at most a margin worse than the best one on the test
+            patients.
     """
 
     better: tuple[str, ...]
@@ -140,25 +144,28 @@ def make_table(results: Mapping[str, Sequence[MethodResult]], images: TestImages
             tuple(results[method.name]),
             make_row(method.name, of, {BASE: {"dice": of["dice"] - base}}, images.groups),
             p.get(method.name),
-            mean_interval(np.mean([result.val for result in results[method.name]], axis=0), images.val_groups),
+            mean_interval(
+                np.mean([result.val for result in results[method.name]], axis=0), images.val_groups, bounds=UNIT
+            ),
             _seed_spread(results[method.name], images.groups),
         )
         for method, of in zip(methods, values.values(), strict=True)
     )
 
 
-def choose(rows: Sequence[MethodRow], images: TestImages) -> Choice:
-    """The best method, and the cheapest that is not significantly worse.
+def choose(rows: Sequence[MethodRow], images: TestImages, margin: float = NO_GAP) -> Choice:
+    """The best method, and the cheapest that is shown to be less than `margin` Dice worse.
 
     Only methods that are better than the model as it is are deployed. Which of them is the best, validation patients
-    decide: the test patients say whether a method is better at all, a claim that is adjusted for all methods.
+    decide: the test patients say whether a method is better at all, a claim that is adjusted for all methods. The
+    cheapest must pass the same test, one-sided at 2.5 %: few patients, who show nothing, leave the best one alone.
     """
     better = [row for row in rows if row.word == "better"]
     if not better:
         return Choice((), BASE, BASE)
     best = max(better, key=lambda row: row.val.mean)
-    signs = _test([row.dice for row in better], best.dice, images).signs
-    as_good = [row for row, sign in zip(better, signs, strict=True) if sign >= 0]
+    signs = _test([row.dice for row in better], best.dice - margin, images).signs
+    as_good = [row for row, sign in zip(better, signs, strict=True) if sign > 0 or row is best]
     cheapest = min(as_good, key=_price)
     return Choice(tuple(row.method.name for row in better), best.method.name, cheapest.method.name)
 
@@ -189,7 +196,7 @@ def verdict_lines(rows: Sequence[MethodRow], choice: Choice, images: TestImages,
         lines.append(f"Better than the model as it is, too: {'; '.join(map(_gain, others))}.")
     if cheapest is not best:
         lines.append(
-            f"The cheapest that is not significantly worse than the best: {cheapest.method.title}; "
+            f"The cheapest that is shown to be less than {NO_GAP} Dice worse than the best: {cheapest.method.title}; "
             f"{_price_words(cheapest)}."
         )
     lines += few_patients_note(best.to_base.groups)
@@ -204,7 +211,8 @@ def verdict_lines(rows: Sequence[MethodRow], choice: Choice, images: TestImages,
 def _best_line(best: MethodRow, compared: int) -> str:
     dice, patients = best.row.estimates["dice"], best.to_base.groups
     if best.method.name != BASE:
-        return f"Best: {_gain(best)}, Dice {dice} on {patients} test patients; {_price_words(best)}."
+        rare = rare_loss(patients).capitalize()
+        return f"Best: {_gain(best)}, Dice {dice} on {patients} test patients; {_price_words(best)}. {rare}."
     keep = f"keep the model as it is, Dice {dice}"
     if patients < MIN_PATIENTS:
         return f"Cannot tell: {patients} test patients, and no test can decide below {MIN_PATIENTS}; {keep}."
@@ -236,7 +244,7 @@ def _plain_segmenter_line(rows: Mapping[str, MethodRow], images: TestImages) -> 
     tested = _test([rows[name].dice for name in others], own_dice, images)
     better = [name for name, sign in zip(others, tested.signs, strict=True) if sign > 0]
     top = max(better or others, key=lambda name: rows[name].val.mean)
-    difference = mean_interval(rows[top].dice - own_dice, images.groups)
+    difference = change_interval("dice", rows[top].dice - own_dice, images.groups)
     measured = (
         f"{rows[top].method.title} less {rows[OWN].method.title}: {difference.signed} Dice on the test patients, "
         f"p {p_words(float(tested.p[others.index(top)]))}"

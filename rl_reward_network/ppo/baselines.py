@@ -10,14 +10,23 @@ from sklearn.preprocessing import StandardScaler
 
 from rl_reward_network.report.deployment import Deployment, comparable, oracle_gap, stack
 from rl_reward_network.report.metrics import SampleTable
-from rl_reward_network.report.statistics import Estimate, few_patients_note, is_no_gap, mean_interval
-from rl_reward_network.report.table import SCORE, Results, Row, Verdict, make_row, policy_verdict
+from rl_reward_network.report.statistics import Estimate, few_patients_note, group_means, is_no_gap, sign_of
+from rl_reward_network.report.table import (
+    ORACLE,
+    SCORE,
+    Results,
+    Row,
+    Verdict,
+    change_interval,
+    make_row,
+    policy_verdict,
+)
 from rl_reward_network.rewards.table import MASK_REWARDS
 
 RANDOM, DEFAULT, FIXED = "random prompt", "default prompt", "best fixed prompt"
 NET, RIDGE, POLICY = "argmax of the reward net", "ridge per prompt", "PPO"
 LAST = "PPO, last weights"  # beside a policy whose weights labels may have chosen although the reward network rewarded
-DEPLOYED, ORACLE = "deployed", "oracle"
+DEPLOYED = "deployed"
 CHOICES = {"policy": POLICY, "fixed": FIXED, "as it is": DEFAULT}  # the row that is deployed
 
 
@@ -115,28 +124,33 @@ def compare(
     asked = max_steps if deployment.choice == "policy" else 1
     prompts = {NET: len(test[0].scores), POLICY: max_steps, LAST: max_steps, DEPLOYED: asked, ORACLE: None}
     gap = oracle_gap(val, deployment.best_fixed, seed)
+    results = Results(rows, tuple((table.sample_id, table.group_id) for table in tables), criterion)
     verdict = Verdict("unlabelled", "Unlabelled: no verdict. Without ground truth, only the reward is known.")
     if criterion != SCORE:
         judged = next(row for row in rows if row.name == (LAST if LAST in chosen else POLICY))
         rival = _rival(judged.name, weights[judged.name], metrics[criterion], groups, seed)
-        verdict = prompt_verdict(judged.differences[FIXED][criterion], gap, rival, judged.name)
-    of_gap = few_patients_note(gap.groups, "validation patients") if gap and verdict.label == "no gap" else ()
+        verdict = prompt_verdict(
+            judged.differences[FIXED][criterion], results.p(FIXED)[judged.name], gap, rival, judged.name
+        )
     return Comparison(
-        Results(rows, tuple((table.sample_id, table.group_id) for table in tables), criterion),
+        results,
         tuple(tables),
         weights,
         {name: prompts.get(name, 1) for name in weights},
         deployment,
         verdict,
-        (*_notes(test, tables), *of_gap, *deployment.notes),
+        (*_notes(test, tables), *deployment.notes),
     )
 
 
-def prompt_verdict(difference: Estimate, val_gap: Estimate | None, rival: str = "", name: str = "PPO") -> Verdict:
+def prompt_verdict(
+    difference: Estimate, p: float, val_gap: Estimate | None, rival: str = "", name: str = "PPO"
+) -> Verdict:
     """The verdict on a policy of prompts, see `policy_verdict`.
 
     Args:
         difference: Dice of the policy less Dice of the best fixed prompt on test patients.
+        p: of the difference, from `max_t`.
         val_gap: Dice of the oracle less Dice of the best fixed prompt on validation; None when that is unlabelled.
         rival: a single prompt that the policy does not beat on test patients, in words; empty if there is none.
         name: of the policy, in words.
@@ -145,7 +159,7 @@ def prompt_verdict(difference: Estimate, val_gap: Estimate | None, rival: str = 
     enough = f"on validation, the best prompt of each image gains {val_gap} Dice over one prompt for all"
     enough = f"{enough}, so one prompt is enough" if is_no_gap(val_gap) else ""
     rival = f"{rival}, one prompt for all images" if rival else ""
-    return policy_verdict(difference, "prompt", "the prompt", measured, enough, rival)
+    return policy_verdict(difference, p, "prompt", "the prompt", measured, enough, rival)
 
 
 def _rival(name: str, weights: np.ndarray, dice: np.ndarray, groups: Sequence[str], seed: int) -> str:
@@ -155,9 +169,11 @@ def _rival(name: str, weights: np.ndarray, dice: np.ndarray, groups: Sequence[st
     of them has chosen by the image, whatever its reward. All must be beaten, so no correction for several tests is
     needed.
     """
-    gains = [mean_interval(_expected(weights, dice) - one, groups, seed) for one in dice.T]
-    index = min((index for index, gain in enumerate(gains) if gain.sign <= 0), key=lambda i: gains[i].mean, default=-1)
-    return "" if index < 0 else f"the prompt with index {index} ({name} minus it: {gains[index].signed} Dice)"
+    gains = [_expected(weights, dice) - one for one in dice.T]
+    means = group_means(np.stack(gains), groups).mean(axis=1)
+    index = next((index for index in np.argsort(means).tolist() if sign_of(gains[index], groups) <= 0), -1)
+    gain = change_interval("dice", gains[index], groups, seed).signed
+    return "" if index < 0 else f"the prompt with index {index} ({name} minus it: {gain} Dice)"
 
 
 def _weights(

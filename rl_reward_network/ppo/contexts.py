@@ -51,7 +51,7 @@ class PromptTable:
     def context(self) -> PromptContext:
         """The image as a context of the environment."""
         rewards = {**self.image_rewards, **(self.table.metrics or {})}
-        return PromptContext(self.table.sample_id, self.features, self.table.scores, rewards)
+        return PromptContext(self.table.sample_id, self.features, self.table.scores, rewards, self.table.group_id)
 
 
 def prompt_tables(

@@ -17,7 +17,7 @@ from rl_reward_network.inputs.loading import RunInputs, open_inputs, saved_confi
 from rl_reward_network.inputs.unlabelled import unchanged
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.reward_network import RewardNetwork, error_map
-from rl_reward_network.ppo.baselines import DEPLOYED, LAST, ORACLE, POLICY, RIDGE, Comparison, compare
+from rl_reward_network.ppo.baselines import DEPLOYED, LAST, POLICY, RIDGE, Comparison, compare
 from rl_reward_network.ppo.contexts import (
     TABLES,
     PromptTable,
@@ -34,6 +34,7 @@ from rl_reward_network.ppo.train import LAST_WEIGHTS
 from rl_reward_network.report.deployment import AS_IT_IS, Deployment, labels_sentence
 from rl_reward_network.report.page import Origin, made_by
 from rl_reward_network.report.statistics import plain_segmenter
+from rl_reward_network.report.table import ORACLE
 from rl_reward_network.report.unlabelled import (
     IMAGES,
     JudgedImages,

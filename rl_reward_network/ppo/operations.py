@@ -31,6 +31,7 @@ from rl_reward_network.ppo.settings import Mode, PostReward, PPOSettings, operat
 from rl_reward_network.ppo.stage import Trained, complete_run, donors, judged_out_of_fold
 from rl_reward_network.ppo.train import Task, train_ppo
 from rl_reward_network.report.deployment import Deployment, Labels, can_decide, decide
+from rl_reward_network.report.statistics import known_means
 from rl_reward_network.reward_training.stage import check_no_leak
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.run import Run, clock
@@ -211,11 +212,12 @@ def train_post_policy(
     """
 
     def validate(policy: BasePolicy) -> dict[str, list[float]]:
-        """Reward of each validation image, and Dice of each labelled one."""
+        """Reward of each validation patient, and Dice of each labelled one."""
         pairs = list(zip(val_images, choose_operations(policy, val_images, settings.max_steps), strict=True))
-        dices = [image.dice(operations) for image, operations in pairs if image.truth is not None]
+        dices = [np.nan if image.truth is None else image.dice(operations) for image, operations in pairs]
         rewards = [image.worth(operations) for image, operations in pairs]
-        return {"custom/val_reward": rewards, "custom/val_gt_dice": dices}
+        groups = [image.group_id for image in val_images]
+        return {"custom/val_reward": known_means(rewards, groups), "custom/val_gt_dice": known_means(dices, groups)}
 
     venv = VecMonitor(DummyVecEnv([lambda: PostProcessEnv(train_images, settings.max_steps)] * settings.n_envs))
     venv.seed(settings.seed)

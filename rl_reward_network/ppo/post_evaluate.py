@@ -25,14 +25,17 @@ from rl_reward_network.ppo.settings import PPOSettings
 from rl_reward_network.report import page
 from rl_reward_network.report.deployment import Deployment, labels_sentence
 from rl_reward_network.report.overlays import BLUE, GREEN, ORANGE, picture
-from rl_reward_network.report.statistics import INTERVALS, Estimate, few_patients_note, is_no_gap, mean_interval
+from rl_reward_network.report.statistics import INTERVALS, few_patients_note, is_no_gap, sign_of
 from rl_reward_network.report.table import (
+    ORACLE,
     Column,
     Results,
     Row,
     Verdict,
+    change_interval,
     make_row,
     metric_columns,
+    p_words,
     percent,
     policy_verdict,
     table_of,
@@ -43,7 +46,7 @@ from rl_reward_network.rewards.metrics import METRICS, mask_metrics
 from rl_reward_network.run import REWARD_NET
 
 AS_IS, THRESHOLD, SEQUENCE, NET = "mask as it is", "best threshold", "best fixed sequence", "argmax of the reward net"
-RIDGE, POLICY, DEPLOYED, ORACLE = "ridge over sequences", "PPO", "deployed", "oracle"
+RIDGE, POLICY, DEPLOYED = "ridge over sequences", "PPO", "deployed"
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,34 +196,33 @@ def measured(masks: Mapping[str, Sequence[np.ndarray]], test: Sequence[EditedIma
     return Results(tuple(rows), tuple((image.sample_id, image.group_id) for image in test), "dice")
 
 
-def over_usual(test: Sequence[EditedImage], chosen: Sequence[Operations]) -> Estimate:
-    """Dice of a policy's sequences less that of the one that it chooses most often, for all images."""
+def over_usual(test: Sequence[EditedImage], chosen: Sequence[Operations]) -> np.ndarray:
+    """float64 (N,): Dice of a policy's sequences less that of the one that it chooses most often, for all images."""
     usual = Counter(chosen).most_common(1)[0][0]
-    gains = [image.dice(operations) - image.dice(usual) for image, operations in zip(test, chosen, strict=True)]
-    return mean_interval(np.array(gains), [image.group_id for image in test])
+    return np.array([image.dice(each) - image.dice(usual) for image, each in zip(test, chosen, strict=True)])
 
 
-def verdict_of(results: Results, gain_over_usual: Estimate) -> Verdict:
+def verdict_of(results: Results, over_usual: np.ndarray) -> Verdict:
     """The verdict on PPO against the best fixed sequence and the mask as it is; "no gap" where a sequence is enough.
 
     Args:
         results: all rows.
-        gain_over_usual: Dice of PPO less that of its most frequent sequence for all images. Without a gain over it PPO
-            does not choose by the image, whatever its reward and however bad the sequence is that the same reward has
-            found.
+        over_usual: float (N,), Dice of PPO less that of its most frequent sequence for all images. Without a gain over
+            it PPO does not choose by the image, whatever its reward and however bad the sequence is that the same
+            reward has found.
     """
-    policy = results.row(POLICY)
-    gain, over_as_is = results.difference(policy, SEQUENCE), results.difference(policy, AS_IS)
+    policy, groups = results.row(POLICY), [group for _, group in results.ids]
+    gain = results.difference(policy, SEQUENCE)
     gap, closed = results.difference(results.row(ORACLE), SEQUENCE), results.gap_closed(policy, SEQUENCE, ORACLE)
     enough = f"a fixed sequence is enough, the oracle gains {gap.signed} over it" if is_no_gap(gap) else ""
     rival = ""
-    if over_as_is.sign <= 0:
-        rival = f"the mask as it is (PPO minus it: {over_as_is.signed} Dice)"
-    elif gain_over_usual.sign <= 0:
-        rival = f"its most frequent sequence for all images ({gain_over_usual.signed} Dice)"
+    if sign_of(policy.values["dice"] - results.row(AS_IS).values["dice"], groups) <= 0:
+        rival = f"the mask as it is (PPO minus it: {results.difference(policy, AS_IS).signed} Dice)"
+    elif sign_of(over_usual, groups) <= 0:
+        rival = f"its most frequent sequence for all images ({change_interval('dice', over_usual, groups).signed} Dice)"
     measured = f"PPO minus best fixed sequence on {gain.groups} test patients: {gain.signed} Dice."
     more = "" if closed is None else f" It closes {closed:.0%} of the oracle's gain."
-    return policy_verdict(gain, "sequence", "operations", measured, enough, rival, more)
+    return policy_verdict(gain, results.p(SEQUENCE)[POLICY], "sequence", "operations", measured, enough, rival, more)
 
 
 def _write_report(folder: Path, result: PostResult, origin: page.Origin) -> Path:
@@ -240,6 +242,7 @@ def _write_report(folder: Path, result: PostResult, origin: page.Origin) -> Path
 def _summary(result: PostResult) -> dict[str, Any]:
     """The content of eval.json."""
     results = result.results
+    p = {other: results.p(other) for other in (AS_IS, SEQUENCE)}
     return {
         "verdict": asdict(result.verdict),
         "deployment": asdict(result.deployment),
@@ -252,7 +255,9 @@ def _summary(result: PostResult) -> dict[str, Any]:
                 "name": row.name,
                 "means": row.means(),
                 "dice_minus_as_is": asdict(results.difference(row, AS_IS)),
+                "p_minus_as_is": p[AS_IS].get(row.name),
                 "dice_minus_best_sequence": asdict(results.difference(row, SEQUENCE)),
+                "p_minus_best_sequence": p[SEQUENCE].get(row.name),
                 "gap_closed": result.closed(row),
             }
             for row in results.rows
@@ -270,11 +275,14 @@ def _page(result: PostResult, header: str) -> str:
     deployed = f"Deployed: {deployment.words(SEQUENCE, f'the {AS_IS}')}, because {deployment.reason}."
     fixed = f"Best fixed sequence: {deployment.fixed_by}. Best threshold: {result.config['best_threshold']:g}."
     name: Column[Row] = ("row", lambda row: row.name)
+    of_as_is, of_sequence = results.p(AS_IS), results.p(SEQUENCE)
     short: list[Column[Row]] = [
         name,
         ("Dice", results.value),
         ("less mask as it is", lambda row: results.difference(row, AS_IS).signed),
+        ("p", lambda row: p_words(of_as_is.get(row.name))),
         ("less best fixed sequence", lambda row: results.difference(row, SEQUENCE).signed),
+        ("p", lambda row: p_words(of_sequence.get(row.name))),
         ("gap closed", lambda row: percent(result.closed(row))),
     ]
     counts = {name: Counter(result.operations[name]) for name in (DEPLOYED, ORACLE)}
@@ -288,8 +296,8 @@ def _page(result: PostResult, header: str) -> str:
         result.notes,
         [
             table_of(results.rows, short).html(),
-            f"<p>Means over patients with {INTERVALS}. Oracle: greedy by the true mask, with the "
-            "same operations and steps. Gap closed: share of the oracle's gain over the best fixed sequence.</p>",
+            f"<p>Means over patients with {INTERVALS}. p: adjusted for all rows. Oracle: greedy by the true mask, with "
+            "the same operations and steps. Gap closed: share of the oracle's gain over the best fixed sequence.</p>",
             table_of(results.rows, [name, *metric_columns(METRICS, lambda row: row)]).html(),
             "<h2>Operations</h2>",
             page.table(

@@ -9,11 +9,21 @@ from typing import Any
 import numpy as np
 
 from rl_reward_network.artefacts import write_json
-from rl_reward_network.ppo.baselines import DEFAULT, DEPLOYED, FIXED, NET, ORACLE, POLICY, Comparison
+from rl_reward_network.ppo.baselines import DEFAULT, DEPLOYED, FIXED, NET, POLICY, Comparison
 from rl_reward_network.report import figures, page
 from rl_reward_network.report.overlays import BLUE, GREEN, ORANGE, picture
 from rl_reward_network.report.statistics import INTERVALS, group_means
-from rl_reward_network.report.table import SCORE, TITLES, Column, Row, metric_columns, percent, table_of
+from rl_reward_network.report.table import (
+    ORACLE,
+    SCORE,
+    TITLES,
+    Column,
+    Row,
+    metric_columns,
+    p_words,
+    percent,
+    table_of,
+)
 from rl_reward_network.report.unlabelled import UnlabelledSection, section_html
 
 VALIDATION = {"custom/val_score": "val: reward net's score (proxy)", "custom/val_gt_dice": "val: Dice (gold)"}
@@ -93,12 +103,15 @@ def write_report(folder: Path, result: EvaluationResult) -> Path:
 def _summary(result: EvaluationResult) -> dict[str, Any]:
     """The content of eval.json."""
     comparison, results = result.comparison, result.comparison.results
+    of_default, of_fixed = results.p(DEFAULT), results.p(FIXED)
     rows = [
         {
             "name": row.name,
             "means": row.means(),
             f"{results.criterion}_minus_default": asdict(results.difference(row, DEFAULT)),
+            "p_minus_default": of_default.get(row.name),
             f"{results.criterion}_minus_best_fixed": asdict(results.difference(row, FIXED)),
+            "p_minus_best_fixed": of_fixed.get(row.name),
             "gap_closed": comparison.closed(row),
             "prompts_asked_per_image": comparison.prompts_asked[row.name],
             "action_counts": comparison.weights[row.name].sum(axis=0).tolist(),
@@ -184,10 +197,13 @@ def _tables(comparison: Comparison) -> list[str]:
         ("gap closed", lambda row: percent(comparison.closed(row))),
     ]
     prompts: Column[Row] = ("prompts per image", lambda row: comparison.prompts_asked[row.name] or "needs truth")
+    of_default, of_fixed = results.p(DEFAULT), results.p(FIXED)
     differences: list[Column[Row]] = [
         name,
         ("minus default", lambda row: results.difference(row, DEFAULT)),
+        ("p", lambda row: p_words(of_default.get(row.name))),
         ("minus best fixed", lambda row: results.difference(row, FIXED)),
+        ("p", lambda row: p_words(of_fixed.get(row.name))),
     ]
     return [
         f"<h2>Results</h2><p>{page.text(criterion)}, mean over patients, in [0, 1]; the difference to the best fixed "
@@ -196,8 +212,7 @@ def _tables(comparison: Comparison) -> list[str]:
         f"<p>All metrics with {INTERVALS}. An empty mask scores 1 if the ground truth is "
         "empty, else 0. Prompts per image: number of prompts that Sa2VA must answer per new image.</p>",
         table_of(rows, [name, *metric_columns(rows[0].estimates, lambda row: row), prompts]).html(),
-        f"<h2>Differences of {page.text(criterion)}</h2><p>Paired per image; significant if the interval excludes 0."
-        "</p>",
+        f"<h2>Differences of {page.text(criterion)}</h2><p>Paired per image; each p is adjusted for all rows.</p>",
         table_of(rows, differences).html(),
     ]
 

@@ -29,6 +29,7 @@ from rl_reward_network.ppo.settings import Mode, PPOSettings, Preset, prompt_set
 from rl_reward_network.ppo.stage import Trained, complete_run, judged_out_of_fold
 from rl_reward_network.ppo.train import Task, Weights, make_vector_env, train_ppo
 from rl_reward_network.report.deployment import Deployment, Labels, best_fixed_prompt, decide, stack
+from rl_reward_network.report.statistics import known_means
 from rl_reward_network.reward_training.stage import RewardPlan, check_no_leak, named, origin
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.out_of_distribution import OODCheck, in_distribution
@@ -165,15 +166,16 @@ def train_prompt_policy(
     """
 
     def validate(policy: BasePolicy) -> dict[str, list[float]]:
-        """Score of each validation image, or its reward if that needs neither network nor labels; Dice if labelled."""
+        """Score of each validation patient, or its reward if that needs no network and no labels; Dice if labelled."""
         if not val_contexts:
             return {}
         chosen = choose_prompts(policy, val_contexts, settings.max_steps, reward == "net")
         pairs = list(zip(val_contexts, chosen, strict=True))
-        dices = [float(context.metrics["dice"][prompt]) for context, prompt in pairs if "dice" in context.metrics]
+        dices = [context.metrics["dice"][prompt] if "dice" in context.metrics else np.nan for context, prompt in pairs]
         proxy: RewardName = "net" if reward in (*LEARNED, *OF_LABELS) else reward
         values = [float(prompt_rewards(context, proxy)[prompt]) for context, prompt in pairs]
-        return {"custom/val_score": values, "custom/val_gt_dice": dices}
+        groups = [context.group_id or context.sample_id for context in val_contexts]
+        return {"custom/val_score": known_means(values, groups), "custom/val_gt_dice": known_means(dices, groups)}
 
     venv = make_vector_env(train_contexts, settings.n_envs, settings.seed, settings.max_steps, reward)
     weights: Weights = "last" if reward in OF_LABELS else "last unless over-optimised"

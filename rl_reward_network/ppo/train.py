@@ -39,7 +39,7 @@ class Task:
     Args:
         venv: the environments, seeded.
         policy_kwargs: SB3's, of the policy.
-        validate: greedy policy -> the curves of the validation images, tag -> a value per image; may be empty.
+        validate: greedy policy -> the curves of validation, tag -> a value per patient; may be empty.
         keep: the tag of the curve whose highest mean decides which weights are the best.
         weights: which weights training ends with: the last ones, the best ones, or the last ones unless they are
             over-optimised (`curves.over_optimised`), which also ends the training.

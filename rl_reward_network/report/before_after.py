@@ -5,6 +5,7 @@ Intervals are over groups (images, videos or patients), not over items. Axes: N 
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from rl_reward_network.report import page
 from rl_reward_network.report.by_name import NamesSection, by_name_html
 from rl_reward_network.report.figures import curves
 from rl_reward_network.report.overlays import BLUE, GREEN, ORANGE, picture
-from rl_reward_network.report.statistics import INTERVALS, Estimate
-from rl_reward_network.report.table import WORDS, Column, Results, Row, Verdict, gain_verdict, table_of
+from rl_reward_network.report.statistics import INTERVALS, Estimate, max_t_of
+from rl_reward_network.report.table import Column, Results, Row, Verdict, gain_verdict, p_words, table_of, word
 from rl_reward_network.report.unlabelled import UnlabelledSection, section_html
 from rl_reward_network.rewards.metrics import METRICS
 
@@ -114,6 +115,16 @@ class BeforeAfter:
         """Metric -> after less before."""
         return self.after.differences["before"]
 
+    @cached_property
+    def p(self) -> dict[str, float]:
+        """Metric -> p-value of its gain, adjusted for all metrics of the report."""
+        changes = {metric: self.after.values[metric] - self.before.values[metric] for metric in self.gains}
+        return max_t_of(changes, [group for _, group in self.results.ids])
+
+    def word(self, metric: str) -> str:
+        """better, worse or cannot tell."""
+        return word(metric, self.gains[metric].mean, self.p[metric])
+
     def label(self, metric: str) -> str:
         """Title of a metric in tables."""
         return label(metric, self.config.get("METEOR", ""))
@@ -122,7 +133,7 @@ class BeforeAfter:
     def verdict(self) -> Verdict:
         """The verdict on the criterion."""
         criterion = self.results.criterion
-        verdict = gain_verdict(self.gains[criterion], self.label(criterion))
+        verdict = gain_verdict(criterion, self.gains[criterion], self.p[criterion], self.label(criterion))
         return Verdict(verdict.label, f"{self.notice} {verdict.sentence}") if self.notice else verdict
 
 
@@ -153,7 +164,8 @@ def summary(result: BeforeAfter) -> dict[str, Any]:
                 "before": asdict(result.before.estimates[metric]),
                 "after": asdict(result.after.estimates[metric]),
                 "gain": asdict(gain),
-                "word": WORDS[gain.sign],
+                "p": result.p[metric],
+                "word": result.word(metric),
             }
             for metric, gain in result.gains.items()
         ],
@@ -172,12 +184,14 @@ def _page(result: BeforeAfter, header: str) -> str:
         ("before", lambda metric: result.before.estimates[metric]),
         ("after", lambda metric: result.after.estimates[metric]),
         ("after - before", lambda metric: result.gains[metric].signed),
-        ("", lambda metric: WORDS[result.gains[metric].sign]),
+        ("p", lambda metric: p_words(result.p[metric])),
+        ("", result.word),
     ]
     totals = [[name, f"{old:.3f}", f"{new:.3f}"] for name, (old, new) in result.totals.items()]
     plot = curves(result.curves, CURVES, "optimisation step")
     about = (
-        f"{len(result.results.ids)} test items; means over groups. Groups are patients, or else images: {INTERVALS}."
+        f"{len(result.results.ids)} test items; means over groups. Groups are patients, or else images: {INTERVALS}. "
+        f"p is adjusted for all {len(result.gains)} metrics."
     )
     return page.report(
         f"Fine-tuning: {result.verdict.label}",
@@ -226,7 +240,7 @@ def show_changes(result: BeforeAfter) -> None:
         for metric, gain in result.gains.items()
     ]
     totals = [(name, old, new, f"{new - old:+.3f}") for name, (old, new) in result.totals.items()]
-    words = [WORDS[gain.sign] for gain in result.gains.values()] + [""] * len(totals)
+    words = [*map(result.word, result.gains), *[""] * len(totals)]
     columns: list[Column[tuple[tuple[str, float, float, str], str]]] = [
         ("", lambda line: line[0][0]),
         ("before", lambda line: f"{line[0][1]:.3f}"),

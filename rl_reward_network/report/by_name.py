@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_reward_network.report.statistics import RESAMPLES, Estimate, mean_interval, tail_probability
+from rl_reward_network.report.statistics import RESAMPLES, UNIT, Estimate, group_means, interval_of, share_interval
 from rl_reward_network.report.table import Column, Table, table_of
 
 ALL_CLASSES = "mean of classes"
@@ -133,41 +133,35 @@ def _estimate(values: np.ndarray, counted: np.ndarray, questions: Questions, see
 
 
 def mean_of_classes(
-    values: np.ndarray, names: Sequence[str], groups: Sequence[str], seed: int = 0, resamples: int = RESAMPLES
+    values: np.ndarray,
+    names: Sequence[str],
+    groups: Sequence[str],
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+    bounds: tuple[float, float] = UNIT,
 ) -> Estimate:
     """The mean over classes of the means over groups, each with the same weight, and its 95 % interval over groups.
 
-    With one class it is `mean_interval`. A resample of the groups that lacks a class has the mean of the others.
+    With one class it is `mean_interval`. The interval is that of one number per group, its influence on the mean; of
+    values that are all 0 or 1 it is Wilson's, of as many groups as have the classes.
 
     Args:
         values: float (N,), finite.
         names: class of each.
         groups: group of each.
         seed, resamples: of the bootstrap.
+        bounds: as in `mean_interval`.
     """
     classes, of_class = np.unique(np.asarray(names), return_inverse=True)
-    if len(classes) == 1:
-        return mean_interval(values, groups, seed, resamples)
-    found, of_group = np.unique(np.asarray(groups), return_inverse=True)
-    sums, counts = np.zeros((2, len(found), len(classes)))
-    np.add.at(sums, (of_group, of_class), values)
-    np.add.at(counts, (of_group, of_class), 1.0)
-    has = counts > 0
-    means = np.divide(sums, counts, out=np.zeros_like(sums), where=has)
-
-    def mean(weights: np.ndarray) -> np.ndarray:
-        """float64 (R,) of weights (R, groups)."""
-        total, of_means = weights @ has, weights @ means
-        of_classes = np.divide(of_means, total, out=np.full_like(of_means, np.nan), where=total > 0)
-        return np.asarray(np.nanmean(of_classes, axis=1))
-
-    count, value = len(found), float(mean(np.ones((1, len(found))))[0])
-    if count < 2:
-        return Estimate(value, None, None, count)
-    draws = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=resamples)
-    tail = 100 * tail_probability(count)
-    low, high = np.percentile(mean(draws.astype(float)), (tail, 100 - tail)).tolist()
-    return Estimate(value, low, high, count)
+    asked = np.where(of_class == np.arange(len(classes))[:, None], np.asarray(values, dtype=float), np.nan)
+    means = group_means(asked, groups)  # (classes, groups)
+    counts = (~np.isnan(means)).sum(axis=1, keepdims=True)
+    of_classes, count = np.nanmean(means, axis=1, keepdims=True), means.shape[1]
+    if bounds == UNIT and np.isin(values, UNIT).all():
+        return share_interval(float(of_classes.mean()), count, float((counts**-0.5).mean()) ** -2)
+    unbiased = np.sqrt(counts / np.maximum(counts - 1, 1) * (count - 1) / count) if count > 1 else 1.0
+    influence = np.nan_to_num(means - of_classes) * count / counts * unbiased
+    return interval_of(of_classes.mean() + influence.mean(axis=0), seed, resamples, bounds)
 
 
 def _cell(key: str, number: int, interval: bool, row: ClassRow) -> str:

@@ -14,14 +14,16 @@ from sklearn.model_selection import GroupKFold
 
 from rl_reward_network.report.metrics import SampleTable
 from rl_reward_network.report.statistics import (
+    CHANGE,
     LEVEL,
     MIN_PATIENTS,
     Estimate,
     few_patients_note,
     group_means,
-    is_no_gap,
     max_t,
     mean_interval,
+    rare_loss,
+    sign_of,
 )
 
 FOLDS = 3  # fits of the policy for its own decision; each takes as long as the training
@@ -101,8 +103,7 @@ def decide(
     """The policy, the best fixed choice, or the model as it is.
 
     Deployed is what has beaten the model as it is: p <= 0.05, two-sided, corrected for all fixed choices and the
-    policy. If both have, it is the policy where it beats the best fixed choice, too, with both out of fold, and where
-    the oracle's gain over that choice is not negligible (`is_no_gap`).
+    policy. If both have, it is the policy where it beats the best fixed choice, too, with both out of fold.
 
     Args:
         values: float (P, N), Dice of P fixed choices on N labelled images of no test patient; row `AS_IT_IS` is the
@@ -121,12 +122,11 @@ def decide(
         return Deployment("as it is", best, fixed_by, patients, None, None, None, None, None, reason)
     gains = np.vstack([values, policy]) - values[AS_IT_IS]
     tested = max_t(gains, groups)
-    fixed_gain, policy_gain = (mean_interval(gains[row], groups, seed) for row in (best, -1))
     difference = policy - best_out_of_fold(values, groups)
-    gap = mean_interval(values.max(axis=0) - values[best], groups, seed)
-    over_fixed = max_t(difference[None], groups).signs[0] > 0 and not is_no_gap(gap)
-    choice = _choice(tested.signs[-1] > 0, tested.signs[best] > 0, over_fixed)
-    measured = mean_interval(difference, groups, seed)
+    choice = _choice(tested.signs[-1] > 0, tested.signs[best] > 0, sign_of(difference, groups) > 0)
+    fixed_gain, policy_gain, measured = (
+        mean_interval(of, groups, seed, bounds=CHANGE) for of in (gains[best], gains[-1], difference)
+    )
     fixed_p, policy_p = float(tested.p[best]), float(tested.p[-1])
     reason = (
         f"on {patients} labelled patients outside the test split the gain over the model as it is, in Dice, is "
@@ -134,8 +134,8 @@ def decide(
         f"them (p {fixed_p:.2g}); p is corrected for {len(gains) - 1} candidates, and {LEVEL} is needed; PPO minus "
         f"{name}, both out of fold, is {measured.signed}"
     )
-    if is_no_gap(gap):
-        reason += f", and the oracle's gain is negligible ({gap})"
+    if choice != "as it is":
+        reason += f"; {rare_loss(patients)}"
     return Deployment(choice, best, fixed_by, patients, policy_gain, policy_p, fixed_gain, fixed_p, measured, reason)
 
 
@@ -219,7 +219,8 @@ def oracle_gap(tables: Sequence[SampleTable], best_fixed: int, seed: int) -> Est
     if column == "score":
         return None
     dice = stack([tables[index] for index in indices], "dice")
-    return mean_interval(dice.max(axis=1) - dice[:, best_fixed], [tables[index].group_id for index in indices], seed)
+    groups = [tables[index].group_id for index in indices]
+    return mean_interval(dice.max(axis=1) - dice[:, best_fixed], groups, seed, bounds=CHANGE)
 
 
 def comparable(tables: Sequence[SampleTable]) -> tuple[list[int], str]:

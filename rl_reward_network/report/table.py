@@ -11,10 +11,20 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rl_reward_network.report import page
-from rl_reward_network.report.statistics import LEVEL, MIN_PATIENTS, NO_GAP, Estimate, mean_interval
+from rl_reward_network.report.statistics import (
+    LEVEL,
+    MIN_PATIENTS,
+    NO_GAP,
+    UNIT,
+    Estimate,
+    max_t_of,
+    mean_interval,
+    rare_loss,
+)
 from rl_reward_network.rewards.metrics import METRICS
 
 SCORE = "score"  # of the reward network: the only column that needs no true mask
+ORACLE = "oracle"  # the row that chooses by the true mask: an upper bound, which no test is about
 ECE = "ece"  # of soft masks, where a table has them
 TITLES = {name: metric.column for name, metric in METRICS.items()} | {
     "betti": "Betti match",
@@ -22,6 +32,24 @@ TITLES = {name: metric.column for name, metric in METRICS.items()} | {
     SCORE: "reward network's score",
 }
 WORDS = {1: "better", -1: "worse", 0: "cannot tell"}
+
+
+def bounds_of(metric: str) -> tuple[float, float]:
+    """The lowest and the highest value of a metric; [0, 1] for what is not in `METRICS`, such as a score."""
+    highest = METRICS[metric].highest if metric in METRICS else 1.0
+    return UNIT if highest == 1 else (0.0, np.inf if highest is None else highest)
+
+
+def change_interval(metric: str, change: np.ndarray, groups: Sequence[str], seed: int = 0) -> Estimate:
+    """The mean difference of a metric, float (N,), with its interval within what is possible."""
+    highest = bounds_of(metric)[1]
+    return mean_interval(change, groups, seed, bounds=(-highest, highest))
+
+
+def word(metric: str, change: float, p: float) -> str:
+    """better, worse or cannot tell: of a mean difference in a metric, by a p-value of `max_t`."""
+    higher_is_better = METRICS[metric].higher_is_better if metric in METRICS else metric != ECE
+    return WORDS[int(np.sign(change)) * (1 if higher_is_better else -1)] if p <= LEVEL else WORDS[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,11 +89,12 @@ def make_row(
         groups: patient of each image.
         seed: of the bootstrap.
     """
-
-    def estimates(columns: Mapping[str, np.ndarray]) -> dict[str, Estimate]:
-        return {metric: mean_interval(column, groups, seed) for metric, column in columns.items()}
-
-    return Row(name, values, estimates(values), {other: estimates(columns) for other, columns in differences.items()})
+    means = {metric: mean_interval(of, groups, seed, bounds=bounds_of(metric)) for metric, of in values.items()}
+    changes = {
+        other: {metric: change_interval(metric, of, groups, seed) for metric, of in columns.items()}
+        for other, columns in differences.items()
+    }
+    return Row(name, values, means, changes)
 
 
 def paired_rows(
@@ -83,9 +112,10 @@ def paired_rows(
         if known.any():
             of_known = [group for group, is_known in zip(groups, known, strict=True) if is_known]
             old, new = before[metric][known], after[metric][known]
-            first[metric], second[metric], gains[metric] = (
-                mean_interval(values, of_known, seed) for values in (old, new, new - old)
+            first[metric], second[metric] = (
+                mean_interval(values, of_known, seed, bounds=bounds_of(metric)) for values in (old, new)
             )
+            gains[metric] = change_interval(metric, new - old, of_known, seed)
     return Row("before", before, first, {}), Row("after", after, second, {"before": gains})
 
 
@@ -120,6 +150,13 @@ class Results:
         """The row's criterion less that of the other row."""
         return row.differences[other][self.criterion]
 
+    def p(self, other: str) -> dict[str, float]:
+        """Row -> p-value of its difference to another row, adjusted for all rows but that one and the oracle."""
+        reference = self.row(other).values[self.criterion]
+        tested = [row for row in self.rows if row.name not in (other, ORACLE)]
+        changes = {row.name: row.values[self.criterion] - reference for row in tested}
+        return max_t_of(changes, [group for _, group in self.ids])
+
     def gap_closed(self, row: Row, fixed: str, oracle: str) -> float | None:
         """Share of the oracle's gain over the best fixed choice; None below `NO_GAP`, where noise dominates it."""
         if all(other.name != oracle for other in self.rows):
@@ -150,19 +187,15 @@ class Verdict:
     sentence: str
 
 
-def word_of_p(difference: Estimate, p: float) -> str:
-    """better, worse or cannot tell, by a p-value of `max_t`."""
-    return WORDS[int(np.sign(difference.mean))] if p <= LEVEL else WORDS[0]
-
-
-def gain_verdict(gain: Estimate, name: str) -> Verdict:
-    """The verdict on the difference of a metric, called `name`, between two models, by its interval."""
-    word = WORDS[gain.sign]
-    return Verdict(word, f"{word.capitalize()}: {name} {gain.signed} on {gain.groups} groups.")
+def gain_verdict(metric: str, gain: Estimate, p: float, name: str) -> Verdict:
+    """The verdict on the difference of a metric, called `name`, between two models; p is from `max_t`."""
+    label = word(metric, gain.mean, p)
+    rare = f"; {rare_loss(gain.groups)}" if label == "better" else ""
+    return Verdict(label, f"{label.capitalize()}: {name} {gain.signed} on {gain.groups} groups, p {p_words(p)}{rare}.")
 
 
 def policy_verdict(
-    gain: Estimate, what: str, many: str, measured: str, enough: str, rival: str, more: str = ""
+    gain: Estimate, p: float, what: str, many: str, measured: str, enough: str, rival: str, more: str = ""
 ) -> Verdict:
     """The verdict on a policy that chooses by the image: better only if it beats every single choice for all images.
 
@@ -170,25 +203,27 @@ def policy_verdict(
 
     Args:
         gain: Dice of the policy less that of the best fixed choice, on test patients.
+        p: of the gain, from `max_t`.
         what, many: what is chosen, such as "prompt", and what the policy chooses per image, such as "the prompt".
         measured: the gain in a sentence.
         enough: why one choice is enough for all images; empty if the oracle's gain is not negligible.
         rival: a single choice that the policy does not beat, in words; empty if there is none.
         more: what is added to a verdict that depends on the gain alone.
     """
-    if enough:
+    label = word("dice", gain.mean, p)
+    if enough and label != "better":
         return Verdict("no gap", f"No gap: {enough}. {measured}")
     if gain.groups < MIN_PATIENTS:
         return Verdict("cannot tell", f"Cannot tell: fewer than {MIN_PATIENTS} test patients. {measured}")
-    if gain.sign > 0 and rival:
+    if label == "better" and rival:
         return Verdict("cannot tell", f"Cannot tell: it does not beat {rival}. {measured}")
-    word = WORDS[gain.sign]
     because = {
         "better": f"choosing {many} per image helps",
         "worse": f"one {what} for all images is better than this policy",
-        "cannot tell": "the interval contains 0",
-    }[word]
-    return Verdict(word, f"{word.capitalize()}: {because}. {measured}{more}")
+        "cannot tell": f"p {p_words(p)}, and {LEVEL} is needed",
+    }[label]
+    rare = f" {rare_loss(gain.groups).capitalize()}." if label == "better" else ""
+    return Verdict(label, f"{label.capitalize()}: {because}. {measured}{more}{rare}")
 
 
 Shown = TypeVar("Shown")
@@ -271,6 +306,6 @@ def percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.0%}"
 
 
-def p_words(p: float) -> str:
-    """A p-value with three decimals."""
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+def p_words(p: float | None) -> str:
+    """A p-value with three decimals; "" without one."""
+    return "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rl_reward_network.report import page
-from rl_reward_network.report.statistics import Estimate, few_patients_note, mean_interval
+from rl_reward_network.report.statistics import UNIT, Estimate, few_patients_note, mean_interval
 from rl_reward_network.report.table import Column, Row, paired_rows, table_of
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.metrics import dice
@@ -180,7 +180,7 @@ def _row(name: str, part: JudgedImages, seed: int) -> UnlabelledRow:
         len(part.groups),
         *paired_rows(before, after, part.groups, seed),
         int(np.isfinite(part.dices).all(axis=1).sum()),
-        mean_interval(part.own_scores, part.groups, seed),
+        mean_interval(part.own_scores, part.groups, seed, bounds=UNIT),
         float(np.median(part.own_spreads)),
     )
 

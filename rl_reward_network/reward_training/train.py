@@ -29,6 +29,7 @@ from rl_reward_network.data.windows import WINDOW, LabelledImages, draw_batch, p
 from rl_reward_network.models.mean_teacher import TeacherCopy, consistency_losses, fade_in
 from rl_reward_network.models.precision import mixed_precision
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig, UNet, soft_overlap
+from rl_reward_network.report.statistics import group_means
 from rl_reward_network.reward_training.masks import true_dice, true_mask
 from rl_reward_network.rewards.learned import foreground_prob
 from rl_reward_network.run import CHECKPOINT
@@ -291,14 +292,16 @@ def _set_learning_rate(optimizer: torch.optim.Optimizer, config: RewardTrainingC
 
 
 def own_scores(network: RewardNetwork, data: LabelledImages) -> dict[str, float]:
-    """Mean over images: Dice of the network's own segmentation, its foreground probability above 0.5, and soft Dice."""
+    """Mean over patients: Dice of the network's own segmentation, foreground probability above 0.5, and soft Dice."""
     network.eval()
     dice, soft_dice = [], []
     for image, truth in zip(data.images, data.truths, strict=True):
         probs = foreground_prob(network, image)
         dice.append(true_dice(probs[None] > 0.5, truth)[0])
         soft_dice.append(soft_overlap(*(torch.from_numpy(x[None]).float() for x in (probs, truth)))[0].item())
-    return {"dice": float(np.mean(dice)), "soft_dice": float(np.mean(soft_dice))}
+    groups = data.groups or [str(number) for number in range(len(dice))]
+    means = group_means(np.array([dice, soft_dice]), groups).mean(axis=1)
+    return {"dice": float(means[0]), "soft_dice": float(means[1])}
 
 
 def _rank(scores: Mapping[str, Any]) -> tuple[float, float]:
@@ -332,5 +335,6 @@ def labelled_images(samples: Iterable[Sample]) -> LabelledImages:
     Raises:
         ValueError: a file cannot be read.
     """
-    images, truths = zip(*((sample.load_image(), true_mask(sample)) for sample in samples), strict=True)
-    return LabelledImages(list(images), list(truths))
+    parts = ((sample.load_image(), true_mask(sample), sample.group_id) for sample in samples)
+    images, truths, groups = zip(*parts, strict=True)
+    return LabelledImages(list(images), list(truths), groups)

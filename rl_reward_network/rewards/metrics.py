@@ -19,6 +19,7 @@ import numpy as np
 
 PERCENT = 95  # of the distances of `hd95`
 CALIBRATION_BINS = 15
+ROUNDING = 1e-5  # of a mean of float32 probabilities beyond 1
 _CROSS = cv2.getStructuringElement(cv2.MORPH_CROSS, (3, 3))
 
 
@@ -181,12 +182,14 @@ def calibration_error(soft: np.ndarray, target: np.ndarray) -> np.ndarray:
     check_masks(target, target)
     if soft.shape != target.shape:
         raise ValueError(f"soft masks must have the shape of the true ones, {target.shape}, got {soft.shape}")
+    if not ((soft >= -ROUNDING) & (soft <= 1 + ROUNDING)).all():
+        raise ValueError(f"soft masks must be in [0, 1], got {soft.min()} to {soft.max()}; give probabilities")
     return np.array([_calibration_error(*pair) for pair in zip(soft, target, strict=True)], dtype=np.float64)
 
 
 def _calibration_error(soft: np.ndarray, target: np.ndarray) -> float:
     """The error of one soft mask (H, W)."""
-    probs = soft.ravel().astype(np.float64)
+    probs = np.clip(soft.ravel().astype(np.float64), 0, 1)
     bins = np.minimum((probs * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
     sums = np.bincount(bins, probs, CALIBRATION_BINS) - np.bincount(bins, target.ravel(), CALIBRATION_BINS)
     return float(np.abs(sums).sum() / probs.size)

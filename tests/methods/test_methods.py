@@ -11,6 +11,7 @@ from rl_reward_network.env.mask_bank import FrozenAnswer
 from rl_reward_network.methods import GROUPS
 from rl_reward_network.methods.augmentation import flips_and_scales, quarters
 from rl_reward_network.methods.fusion import FUSION_WEIGHTS, fusion
+from rl_reward_network.methods.measure import calibration
 from rl_reward_network.methods.methods import (
     AFTER,
     FINE_TUNED,
@@ -82,6 +83,20 @@ def method(name: str) -> Method:
 
 def mask(name: str, view: ImageView, parameter: float | None = None) -> np.ndarray:
     return np.asarray(method(name).predict(view, Trained(PROMPTS, {}), parameter) > 0.5)
+
+
+@pytest.mark.parametrize("best", [0.01, 0.5, 0.6, 0.99])
+def test_a_best_threshold_gives_its_mask_and_a_soft_mask_in_0_1(best: float) -> None:
+    """A threshold of 0.6 gave values below 0, and ECE of them ended the comparison."""
+    policy = SimpleNamespace(config={"best_threshold": best})
+    trained = SimpleNamespace(load=lambda run, loader: policy, prompts=PROMPTS[:1])
+    view = view_of()
+    soft = method("threshold").predict(view, trained, None)  # type: ignore[arg-type]
+    own = view.soft(PROMPTS[:1])[0]
+    np.testing.assert_array_equal(soft > 0.5, own > best)
+    assert soft.min() >= 0
+    assert soft.max() <= 1
+    assert calibration(soft, own > 0.5) >= 0
 
 
 def test_the_base_is_the_first_prompt_alone() -> None:

@@ -100,7 +100,7 @@ def test_headline_table_and_p_column_give_the_same_numbers() -> None:
     assert f"({rows[1].to_base.signed}, p {p_words(rows[1].p)})" in lines[0]
 
 
-def test_the_cheapest_is_not_significantly_worse_than_the_best() -> None:
+def test_the_cheapest_is_nearly_as_good_as_the_best() -> None:
     rows = table(
         result(BASE, 0.5, 0.5),
         result("fusion", 0.7, 0.7, minutes=30),
@@ -111,8 +111,26 @@ def test_the_cheapest_is_not_significantly_worse_than_the_best() -> None:
     lines = verdict_lines(rows, found, images(), "outputs/compare_1")
     assert "30.0 minutes" in lines[0]
     assert any("segment --run outputs/compare_1/cheapest" in line for line in lines)
+    assert "cannot be excluded." in lines[0]
     worse = table(result(BASE, 0.5, 0.5), result("fusion", 0.7, 0.7, minutes=30), result("ascent", 0.69, 0.6))
     assert choose(worse, images()).cheapest == "fusion"
+
+
+def test_a_cheap_method_must_be_shown_to_be_nearly_as_good() -> None:
+    """It is 0.03 worse on the mean, but so unevenly that nothing is significant on 12 patients."""
+    best = result("fusion", 0.7, 0.7, minutes=30)
+    uneven = np.random.default_rng(3).normal(-0.03, 0.08, 2 * PATIENTS)
+    cheap = tuple((np.array(best.test["dice"]) + uneven - uneven.mean() - 0.03).tolist())
+    rows = table(
+        result(BASE, 0.4, 0.4),
+        best,
+        replace(best, method="ascent", val=best.val, test=best.test | {"dice": cheap}, cost=Cost()),
+    )
+    found = choose(rows, images())
+    assert found.better == ("fusion", "ascent")
+    assert max_t(np.subtract([cheap], best.test["dice"]), images().groups).p > 0.05
+    assert (found.best, found.cheapest) == ("fusion", "fusion")
+    assert choose(rows, images(), margin=0.2).cheapest == "ascent"
 
 
 def test_without_a_significant_gain_the_model_stays() -> None:

@@ -39,6 +39,7 @@ TEST = tables([[0.3, 0.5, 0.9], [0.3, 0.5, 0.1]], scores=[[0.9, 0.1, 0.2], [0.1,
 TWO_KINDS = np.where(np.arange(30)[:, None] % 2 == np.arange(2), 0.8, 0.6)  # each prompt suits half of the images
 NOISY = tables(TWO_KINDS + np.random.default_rng(0).normal(0, 0.01, (30, 2)).clip(-0.05, 0.05))
 FLAT = tables(np.repeat(np.random.default_rng(0).uniform(0.5, 0.9, (30, 1)), 2, axis=1))
+MANY_FLAT = tables(np.full((100, 2), 0.7))
 RIGHT = np.arange(30) % 2
 
 
@@ -79,7 +80,6 @@ def test_every_row_has_its_closed_form():
     row = comparison.results.row(POLICY)
     assert comparison.results.difference(row, DEFAULT).mean == pytest.approx(0.3)
     assert to_fixed(comparison).mean == pytest.approx(0.1)
-    assert (to_fixed(comparison, FIXED).low, to_fixed(comparison, FIXED).high) == (0, 0), "certainly 0"
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,9 @@ def test_ridge_finds_a_linear_rule_and_nothing_in_noise():
         (NOISY, RIGHT, "better"),
         (NOISY, 1 - RIGHT, "worse"),
         (NOISY, 0 * RIGHT, "cannot tell"),
-        (FLAT, RIGHT, "no gap"),
+        (FLAT, 0 * RIGHT, "cannot tell"),  # of 30 patients, 3 in 30 may have a gap
+        (MANY_FLAT, 0 * RIGHT, "no gap"),
+        (MANY_FLAT, RIGHT, "better"),
         ([], RIGHT, "better"),
     ],
 )
@@ -129,10 +131,13 @@ def test_verdicts_come_from_test_patients_and_the_gap_from_validation(val, chose
 
 
 def test_words_of_the_verdict():
-    gain, gap = Estimate(0.03, 0.01, 0.05, 8), Estimate(0.004, 0.002, 0.009, 9)
+    gain, gap = Estimate(0.03, 0.01, 0.05, 8), Estimate(0.004, 0.002, 0.009, 99)
     measured = "PPO minus best fixed prompt on 8 test patients: 0.030 [0.010, 0.050] Dice."
-    assert prompt_verdict(gain, None).sentence == f"Better: choosing the prompt per image helps. {measured}"
-    assert prompt_verdict(gain, gap).sentence == (
+    better = prompt_verdict(gain, 0.01, None).sentence
+    assert better.startswith(
+        f"Better: choosing the prompt per image helps. {measured} A loss larger than any seen, in up"
+    )
+    assert prompt_verdict(gain, 0.06, gap).sentence == (
         "No gap: on validation, the best prompt of each image gains 0.004 [0.002, 0.009] Dice over one prompt for all, "
         f"so one prompt is enough. {measured}"
     )
@@ -177,7 +182,7 @@ def test_notes_on_unlabelled_images_and_few_patients():
     comparison = compared([], test, [0, 1, 0])
     assert means(comparison)[POLICY] == pytest.approx((0.5 + 0.7) / 2)
     assert comparison.notes[0] == "1 of 3 test images are unlabelled and left out."
-    assert "2 test patients, fewer than 20: the intervals are rough, and fewer than 6 allow" in comparison.notes[1]
+    assert comparison.notes[1] == "2 test patients, fewer than 6: there are no intervals, and no verdict is possible."
     one = compared([], TEST[:1], [2])
     assert (to_fixed(one).low, one.verdict.label) == (None, "cannot tell")
 

@@ -130,4 +130,4 @@ def test_names_may_take_the_place_of_hashes(tmp_path):
 def test_equal_results_give_equal_pages(tmp_path):
     first, second = (write_report(tmp_path / name, make_result(count=1)).read_bytes() for name in "ab")
     assert first == second
-    assert b"Fewer than 2 test patients" in first
+    assert b"1 test patients, fewer than 6: there are no intervals" in first

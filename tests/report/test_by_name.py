@@ -54,6 +54,25 @@ def test_the_interval_of_classes_is_over_groups() -> None:
     assert mean_of_classes(np.array([0.2, 0.4]), ["left", "right"], ["a", "a"]).low is None
 
 
+def test_means_of_classes_cover_and_stay_within_bounds() -> None:
+    """Each group has one to three of three classes; Dice near 1, and answers that are right in nine of ten."""
+    rng, classes = np.random.default_rng(2), ["left", "right", "middle"]
+    covered, shares = [], []
+    for _ in range(200):
+        asked = [(str(group), name) for group in range(10) for name in rng.permutation(classes)[: rng.integers(1, 4)]]
+        groups, names = zip(*asked, strict=True)
+        dice = mean_of_classes(rng.beta(9.1, 0.9, len(asked)), names, groups, resamples=200)
+        share = mean_of_classes((rng.random(len(asked)) < 0.9).astype(float), names, groups, resamples=200)
+        for one in (dice, share):
+            assert one.low is not None
+            assert one.high is not None
+            assert 0 <= one.low <= one.mean <= one.high <= 1
+        covered.append(dice.low <= 0.91 <= dice.high)  # type: ignore[operator]
+        shares.append(share.low <= 0.9 <= share.high)  # type: ignore[operator]
+    assert np.mean(covered) >= 0.9
+    assert np.mean(shares) >= 0.93
+
+
 def test_tables_show_absences_apart() -> None:
     tables = names_section(QUESTIONS, {"after": Answers(DICE, EMPTY)}).tables(intervals=False)
     found, absent = tables.values()

@@ -234,6 +234,16 @@ def test_validation_measures_the_mask_and_the_probabilities():
     assert scores["soft_dice"] == pytest.approx(scores["dice"], abs=1e-3)
 
 
+def test_weights_are_chosen_by_means_over_patients(monkeypatch):
+    """Four images of one patient and one of another: Dice 1 and 0, so 0.5."""
+    truth = np.ones((32, 32), dtype=bool)
+    data = LabelledImages([np.zeros((32, 32, 3), np.uint8)] * 5, [truth] * 4 + [~truth], ["a"] * 4 + ["b"])
+    monkeypatch.setattr(training, "foreground_prob", lambda network, image: np.ones((32, 32), np.float32))
+    member = RewardNetwork(replace(SMALL, members=1))
+    assert training.own_scores(member, data)["dice"] == pytest.approx(0.5)
+    assert training.own_scores(member, data._replace(groups=()))["dice"] == pytest.approx(0.8)
+
+
 def test_the_curves_are_means_over_the_members(whole):
     curves = EventAccumulator(str(whole[0] / "logs")).Reload()
     tags = {"train/loss", "train/cross_entropy", "train/dice_loss", "val/dice", "val/soft_dice"}

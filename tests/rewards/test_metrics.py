@@ -144,6 +144,8 @@ def test_calibration_error_in_closed_form():
     assert calibration_error(1 - target.astype(float), target).tolist() == [1]
     with pytest.raises(ValueError, match="soft masks must have the shape of the true ones"):
         calibration_error(soft[:, :, :2], target)
+    with pytest.raises(ValueError, match=r"soft masks must be in \[0, 1\], got -0.1 to 0.9"):
+        calibration_error(np.array([[[0.9, -0.1, 0.0, 0.5]]]), target)
 
 
 def test_large_masks_do_not_overflow():
