@@ -45,6 +45,7 @@ class Found:
         class_ids: number of a class in the source -> its name, where the source names its classes.
         faults: what is wrong, each with its file and remedy; nothing is written while there is one.
         notes: what is left out, or was decided.
+        remarks: notes that reports on the imported data repeat; they name no file.
         private: whether names of groups and series are written as keyed hashes only.
         broken: name -> fault of an image or its drawing that cannot be read; `items` lacks it, --skip leaves it out.
     """
@@ -55,6 +56,7 @@ class Found:
     notes: list[str] = field(default_factory=list)
     private: bool = False
     broken: dict[str, str] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
 
 
 def file_item(source: Path, path: Path, name: str, load_masks: Callable[[Size], ClassMasks] | None) -> Item:

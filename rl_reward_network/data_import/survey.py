@@ -370,7 +370,7 @@ def report_lines(survey: Survey) -> list[str]:
         *_class_lines(survey),
         *_phrase_lines(survey),
         f"groups: {_group_line(survey)}",
-        *(f"note: {note}" for note in survey.found.notes),
+        *(f"note: {note}" for note in (*survey.found.notes, *survey.found.remarks)),
         *_skipped(survey),
         *_leak_lines(survey),
     ]
