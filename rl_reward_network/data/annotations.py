@@ -27,7 +27,7 @@ from typing import Any
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.data.images import DATA_SET, image_header, measured_levels
 from rl_reward_network.data.items import Sample, pseudonym, with_levels
-from rl_reward_network.data.masks import MaskParts, check_mask_size, parse_polygon, parse_rle
+from rl_reward_network.data.masks import MaskParts, check_mask_size, check_outline, parse_polygon, parse_rle
 from rl_reward_network.data.splits import one_spelling
 from rl_reward_network.depth import Levels
 
@@ -341,4 +341,6 @@ def _parse_object(parts: list[Any], size: tuple[int, int], notes: _Notes) -> Mas
         raise ValueError("a polygon is given as points [[x, y], ...]; write it flat, [x1, y1, x2, y2, ...]")
     parsed = [parse_rle(part, size) if isinstance(part, dict) else parse_polygon(part, size) for part in parts]
     notes.dropped += sum(not part for part in parsed)
-    return sum(parsed, MaskParts())
+    joined = sum(parsed, MaskParts())
+    check_outline(joined, size)
+    return joined

@@ -107,7 +107,7 @@ def read_dicom(source: Path, frames: str = "middle") -> Found:
     notes += [f"{assumed} mask(s) without a frame, taken for the {frames} one; name them X_<n>.png"] if assumed else []
     notes += [f"{burned} file(s) say that text is burned into the picture, perhaps a name; look"] if burned else []
     remarks = [f"{oblong.total()} {OBLONG.format(', '.join(oblong))}"] if oblong else []
-    return Found(items, {}, faults, notes, private=True, broken=broken, remarks=remarks)
+    return Found(items, {}, faults, notes, private=True, broken=broken, read=tuple(files), remarks=remarks)
 
 
 def _other_kind(header: Dataset) -> str:

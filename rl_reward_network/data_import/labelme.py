@@ -1,5 +1,6 @@
 """LabelMe: one JSON file per image, with shapes, imagePath, imageWidth and imageHeight."""
 
+import math
 import os
 from pathlib import Path, PureWindowsPath
 from typing import Any
@@ -12,9 +13,26 @@ from rl_reward_network.data_import.files import (
     names_of,
     pictures_below,
     relative_path,
+    unread_keys,
 )
-from rl_reward_network.data_import.items import Found, Outline, OutlineMasks, declared_size, file_item
+from rl_reward_network.data_import.items import Found, Outline, OutlineMasks, declared_size, file_item, id_text
 
+CORNERS: dict[str, tuple[int, ...]] = {
+    "polygon": (),
+    "rectangle": (2, 4),  # X-AnyLabeling writes all corners
+    "rotation": (4,),
+    "quadrilateral": (4,),
+    "circle": (2,),  # its centre, and a point on it
+}
+"""shape_type -> number of points; () of any."""
+KEYS = {
+    *("version", "shapes", "imagePath", "imageData", "imageHeight", "imageWidth"),
+    *("lineColor", "fillColor", "checked"),
+}
+SHAPE_KEYS = {
+    *("label", "points", "shape_type", "group_id", "direction", "mask", "line_color", "fill_color", "score"),
+    *("kie_linking", "linking"),
+}
 LOOKED_AT = 20  # JSON files that tell whether it is LabelMe
 
 
@@ -39,7 +57,8 @@ def read_labelme(source: Path, frames: str = "") -> Found:
             image = _image_of(path, content, set(images))
             if image in drawn:
                 raise ValueError(f"{path}: {image.name} has a JSON file already; keep one")
-            size = declared_size(content.get("imageHeight"), content.get("imageWidth"), str(path))
+            sides = content.get("imageHeight"), content.get("imageWidth")
+            size = None if sides == (None, None) else declared_size(*sides, str(path))  # old files have none
             drawn[image] = OutlineMasks(tuple(_outlines(path, content["shapes"])), size, str(path))
         except ValueError as error:
             faults.append(str(error))
@@ -48,8 +67,10 @@ def read_labelme(source: Path, frames: str = "") -> Found:
     names = names_of(images, source)
     items = [file_item(source, path, names[path], drawn.get(path)) for path in images]
     notes = [f"{len(masks)} picture(s) of masks, left out: {listed(masks, source)}"] if masks else []
+    shapes = [shape for one in contents.values() if isinstance(one, dict) for shape in one.get("shapes") or []]
+    notes += unread_keys({"": (contents.values(), KEYS), "shapes": (shapes, SHAPE_KEYS)})
     broken = {relative_path(path, source).as_posix(): fault for path, fault in unreadable.items()}
-    return Found(items, {}, faults, notes, broken=broken)
+    return Found(items, {}, faults, notes, broken=broken, read=tuple(contents))
 
 
 def _image_of(path: Path, content: dict[str, Any], images: set[Path]) -> Path:
@@ -68,6 +89,13 @@ def _image_of(path: Path, content: dict[str, Any], images: set[Path]) -> Path:
     )
 
 
+def _circle(centre: tuple[float, float], rim: tuple[float, float]) -> list[tuple[float, float]]:
+    """The outline of a circle: 90 points."""
+    turns = (math.tau * step / 90 for step in range(90))
+    radius = math.dist(centre, rim)
+    return [(centre[0] + radius * math.cos(turn), centre[1] + radius * math.sin(turn)) for turn in turns]
+
+
 def _check_renamed(path: Path, image: Path, images: set[Path]) -> None:
     """Raise if a JSON file names another image than the one of its own stem: files were renamed, imagePath was not."""
     near = [folder / f"{path.stem}{suffix}" for folder in (path.parent, image.parent) for suffix in IMAGE_SUFFIXES]
@@ -79,20 +107,25 @@ def _check_renamed(path: Path, image: Path, images: set[Path]) -> None:
 
 
 def _outlines(path: Path, shapes: list[Any]) -> list[Outline]:
-    """Polygons and rectangles; ValueError for other shapes."""
+    """Polygons, rectangles (also turned ones, by their corners) and circles; ValueError for other shapes."""
     outlines = []
     for number, shape in enumerate(shapes):
         where = f"{path}: shape {number}"
         try:
-            kind, points = shape.get("shape_type", "polygon"), [[float(x), float(y)] for x, y in shape["points"]]
+            kind, points = shape.get("shape_type") or "polygon", [(float(x), float(y)) for x, y in shape["points"]]
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{where}: no list `points` of pairs x, y ({error!r}); save it again with LabelMe"
             ) from error
-        if kind == "rectangle" and len(points) == 2:
+        if kind not in CORNERS:
+            raise ValueError(f"{where}: shape_type is {kind!r}, expected {', '.join(CORNERS)}; draw it as a polygon")
+        if CORNERS[kind] and len(points) not in CORNERS[kind]:
+            counts = " or ".join(map(str, CORNERS[kind]))
+            raise ValueError(f"{where}: a {kind} of {len(points)} points, expected {counts}; draw it as a polygon")
+        if len(points) == 2 and kind == "rectangle":
             (left, top), (right, bottom) = points
-            points = [[left, top], [right, top], [right, bottom], [left, bottom]]
-        elif kind != "polygon":
-            raise ValueError(f"{where}: shape_type is {kind!r}, expected polygon or rectangle; draw it as a polygon")
-        outlines.append(Outline(str(shape.get("label")), [[value for point in points for value in point]], where))
+            points = [(left, top), (right, top), (right, bottom), (left, bottom)]
+        elif kind == "circle":
+            points = _circle(*points)
+        outlines.append(Outline(id_text(shape.get("label")), [[value for point in points for value in point]], where))
     return outlines

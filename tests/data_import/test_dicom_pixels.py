@@ -188,9 +188,7 @@ def test_a_negative_slope_without_a_whole_window_keeps_contrast_and_polarity(
 def test_a_picture_that_a_window_makes_constant_is_refused(tmp_path: Path) -> None:
     tags = {"RescaleSlope": -1, "RescaleIntercept": 0, "WindowCenter": 2000, "WindowWidth": 3000}
     path = write_dicom(tmp_path / "a.dcm", 600 + grid(3000), **tags)  # a window of stored values, after the slope
-    with pytest.raises(
-        ValueError, match=r"a\.dcm: its window or table is not usable \(all is of grey 0, but stored"
-    ):
+    with pytest.raises(ValueError, match=r"a\.dcm: its window or table is not usable \(all is of grey 0, but stored"):
         load_frame(path, 0)
     blank = write_dicom(tmp_path / "b.dcm", 600 + grid(20), **tags)
     assert (load_frame(blank, 0) == 0).all(), "a blank frame is one"
