@@ -95,10 +95,12 @@ def load_mask(path: Path, size: Size) -> np.ndarray:
         ValueError: as `load_class_masks`, or other values: they may be classes, which differ from file to file.
     """
     classes = load_class_masks(path, size, palette_colours=False)
-    if len(classes) > 1 or not classes.keys() <= {"1", "255"}:
+    if len(classes) > 1 or not classes.keys() <= {"1", FULL}:
+        ignored, _ = ignored_classes([classes])
+        void = f" ({', '.join(sorted(ignored))} may mark pixels to be ignored)" if ignored else ""
         raise ValueError(
-            f"{path}: a mask must hold 0 and 1, or 0 and 255, got 0, {', '.join(sorted(classes)[:5])}; threshold it, or"
-            " import the masks by sa2va-rl data import --label"
+            f"{path}: a mask must hold 0 and 1, or 0 and 255, got 0, {', '.join(sorted(classes)[:5])}{void}; threshold"
+            " it, or import the masks by sa2va-rl data import --label"
         )
     return next(iter(classes.values()), np.zeros(size, bool))
 
@@ -280,7 +282,7 @@ def check_outline(parts: MaskParts, size: Size, shares: bool = False) -> None:
     if not parts.polygons or parts.pngs:
         return
     flat = np.concatenate(parts.polygons)
-    if not shares and flat.min() >= 0 and flat.max() <= 1 and (flat % 1).any():
+    if not shares and flat.min() >= -0.01 and flat.max() <= 1.01 and (flat % 1).any():
         raise ValueError(
             f"coordinates are {flat.min():g}..{flat.max():g}, all in 0..1, as shares of width and height are; expected"
             f" pixels: multiply x by {size[1]} and y by {size[0]}"

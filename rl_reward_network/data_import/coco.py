@@ -100,7 +100,10 @@ def _category_names(content: dict[str, Any], file: Path) -> dict[str, str]:
         numbers = {id_text(one.get("category_id")) for one in _records([content], "annotations")}
         return {number: number for number in sorted(numbers)}
     try:
-        return {id_text(category["id"]): id_text(category["name"]) for category in content["categories"]}
+        return {
+            id_text(one["id"]): id_text(one["id"] if one["name"] in (None, "") else one["name"])
+            for one in content["categories"]
+        }
     except (KeyError, TypeError) as error:
         raise ValueError(
             f"{file}: `categories` must be a list of {{id, name}}, got {error!r}; export it again"

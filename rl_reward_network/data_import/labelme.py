@@ -117,6 +117,8 @@ def _outlines(path: Path, shapes: list[Any]) -> list[Outline]:
             raise ValueError(
                 f"{where}: no list `points` of pairs x, y ({error!r}); save it again with LabelMe"
             ) from error
+        if not shape.get("label"):
+            raise ValueError(f"{where}: no `label`; name its class in LabelMe")
         if kind not in CORNERS:
             raise ValueError(f"{where}: shape_type is {kind!r}, expected {', '.join(CORNERS)}; draw it as a polygon")
         if CORNERS[kind] and len(points) not in CORNERS[kind]:
@@ -127,5 +129,5 @@ def _outlines(path: Path, shapes: list[Any]) -> list[Outline]:
             points = [(left, top), (right, top), (right, bottom), (left, bottom)]
         elif kind == "circle":
             points = _circle(*points)
-        outlines.append(Outline(id_text(shape.get("label")), [[value for point in points for value in point]], where))
+        outlines.append(Outline(id_text(shape["label"]), [[value for point in points for value in point]], where))
     return outlines
