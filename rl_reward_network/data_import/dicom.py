@@ -38,7 +38,6 @@ TAGS = [
     *("PatientID", "SeriesInstanceUID", "NumberOfFrames", "BurnedInAnnotation", "Rows", "Columns"),
     *("Modality", "SOPClassUID", "SharedFunctionalGroupsSequence", *SPACINGS),
 ]
-SQUARE = 0.01  # relative difference of the sides of a pixel, from which on it is no square
 SEGMENTATION = "1.2.840.10008.5.1.4.1.1.66."  # SOP classes of segmentations and other derived objects
 NO_PICTURES = ("SEG", "RTSTRUCT", "RTDOSE", "RTPLAN", "REG", "PR", "SR", "KO", "DOC")  # Modality
 OTHER = "DICOM object(s) of modality {}, which are no images, left out"
@@ -46,12 +45,6 @@ LEFT_OUT = {
     "SEG": f"{OTHER.format('SEG')}; write the segmentation of each image as PNG in masks/, with the stem of its file",
     "blank": "file(s) without a picture (a report, or cut off), left out",
 }
-
-
-OBLONG = (
-    "image(s) whose pixels are no squares (height / width {}): the model sees them squashed, and distances such as hd95"
-    " are in pixels of two lengths; resample images and masks to square pixels"
-)
 
 
 def recognise_dicom(source: Path) -> str:
@@ -79,7 +72,7 @@ def read_dicom(source: Path, frames: str = "middle") -> Found:
     masks = _masks_by_stem([*files_below(source, *IMAGE_SUFFIXES), *mask_files], images, source)
     items, faults, broken = list[Item](), list[str](), dict[str, str]()
     burned = assumed = 0
-    other, oblong = Counter[str](), Counter[str]()
+    other = Counter[str]()
     for number, path in enumerate(images, 1):
         name = f"dicom_{number:05d}"
         try:
@@ -88,7 +81,6 @@ def read_dicom(source: Path, frames: str = "middle") -> Found:
                 other[kind] += 1
                 continue
             check_sides((header.Rows, header.get("Columns") or 0), path)
-            aspect = pixel_aspect(header)
         except ValueError as error:
             broken[name] = str(error)
             continue
@@ -96,8 +88,6 @@ def read_dicom(source: Path, frames: str = "middle") -> Found:
             items += _items(source, path, name, header, frames, masks)
         except ValueError as error:
             faults.append(str(error))
-        if abs(aspect - 1) > SQUARE:
-            oblong[f"{aspect:.3g}"] += 1
         burned += header.get("BurnedInAnnotation") == "YES"
         assumed += frames != "all" and int(header.get("NumberOfFrames") or 1) > 1 and _stem(path, source) in masks
     used = {item.load_masks.args[0] for item in items if isinstance(item.load_masks, partial)}
@@ -106,8 +96,7 @@ def read_dicom(source: Path, frames: str = "middle") -> Found:
     notes += [f"{count} {LEFT_OUT.get(kind, OTHER.format(kind))}" for kind, count in sorted(other.items())]
     notes += [f"{assumed} mask(s) without a frame, taken for the {frames} one; name them X_<n>.png"] if assumed else []
     notes += [f"{burned} file(s) say that text is burned into the picture, perhaps a name; look"] if burned else []
-    remarks = [f"{oblong.total()} {OBLONG.format(', '.join(oblong))}"] if oblong else []
-    return Found(items, {}, faults, notes, private=True, broken=broken, read=tuple(files), remarks=remarks)
+    return Found(items, {}, faults, notes, private=True, broken=broken, read=tuple(files))
 
 
 def _other_kind(header: Dataset) -> str:
@@ -140,6 +129,7 @@ def _items(
                 load_masks=_reader_of(found[0], frame, total) if found else None,
                 group=patient or None,
                 series=series or None,
+                aspect=partial(pixel_aspect, header),
             )
         )
     return items

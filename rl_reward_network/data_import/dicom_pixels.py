@@ -189,7 +189,8 @@ def _as_seen(stored: np.ndarray, dataset: Dataset) -> np.ndarray:
 def _padded(stored: np.ndarray, dataset: Dataset) -> np.ndarray:
     """bool (H, W): the pixels outside of the picture, of the values that the file declares. PS3.3, C.7.5.1.1.2."""
     ends = [dataset.get(tag) for tag in ("PixelPaddingValue", "PixelPaddingRangeLimit")]
-    ends = [int(end) for end in ends if end not in (None, "")]
+    ends = [int(end) % 2**dataset.BitsAllocated for end in ends if end not in (None, "")]  # its sign may be missing
+    ends = [end - 2**dataset.BitsAllocated * (end > np.iinfo(stored.dtype).max) for end in ends]
     return (stored >= min(ends)) & (stored <= max(ends)) if ends else np.zeros(stored.shape, bool)
 
 

@@ -1,17 +1,22 @@
 """What a layout yields: the images of a source, nothing of them decoded yet, and outlines as masks."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from rl_reward_network.data.images import image_header, load_deep, load_image
 from rl_reward_network.data.masks import ClassMasks, MaskParts, Size, check_outline, parse_polygon, parse_rle, rasterise
 
+OBLONG = (
+    "image(s) whose pixels are no squares (height / width {}): the model sees them squashed, and distances such as hd95"
+    " are in pixels of two lengths; resample images and masks to square pixels"
+)
 KEPT = (".png", ".jpg", ".jpeg", ".webp")  # copied as they are; others become PNG, 16-bit ones of 16 bit
 
 
@@ -26,6 +31,7 @@ class Item:
         load_masks: from the image's (H, W) to its `ClassMasks`; None where the image is not annotated.
         file: the image file, where it is written as it is.
         group, series: where the layout gives them; may name a patient.
+        aspect: gives the height of a pixel, in multiples of its width.
     """
 
     name: str
@@ -35,6 +41,7 @@ class Item:
     file: Path | None = None
     group: str | None = None
     series: str | None = None
+    aspect: Callable[[], float] = lambda: 1.0
 
 
 @dataclass(frozen=True)
@@ -67,7 +74,8 @@ def file_item(source: Path, path: Path, name: str, load_masks: Callable[[Size], 
     kept = path.suffix.lower() in KEPT
     written = name if kept else f"{name.removesuffix(path.suffix)}.png"
     relative = path.relative_to(source).as_posix()
-    return Item(written, relative, partial(load_pixels, path), load_masks, path if kept else None)
+    file = path if kept else None
+    return Item(written, relative, partial(load_pixels, path), load_masks, file, aspect=partial(file_aspect, path))
 
 
 def load_pixels(path: Path) -> np.ndarray:
@@ -88,6 +96,24 @@ def id_text(value: Any) -> str:
     text = str(value).strip()
     is_float = NUMBER.fullmatch(text) and "." in text and float(text).is_integer()
     return str(int(float(text))) if is_float else text
+
+
+SQUARE = 0.01  # relative difference of the sides of a pixel, from which on it is no square
+
+
+def oblong_remark(aspects: Iterable[float]) -> list[str]:
+    """A remark on pixels that are no squares, by the height of each image's pixels in multiples of their width."""
+    oblong = [f"{aspect:.3g}" for aspect in aspects if abs(aspect - 1) > SQUARE]
+    some_of = ", ".join(sorted({*oblong})[:3])
+    return [f"{len(oblong)} {OBLONG.format(some_of)}"] if oblong else []
+
+
+def file_aspect(path: Path) -> float:
+    """Height of a pixel of an image file, in multiples of its width; 1.0 where the file does not tell."""
+    with Image.open(path) as image:
+        density = image.info.get("dpi") or image.info.get("jfif_density") or image.info.get("aspect") or (1, 1)
+    across, down = map(float, density)
+    return across / down if across > 0 and down > 0 else 1.0
 
 
 @dataclass(frozen=True)

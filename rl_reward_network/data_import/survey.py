@@ -17,7 +17,7 @@ from rl_reward_network.data.masks import ignored_classes
 from rl_reward_network.data.names import ALL, NamedClass, read_classes
 from rl_reward_network.data_import.files import some, unread_note
 from rl_reward_network.data_import.groups import NONE, Groups, groups_of
-from rl_reward_network.data_import.items import NUMBER, Found, Item
+from rl_reward_network.data_import.items import NUMBER, Found, Item, oblong_remark
 from rl_reward_network.data_import.layouts import AUTO, LAYOUTS, recognise_layout
 
 
@@ -133,13 +133,16 @@ class ImportOptions:
 
 @dataclass(frozen=True)
 class Seen:
-    """A decoded item: its (H, W), thumbnail, the pixels of each class (None: unlabelled), and whether it looks flat."""
+    """A decoded item: its (H, W), thumbnail, pixels of each class (None: unlabelled), whether it looks flat, and the
+    height of a pixel in multiples of its width.
+    """
 
     item: Item
     size: tuple[int, int]
     thumbnail: np.ndarray
     pixels: dict[str, int] | None
     flat: bool
+    aspect: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,6 +211,7 @@ def survey_source(source: Path, options: ImportOptions) -> Survey:
         skipped = tuple(_as_skipped(name, fault, found.private) for name, fault in broken.items())
         found, broken = replace(found, items=[one.item for one in seen]), {}
     found.faults.extend(_flat_fault(source, seen, found))
+    found.remarks.extend(oblong_remark(one.aspect for one in seen))
     seen = _without_ignored(seen, found, options)
     points = _fault_list(source, [*found.faults, *broken.values()], len(broken) if seen else 0)
     groups, groups_from = None, ""
@@ -339,7 +343,7 @@ def _looked_at(items: list[Item]) -> list[Seen | str]:
         except ValueError as error:
             return str(error)
         pixels = None if masks is None else {name: int(mask.sum()) for name, mask in masks.items()}
-        return Seen(item, size, thumbnail(image), pixels, masks is None and looks_like_mask(image))
+        return Seen(item, size, thumbnail(image), pixels, masks is None and looks_like_mask(image), item.aspect())
 
     with ThreadPoolExecutor() as threads:
         return list(tqdm(threads.map(look, items), "looking at images", len(items), leave=False, unit="image", delay=2))

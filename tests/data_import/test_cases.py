@@ -318,3 +318,23 @@ def test_keys_of_coco_that_say_something_are_named_with_their_number(tmp_path: P
         "keys that are not read: images.split (1), annotations.attributes (1)"
         in one_coco(tmp_path, **changes).found.notes
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "aspect"),
+    [
+        ("{}.png", {"dpi": (300, 150)}, "2"),
+        ("{}.tif", {"dpi": (100, 200)}, "0.5"),
+        ("{}.jpg", {"dpi": (200, 100)}, "2"),
+        ("{}.jpg", {"dpi": (96, 96)}, ""),
+        ("{}.bmp", {}, ""),
+    ],
+)
+def test_pictures_whose_pixels_are_no_squares_are_told(
+    tmp_path: Path, name: str, options: dict[str, Any], aspect: str
+) -> None:
+    write_pairs(tmp_path, images=f"images/{name}", masks="masks/{}.png")
+    for number in range(5):
+        save(tmp_path / f"images/{name.format(number)}", picture(number), **options)
+    remarks = survey_source(tmp_path, ImportOptions("none")).found.remarks
+    assert [f"(height / width {aspect})" in remark for remark in remarks] == [True] * bool(aspect)

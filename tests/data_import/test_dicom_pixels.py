@@ -172,6 +172,15 @@ def test_declared_padding_is_as_dark_as_the_darkest_of_the_picture(tmp_path: Pat
     assert (seen[rim] == expected[~rim].min()).all()
 
 
+def test_padding_without_its_sign_is_known(tmp_path: Path) -> None:
+    values = np.where(framed(grid(500)), -2000, grid(500)) & 0xFFFF
+    path = write_dicom(tmp_path / "a.dcm", values, 16, PixelRepresentation=1)
+    dataset = pydicom.dcmread(path)
+    dataset.add_new("PixelPaddingValue", "US", 2**16 - 2000)
+    dataset.save_as(path)
+    assert load_frame(path, 0).min() == 2**15 + grid(500)[~framed(values)].min()
+
+
 @pytest.mark.parametrize("photometric", ["MONOCHROME1", "MONOCHROME2"])
 @pytest.mark.parametrize("lone", [{}, {"WindowWidth": 900}, {"WindowCenter": 900}])
 @pytest.mark.parametrize("signed", [0, 1])
