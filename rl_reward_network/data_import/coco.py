@@ -23,7 +23,7 @@ from rl_reward_network.data_import.files import (
 from rl_reward_network.data_import.items import Found, Outline, OutlineMasks, declared_size, file_item, id_text
 
 MAX_FILES = 20  # JSON files of a data set; folders with more hold one file per image
-KEYS = {"images", "annotations"}
+KEYS = {"images", "annotations", "categories"}
 NAMES = ("file_name", "coco_url", "filename", "path", "flickr_url")  # of an image; LVIS has addresses alone
 KNOWN = {
     "": {"info", "licenses", "images", "annotations", "categories", "type"},
@@ -35,7 +35,7 @@ Parts = tuple[str, ...]
 
 
 def recognise_coco(source: Path) -> str:
-    """ "COCO instances (train.json, val.json)"; "" where no JSON file has images and annotations with categories."""
+    """ "COCO instances (train.json, val.json)"; "" where no JSON file has images, annotations and categories."""
     files, _ = _coco_files(source)
     return f"COCO instances ({', '.join(sorted({path.name for path in files}))})" if files else ""
 
@@ -66,16 +66,9 @@ def read_coco(source: Path, frames: str = "") -> Found:
     items = [file_item(source, path, name, outlined[path]) for path, name in written.items()]
     left = len(pictures) - len(found)
     notes += [f"{left} image file(s) that no JSON file names, left out"] if left else []
-    notes += unread_keys({place: (_records(files.values(), place), known) for place, known in KNOWN.items()})
+    notes += unread_keys(files.values(), KNOWN)
     named = {number: name for number, name in class_ids.items() if number not in ambiguous}
     return Found(items, named, faults, notes, read=tuple(files))
-
-
-def _records(contents: Iterable[dict[str, Any]], place: str) -> Iterator[dict[str, Any]]:
-    """The records of a list of all files; "": the files themselves."""
-    for content in contents:
-        listed = content.get(place) if place else [content]
-        yield from (record for record in listed if isinstance(record, dict)) if isinstance(listed, list) else ()
 
 
 def _coco_files(source: Path) -> tuple[dict[Path, dict[str, Any]], list[str]]:
@@ -84,21 +77,12 @@ def _coco_files(source: Path) -> tuple[dict[Path, dict[str, Any]], list[str]]:
     if len(files) > MAX_FILES:
         files = [path for path in files if path.parent == source or path.parent.name.lower() == "annotations"]
     contents, faults = json_files(files[:MAX_FILES])
-    return {path: content for path, content in contents.items() if _is_coco(content)}, list(faults.values())
-
-
-def _is_coco(content: Any) -> bool:
-    """Whether it has images and annotations, and these have categories, unlike captions."""
-    if not isinstance(content, dict) or not content.keys() >= KEYS:
-        return False
-    return "categories" in content or any("category_id" in one for one in _records([content], "annotations"))
+    ours = {path: content for path, content in contents.items() if isinstance(content, dict) and content.keys() >= KEYS}
+    return ours, list(faults.values())
 
 
 def _category_names(content: dict[str, Any], file: Path) -> dict[str, str]:
-    """Number -> name of the categories; without a list of them the numbers are the names."""
-    if "categories" not in content:
-        numbers = {id_text(one.get("category_id")) for one in _records([content], "annotations")}
-        return {number: number for number in sorted(numbers)}
+    """Number -> name of the categories."""
     try:
         return {
             id_text(one["id"]): id_text(one["id"] if one["name"] in (None, "") else one["name"])
@@ -186,11 +170,10 @@ def _outlines(file: Path, content: dict[str, Any], names: dict[str, str]) -> tup
         where = f"{file}: annotation {annotation.get('id')}"
         image, category = (id_text(annotation.get(key)) for key in ("image_id", "category_id"))
         parts = annotation.get("segmentation")
-        unknown = [("image_id", image, "image")] if image not in known else []
-        unknown += [("category_id", category, "category")] if category not in names else []
-        if unknown:
-            what = " or ".join(f"no {kind} has its {key} {value}" for key, value, kind in unknown)
-            faults.append(f"{where}: {what}; export it again")
+        if image not in known:
+            faults.append(f"{where}: no image has its image_id {image}; export it again")
+        elif category not in names:
+            faults.append(f"{where}: no category has its category_id {category}; export it again")
         elif not parts:
             faults.append(f"{where}: no `segmentation`, only a box; draw outlines, or delete it")
         elif not isinstance(parts, dict | list):

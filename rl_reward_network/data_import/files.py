@@ -121,20 +121,20 @@ def _counted(what: str, files: list[Path], folder: Path, named: bool, remedy: st
     return [f"{what} that are not read, left out: {counted}{names}; {remedy}"] if files else []
 
 
-def unread_keys(places: dict[str, tuple[Iterable[Any], set[str]]]) -> list[str]:
-    """A note on the keys of JSON records that say something and are not read; [] without any.
+def unread_keys(contents: Iterable[Any], known: dict[str, set[str]]) -> list[str]:
+    """A note on the keys of JSON files that say something and are not read; [] without any.
 
     Args:
-        places: name of a list of records, "" of the file itself -> the records, and the keys that are known.
+        contents: of the files.
+        known: name of a list of records in a file, "" of the file itself -> the keys that are known.
     """
-    counts = Counter(
-        f"{place}.{key}" if place else str(key)
-        for place, (records, known) in places.items()
-        for record in records
-        if isinstance(record, dict)
-        for key, value in record.items()
-        if key not in known and value not in (None, False, "", [], {})
-    )
+    counts = Counter[str]()
+    for content in contents:
+        for place, names in known.items():
+            records = [content] if not place else content.get(place) if isinstance(content, dict) else []
+            for record in records if isinstance(records, list) else []:
+                said = [key for key, value in record.items() if value] if isinstance(record, dict) else []
+                counts.update(f"{place}.{key}".strip(".") for key in said if key not in names)
     keys = ", ".join(f"{key} ({count})" for key, count in counts.most_common())
     return [f"keys that are not read: {keys}"] if keys else []
 

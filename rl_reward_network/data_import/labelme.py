@@ -1,6 +1,5 @@
 """LabelMe: one JSON file per image, with shapes, imagePath, imageWidth and imageHeight."""
 
-import math
 import os
 from pathlib import Path, PureWindowsPath
 from typing import Any
@@ -22,16 +21,11 @@ CORNERS: dict[str, tuple[int, ...]] = {
     "rectangle": (2, 4),  # X-AnyLabeling writes all corners
     "rotation": (4,),
     "quadrilateral": (4,),
-    "circle": (2,),  # its centre, and a point on it
 }
 """shape_type -> number of points; () of any."""
-KEYS = {
-    *("version", "shapes", "imagePath", "imageData", "imageHeight", "imageWidth"),
-    *("lineColor", "fillColor", "checked"),
-}
-SHAPE_KEYS = {
-    *("label", "points", "shape_type", "group_id", "direction", "mask", "line_color", "fill_color", "score"),
-    *("kie_linking", "linking"),
+KNOWN = {
+    "": {"version", "shapes", "imagePath", "imageData", "imageHeight", "imageWidth", "lineColor", "fillColor"},
+    "shapes": {"label", "points", "shape_type", "group_id", "direction", "mask", "line_color", "fill_color", "score"},
 }
 LOOKED_AT = 20  # JSON files that tell whether it is LabelMe
 
@@ -67,8 +61,7 @@ def read_labelme(source: Path, frames: str = "") -> Found:
     names = names_of(images, source)
     items = [file_item(source, path, names[path], drawn.get(path)) for path in images]
     notes = [f"{len(masks)} picture(s) of masks, left out: {listed(masks, source)}"] if masks else []
-    shapes = [shape for one in contents.values() if isinstance(one, dict) for shape in one.get("shapes") or []]
-    notes += unread_keys({"": (contents.values(), KEYS), "shapes": (shapes, SHAPE_KEYS)})
+    notes += unread_keys(contents.values(), KNOWN)
     broken = {relative_path(path, source).as_posix(): fault for path, fault in unreadable.items()}
     return Found(items, {}, faults, notes, broken=broken, read=tuple(contents))
 
@@ -89,13 +82,6 @@ def _image_of(path: Path, content: dict[str, Any], images: set[Path]) -> Path:
     )
 
 
-def _circle(centre: tuple[float, float], rim: tuple[float, float]) -> list[tuple[float, float]]:
-    """The outline of a circle: 90 points."""
-    turns = (math.tau * step / 90 for step in range(90))
-    radius = math.dist(centre, rim)
-    return [(centre[0] + radius * math.cos(turn), centre[1] + radius * math.sin(turn)) for turn in turns]
-
-
 def _check_renamed(path: Path, image: Path, images: set[Path]) -> None:
     """Raise if a JSON file names another image than the one of its own stem: files were renamed, imagePath was not."""
     near = [folder / f"{path.stem}{suffix}" for folder in (path.parent, image.parent) for suffix in IMAGE_SUFFIXES]
@@ -107,17 +93,18 @@ def _check_renamed(path: Path, image: Path, images: set[Path]) -> None:
 
 
 def _outlines(path: Path, shapes: list[Any]) -> list[Outline]:
-    """Polygons, rectangles (also turned ones, by their corners) and circles; ValueError for other shapes."""
+    """Polygons, rectangles and quadrangles; ValueError for other shapes."""
     outlines = []
     for number, shape in enumerate(shapes):
         where = f"{path}: shape {number}"
         try:
-            kind, points = shape.get("shape_type") or "polygon", [(float(x), float(y)) for x, y in shape["points"]]
+            kind = str(shape.get("shape_type") or "polygon")
+            points = [(float(x), float(y)) for x, y in shape["points"]]
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{where}: no list `points` of pairs x, y ({error!r}); save it again with LabelMe"
             ) from error
-        if not shape.get("label"):
+        if shape.get("label") in (None, ""):
             raise ValueError(f"{where}: no `label`; name its class in LabelMe")
         if kind not in CORNERS:
             raise ValueError(f"{where}: shape_type is {kind!r}, expected {', '.join(CORNERS)}; draw it as a polygon")
@@ -127,7 +114,5 @@ def _outlines(path: Path, shapes: list[Any]) -> list[Outline]:
         if len(points) == 2 and kind == "rectangle":
             (left, top), (right, bottom) = points
             points = [(left, top), (right, top), (right, bottom), (left, bottom)]
-        elif kind == "circle":
-            points = _circle(*points)
         outlines.append(Outline(id_text(shape["label"]), [[value for point in points for value in point]], where))
     return outlines

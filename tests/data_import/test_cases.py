@@ -1,6 +1,5 @@
 """Inputs of the field as users of other projects reported them, and their neighbours: read rightly, or told."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -259,17 +258,6 @@ def test_faults_of_coco_say_what_is_there(tmp_path: Path, changes: dict[str, Any
     assert fault in "\n".join(one_coco(tmp_path, **changes).open_points)
 
 
-def test_coco_without_categories_has_numbers_and_captions_are_not_instances(tmp_path: Path) -> None:
-    one_coco(tmp_path)
-    content = json.loads((tmp_path / "a.json").read_text())
-    del content["categories"]
-    write_json(tmp_path / "a.json", content)
-    write_json(tmp_path / "captions.json", {"images": [], "annotations": [{"image_id": 0, "caption": "a vessel"}]})
-    survey = survey_source(tmp_path, ImportOptions("none"))
-    assert (survey.open_points, survey.classes, survey.phrase) == ((), ["1"], "blood vessel")
-    assert any("1 .json (captions.json)" in note for note in survey.found.notes)
-
-
 @pytest.mark.parametrize("kind", ["rectangle", "rotation", "quadrilateral", "polygon", None])
 def test_four_corners_of_labelme_are_a_quadrangle(tmp_path: Path, kind: str | None) -> None:
     save(tmp_path / "0.png", picture(0))
@@ -282,15 +270,6 @@ def test_four_corners_of_labelme_are_a_quadrangle(tmp_path: Path, kind: str | No
     (seen,) = survey.seen
     assert seen.pixels is not None
     assert seen.pixels["vessel"] == pytest.approx(16 * 16 / 2, abs=12)
-
-
-def test_a_circle_of_labelme_is_read(tmp_path: Path) -> None:
-    save(tmp_path / "0.png", picture(0))
-    shape = {"label": "vessel", "shape_type": "circle", "points": [[12, 12], [12, 20]]}
-    write_json(tmp_path / "0.json", drawing(0, shapes=[shape]))
-    (seen,) = survey_source(tmp_path, ImportOptions("none")).seen
-    assert seen.pixels is not None
-    assert seen.pixels["vessel"] == pytest.approx(np.pi * 8**2, rel=0.05)
 
 
 @pytest.mark.parametrize("names", [None, "vessel\ncatheter\n"])

@@ -68,7 +68,9 @@ LINE = {"label": "v", "shape_type": "line", "points": [[1, 1], [2, 2]]}
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"shapes": [LINE]}, "shape_type is 'line', expected polygon, rectangle, rotation, quadrilateral, circle"),
+        ({"shapes": [{**LINE, "shape_type": [5]}]}, "shape_type is '[5]'"),
+        ({"shapes": [{**LINE, "label": None}]}, "shape 0: no `label`"),
+        ({"shapes": [LINE]}, "shape_type is 'line', expected polygon, rectangle, rotation, quadrilateral"),
         (
             {"shapes": [{**LINE, "shape_type": "rectangle", "points": [[1, 1]] * 3}]},
             "a rectangle of 3 points, expected 2 or",
