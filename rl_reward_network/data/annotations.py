@@ -15,6 +15,7 @@ The file is a list of records. `image` (a file under `images/`, with or without 
 Phrases of a record that differ only in case or a final dot are one object, the union of their masks. The same image
 and phrase in two records is an error: the masks may be of two observers, and their union of neither. A phrase without a
 mask, or whose polygons were all dropped, is unlabelled; an empty mask is given by an RLE or a PNG of zeros.
+Polygons that cover no pixel, or are shares of the size, are an error: they do not say that the object is absent.
 """
 
 import re

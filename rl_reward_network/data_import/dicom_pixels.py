@@ -5,7 +5,8 @@ Files without preamble or meta information, as old archives write them, are read
 C.7.6.16 and C.11.2; PS3.5, 8.1.1; pydicom.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -105,12 +106,12 @@ def read_header(path: Path, tags: list[str] | None = None) -> Dataset:
 
 def pixel_aspect(header: Dataset) -> float:
     """Height of a pixel, as a multiple of its width, by the first tag that gives it; 1.0 without any."""
-    shared = (header.get("SharedFunctionalGroupsSequence") or [Dataset()])[0]
-    measures = (shared.get("PixelMeasuresSequence") or [Dataset()])[0]
-    for place, tag in ((measures, "PixelSpacing"), *((header, tag) for tag in SPACINGS)):
-        pair = place.get(tag)
-        if isinstance(pair, Sequence) and len(pair) == 2 and min(map(float, pair)) > 0:
-            return float(pair[0]) / float(pair[1])
+    with suppress(AttributeError, IndexError, TypeError, ValueError, ZeroDivisionError):  # missing, or damaged
+        measures = header.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0]
+        return float(measures.PixelSpacing[0]) / float(measures.PixelSpacing[1])
+    for tag in SPACINGS:
+        with suppress(IndexError, TypeError, ValueError, ZeroDivisionError):
+            return float(header.get(tag)[0]) / float(header.get(tag)[1])
     return 1.0
 
 

@@ -101,8 +101,8 @@ def unread_note(folder: Path, named: bool = True, read: Iterable[Path] | None = 
         notes += _counted("files of kinds", found, folder, named, remedy)
         rest |= {*names}
     if read is not None:
-        used = set(read)
-        others = [path for kind in kinds.keys() - rest for path in kinds[kind] if path not in used]
+        used = {path.resolve() for path in read}
+        others = [path for kind in kinds.keys() - rest for path in kinds[kind] if path.resolve() not in used]
         others = sorted(path for path in others if not path.name.lower().startswith(SILENT))
         notes += _counted("files", others, folder, named, "phrases, splits or names of patients in them are not used")
     return notes

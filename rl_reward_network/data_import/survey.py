@@ -43,8 +43,8 @@ def chosen_classes(label: str | None, classes: Iterable[str], class_ids: dict[st
     chosen = [_named(part, known, class_ids) for part in parts]
     if unknown := [part for part, name in zip(parts, chosen, strict=True) if name is None]:
         raise ValueError(
-            f"label {unknown[0]!r} is no class of the masks; they hold {', '.join(known) or 'nothing'}; --label all is"
-            " the union"
+            f"label {unknown[0]!r} is no class of the masks; they hold {', '.join(occurring) or 'nothing'}; --label"
+            " all is the union"
         )
     return [name for name in chosen if name is not None]
 
@@ -200,7 +200,8 @@ def survey_source(source: Path, options: ImportOptions) -> Survey:
     bare = [item.found_as for item in found.items if item.load_masks is None]
     named = "" if found.private else f" ({some(bare)})"
     found.notes.extend([f"{len(bare)} image(s) without a mask, imported as unlabelled{named}"] if bare else [])
-    found.notes.extend(unread_note(source, not found.private, found.read))
+    given = [Path(path) for path in (options.groups, options.classes) if path]
+    found.notes.extend(unread_note(source, not found.private, [*found.read, *given]))
     if not (found.items or found.faults or found.broken):
         raise ValueError(f"{source}: {description}, but no image; name the folder that holds them")
     looked = _looked_at(found.items)
