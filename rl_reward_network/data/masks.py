@@ -328,7 +328,8 @@ def _check_inside(points: np.ndarray, size: tuple[int, int]) -> None:
     if (low < -OVERSHOOT).any() or high[0] > width + OVERSHOOT or high[1] > height + OVERSHOOT:
         raise ValueError(
             f"a polygon reaches x {low[0]:g}..{high[0]:g}, y {low[1]:g}..{high[1]:g}, but the image is {width} x"
-            f" {height} (width x height, after EXIF rotation); it was drawn at another scale: rescale it to this image"
+            f" {height} (width x height, after EXIF rotation); it was drawn at another scale, or leaves the image:"
+            " rescale it to this image, or cut it at the border"
         )
 
 
