@@ -15,6 +15,7 @@ The file is a list of records. `image` (a file under `images/`, with or without 
 Phrases of a record that differ only in case or a final dot are one object, the union of their masks. The same image
 and phrase in two records is an error: the masks may be of two observers, and their union of neither. A phrase without a
 mask, or whose polygons were all dropped, is unlabelled; an empty mask is given by an RLE or a PNG of zeros.
+Polygons that cover no pixel, or are shares of the size, are an error: they do not say that the object is absent.
 """
 
 import re
@@ -27,7 +28,7 @@ from typing import Any
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.data.images import DATA_SET, image_header, measured_levels
 from rl_reward_network.data.items import Sample, pseudonym, with_levels
-from rl_reward_network.data.masks import MaskParts, check_mask_size, parse_polygon, parse_rle
+from rl_reward_network.data.masks import MaskParts, check_mask_size, check_outline, parse_polygon, parse_rle
 from rl_reward_network.data.splits import one_spelling
 from rl_reward_network.depth import Levels
 
@@ -341,4 +342,6 @@ def _parse_object(parts: list[Any], size: tuple[int, int], notes: _Notes) -> Mas
         raise ValueError("a polygon is given as points [[x, y], ...]; write it flat, [x1, y1, x2, y2, ...]")
     parsed = [parse_rle(part, size) if isinstance(part, dict) else parse_polygon(part, size) for part in parts]
     notes.dropped += sum(not part for part in parsed)
-    return sum(parsed, MaskParts())
+    joined = sum(parsed, MaskParts())
+    check_outline(joined, size)
+    return joined

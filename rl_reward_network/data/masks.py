@@ -8,7 +8,7 @@ OpenCV and Pillow, which add the outline. No other code of this project rasteris
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,36 @@ NEARLY = 40  # values that near to 0 or 255 are taken for it in a JPEG
 WHITE = 192  # of a soft mask, since thin lines need not be quite white
 SOFT = 3  # grey values between black and white from which on they may be soft edges, not classes
 VOLUMES = (".nii.gz", ".nii", ".mha", ".mhd", ".nrrd", ".nhdr", ".mgz")
+
+IGNORED = {
+    *("ignore", "ignored", "ignorelabel", "ignoreregion", "void", "unlabeled", "unlabelled", "unannotated"),
+    *("notlabeled", "notlabelled", "notannotated", "dontcare", "donotcare", "outofroi"),
+}
+"""Names of pixels that nobody has judged, without spaces and signs."""
+IGNORED_BESIDE_OTHERS = {"#e0e0c0", "-1"}  # the former is 255 in VOC's palette
+FULL = "255"  # beside numbers up to MAX_CLASSES in one file it is no class, but the "ignore" of VOC and Cityscapes
+BACKGROUND = {"background", "bg", "nolabel", "noobject"}
+
+
+def ignored_classes(files: Iterable[Iterable[str]]) -> tuple[set[str], set[str]]:
+    """The classes that no mask is made of: those of pixels that are to be ignored, and those of the background.
+
+    Args:
+        files: the classes of each image. A number or colour alone is the mask, whatever it is.
+
+    >>> sorted(ignored_classes([["1", "255"], ["2", "__void__"]])[0]), sorted(ignored_classes([["1"], ["255"]])[0])
+    (['255', '__void__'], [])
+    """
+    each = [set(names) for names in files]
+    every = set().union(*each)
+    words = {name: "".join(filter(str.isalnum, name.lower())) for name in every}
+    ignored = {name for name, word in words.items() if word in IGNORED}
+    ignored |= IGNORED_BESIDE_OTHERS & every if len(every) > 1 else set()
+    others = every - ignored - {FULL}
+    labels = all(name.isdecimal() and int(name) <= MAX_CLASSES for name in others)
+    if labels and any(FULL in names and names & others for names in each):
+        ignored.add(FULL)
+    return ignored, {name for name, word in words.items() if word in BACKGROUND}
 
 
 def load_class_masks(path: Path, size: Size, palette_colours: bool = True) -> ClassMasks:
@@ -65,10 +95,12 @@ def load_mask(path: Path, size: Size) -> np.ndarray:
         ValueError: as `load_class_masks`, or other values: they may be classes, which differ from file to file.
     """
     classes = load_class_masks(path, size, palette_colours=False)
-    if len(classes) > 1 or not classes.keys() <= {"1", "255"}:
+    if len(classes) > 1 or not classes.keys() <= {"1", FULL}:
+        ignored, _ = ignored_classes([classes])
+        void = f" ({', '.join(sorted(ignored))} may mark pixels to be ignored)" if ignored else ""
         raise ValueError(
-            f"{path}: a mask must hold 0 and 1, or 0 and 255, got 0, {', '.join(sorted(classes)[:5])}; threshold it, or"
-            " import the masks by sa2va-rl data import --label"
+            f"{path}: a mask must hold 0 and 1, or 0 and 255, got 0, {', '.join(sorted(classes)[:5])}{void}; threshold"
+            " it, or import the masks by sa2va-rl data import --label"
         )
     return next(iter(classes.values()), np.zeros(size, bool))
 
@@ -223,12 +255,44 @@ def rasterise(parts: MaskParts, size: tuple[int, int]) -> np.ndarray:
         ValueError: a PNG is unreadable, of another size, or not binary.
     """
     mask = np.zeros(size, dtype=bool)
-    drawn = coco.frPyObjects(list(parts.polygons), *size) if parts.polygons else []
-    if encoded := [*drawn, *parts.rles]:
-        mask |= coco.decode(coco.merge(encoded)).astype(bool)
+    if parts.polygons or parts.rles:
+        mask |= coco.decode(_encoded(parts, size)).astype(bool)
     for path in parts.pngs:
         mask |= load_mask(path, size)
     return mask
+
+
+def _encoded(parts: MaskParts, size: Size) -> dict[str, Any]:
+    """The union of polygons and RLEs, of which there is one at least, as RLE."""
+    drawn = coco.frPyObjects(list(parts.polygons), *size) if parts.polygons else []
+    return coco.merge([*drawn, *parts.rles])
+
+
+def check_outline(parts: MaskParts, size: Size, shares: bool = False) -> None:
+    """Refuse an outline without a pixel, which would say that the object is absent; an RLE of zeros does say that.
+
+    Args:
+        parts: of one object, in pixels.
+        size: (H, W) of the image.
+        shares: whether they were given as shares of the size.
+
+    Raises:
+        ValueError: polygons cover no pixel, or lie in 0..1, as shares of width and height do.
+    """
+    if not parts.polygons or parts.pngs:
+        return
+    flat = np.concatenate(parts.polygons)
+    if not shares and flat.min() >= -0.01 and flat.max() <= 1.01 and (flat % 1).any():
+        raise ValueError(
+            f"coordinates are {flat.min():g}..{flat.max():g}, all in 0..1, as shares of width and height are; expected"
+            f" pixels: multiply x by {size[1]} and y by {size[0]}"
+        )
+    if not coco.area(_encoded(parts, size)):
+        x, y = flat[::2], flat[1::2]
+        raise ValueError(
+            f"the outline covers no pixel; it reaches x {x.min():g}..{x.max():g}, y {y.min():g}..{y.max():g}: draw it"
+            " round its pixels, or delete it"
+        )
 
 
 def parse_polygon(values: Any, size: tuple[int, int]) -> MaskParts:
@@ -264,7 +328,8 @@ def _check_inside(points: np.ndarray, size: tuple[int, int]) -> None:
     if (low < -OVERSHOOT).any() or high[0] > width + OVERSHOOT or high[1] > height + OVERSHOOT:
         raise ValueError(
             f"a polygon reaches x {low[0]:g}..{high[0]:g}, y {low[1]:g}..{high[1]:g}, but the image is {width} x"
-            f" {height} (width x height, after EXIF rotation); it was drawn at another scale: rescale it to this image"
+            f" {height} (width x height, after EXIF rotation); it was drawn at another scale, or leaves the image:"
+            " rescale it to this image, or cut it at the border"
         )
 
 

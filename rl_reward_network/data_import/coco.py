@@ -11,11 +11,26 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from rl_reward_network.data.images import IMAGE_SUFFIXES
-from rl_reward_network.data_import.files import PARTS, files_below, json_files, names_of, relative_path, role_of
-from rl_reward_network.data_import.items import Found, Outline, OutlineMasks, declared_size, file_item
+from rl_reward_network.data_import.files import (
+    PARTS,
+    files_below,
+    json_files,
+    names_of,
+    relative_path,
+    role_of,
+    unread_keys,
+)
+from rl_reward_network.data_import.items import Found, Outline, OutlineMasks, declared_size, file_item, id_text
 
 MAX_FILES = 20  # JSON files of a data set; folders with more hold one file per image
 KEYS = {"images", "annotations", "categories"}
+NAMES = ("file_name", "coco_url", "filename", "path", "flickr_url")  # of an image; LVIS has addresses alone
+KNOWN = {
+    "": {"info", "licenses", "images", "annotations", "categories", "type"},
+    "images": {"id", "height", "width", "license", "date_captured", *NAMES},
+    "annotations": {"id", "image_id", "category_id", "segmentation", "bbox", "area", "iscrowd", "ignore"},
+}
+IGNORE = "ignore"  # a key of annotations, and the class of those that have it
 Parts = tuple[str, ...]
 
 
@@ -51,7 +66,9 @@ def read_coco(source: Path, frames: str = "") -> Found:
     items = [file_item(source, path, name, outlined[path]) for path, name in written.items()]
     left = len(pictures) - len(found)
     notes += [f"{left} image file(s) that no JSON file names, left out"] if left else []
-    return Found(items, {n: name for n, name in class_ids.items() if n not in ambiguous}, faults, notes)
+    notes += unread_keys(files.values(), KNOWN)
+    named = {number: name for number, name in class_ids.items() if number not in ambiguous}
+    return Found(items, named, faults, notes, read=tuple(files))
 
 
 def _coco_files(source: Path) -> tuple[dict[Path, dict[str, Any]], list[str]]:
@@ -67,7 +84,10 @@ def _coco_files(source: Path) -> tuple[dict[Path, dict[str, Any]], list[str]]:
 def _category_names(content: dict[str, Any], file: Path) -> dict[str, str]:
     """Number -> name of the categories."""
     try:
-        return {str(category["id"]): str(category["name"]) for category in content["categories"]}
+        return {
+            id_text(one["id"]): id_text(one["id"] if one["name"] in (None, "") else one["name"])
+            for one in content["categories"]
+        }
     except (KeyError, TypeError) as error:
         raise ValueError(
             f"{file}: `categories` must be a list of {{id, name}}, got {error!r}; export it again"
@@ -82,18 +102,20 @@ def _images(
         if not (isinstance(content[key], list) and all(isinstance(record, dict) for record in content[key])):
             raise ValueError(f"{file}: `{key}` must be a list of objects; export it again")
     outlines, faults = _outlines(file, content, names)
-    named = [str(image.get("file_name")) for image in content["images"]]
+    named = [next((str(image[key]) for key in NAMES if image.get(key)), "") for image in content["images"]]
     places = _places(named, relative_path(file, source), pictures)
     for image, name in zip(content["images"], named, strict=True):
-        where, place = f"{file}: image {name!r}", places.get(name)
+        where, place = f"{file}: image {name or image.get('id')!r}", places.get(name)
         try:
+            if not name:
+                raise ValueError(f"{where}: it has no `file_name`, but {', '.join(map(str, image))}; export it again")
             if place is None:
                 raise ValueError(
                     f"{where}: there is no such file; put it into images/ beside the JSON file, or delete its record"
                 )
             height, width = image.get("height"), image.get("width")
             declared = declared_size(height, width, where) if height or width else None
-            yield place, OutlineMasks(tuple(outlines.get(str(image.get("id")), ())), declared, where)
+            yield place, OutlineMasks(tuple(outlines.get(id_text(image.get("id")), ())), declared, where)
         except ValueError as error:
             faults.append(str(error))
     if faults:
@@ -141,23 +163,37 @@ def _said(words: Iterable[str]) -> set[str]:
 def _outlines(file: Path, content: dict[str, Any], names: dict[str, str]) -> tuple[dict[str, list[Outline]], list[str]]:
     """Image id -> its outlines, and the faults of the annotations."""
     outlines: dict[str, list[Outline]] = defaultdict(list)
-    known = Counter(str(image.get("id")) for image in content["images"])
+    known = Counter(id_text(image.get("id")) for image in content["images"])
     double = [(number, count) for number, count in known.items() if count > 1]
     faults = [f"{file}: id {number} is that of {count} images; export it again" for number, count in double]
     for annotation in content["annotations"]:
         where = f"{file}: annotation {annotation.get('id')}"
-        image, category, parts = (annotation.get(key) for key in ("image_id", "category_id", "segmentation"))
-        if str(image) not in known or str(category) not in names:
-            faults.append(f"{where}: image_id {image!r} or category_id {category!r} is unknown; export it again")
+        image, category = (id_text(annotation.get(key)) for key in ("image_id", "category_id"))
+        parts = annotation.get("segmentation")
+        if image not in known:
+            faults.append(f"{where}: no image has its image_id {image}; export it again")
+        elif category not in names:
+            faults.append(f"{where}: no category has its category_id {category}; export it again")
         elif not parts:
             faults.append(f"{where}: no `segmentation`, only a box; draw outlines, or delete it")
         elif not isinstance(parts, dict | list):
             expected = "expected outlines [[x1, y1, ...], ...] or an RLE; export it again"
             faults.append(f"{where}: segmentation is {parts!r:.40}, {expected}")
         else:
-            one = isinstance(parts, dict) or not any(isinstance(part, list | dict) for part in parts)
-            outlines[str(image)].append(Outline(names[str(category)], [parts] if one else list(parts), where))
+            name = IGNORE if annotation.get(IGNORE) else names[category]
+            outlines[image].append(Outline(name, _parts(parts), where))
     return outlines, faults
+
+
+def _parts(segmentation: dict[str, Any] | list[Any]) -> list[Any]:
+    """The polygons, each flat, and RLEs of an object; points in pairs are joined."""
+
+    def is_pairs(part: Any) -> bool:
+        return isinstance(part, list) and len(part) > 2 and all(isinstance(p, list) and len(p) == 2 for p in part)
+
+    bare = isinstance(segmentation, dict) or not any(isinstance(part, list | dict) for part in segmentation)
+    parts = [segmentation] if bare or is_pairs(segmentation) else list(segmentation)
+    return [[value for point in part for value in point] if is_pairs(part) else part for part in parts]
 
 
 def _composed(path: PurePosixPath) -> PurePosixPath:

@@ -14,9 +14,11 @@ from pydicom.dataset import Dataset
 from rl_reward_network.data.images import IMAGE_SUFFIXES, check_sides
 from rl_reward_network.data.masks import ClassMasks, Size, classes_of, load_class_masks
 from rl_reward_network.data_import.dicom_pixels import (
+    SPACINGS,
     SUFFIXES,
     begins_as_dicom,
     load_frame,
+    pixel_aspect,
     read_header,
     stored_values,
 )
@@ -34,7 +36,7 @@ from rl_reward_network.data_import.items import Found, Item
 FRAMES = ("first", "middle", "all")
 TAGS = [
     *("PatientID", "SeriesInstanceUID", "NumberOfFrames", "BurnedInAnnotation", "Rows", "Columns"),
-    *("Modality", "SOPClassUID"),
+    *("Modality", "SOPClassUID", "SharedFunctionalGroupsSequence", *SPACINGS),
 ]
 SEGMENTATION = "1.2.840.10008.5.1.4.1.1.66."  # SOP classes of segmentations and other derived objects
 NO_PICTURES = ("SEG", "RTSTRUCT", "RTDOSE", "RTPLAN", "REG", "PR", "SR", "KO", "DOC")  # Modality
@@ -94,7 +96,7 @@ def read_dicom(source: Path, frames: str = "middle") -> Found:
     notes += [f"{count} {LEFT_OUT.get(kind, OTHER.format(kind))}" for kind, count in sorted(other.items())]
     notes += [f"{assumed} mask(s) without a frame, taken for the {frames} one; name them X_<n>.png"] if assumed else []
     notes += [f"{burned} file(s) say that text is burned into the picture, perhaps a name; look"] if burned else []
-    return Found(items, {}, faults, notes, private=True, broken=broken)
+    return Found(items, {}, faults, notes, private=True, broken=broken, read=tuple(files))
 
 
 def _other_kind(header: Dataset) -> str:
@@ -127,6 +129,7 @@ def _items(
                 load_masks=_reader_of(found[0], frame, total) if found else None,
                 group=patient or None,
                 series=series or None,
+                aspect=partial(pixel_aspect, header),
             )
         )
     return items

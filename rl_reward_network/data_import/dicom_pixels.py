@@ -6,6 +6,7 @@ C.7.6.16 and C.11.2; PS3.5, 8.1.1; pydicom.
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +17,14 @@ from pydicom.pixels.utils import pixel_array
 from pydicom.uid import ExplicitVRBigEndian, ExplicitVRLittleEndian, ImplicitVRLittleEndian, RLELossless
 
 from rl_reward_network.data.images import DICOM_MARK, missing_file, not_fetched, start_of
+from rl_reward_network.depth import BRIGHTEST_SHARE, DARKEST_SHARE
 
 SUFFIXES = (".dcm", ".dicom", ".ima")
 BARE = (b"\x02\0", b"\x08\0")  # without a preamble: the groups of tags that come first
+SPACINGS = ("PixelSpacing", "ImagerPixelSpacing", "NominalScannedPixelSpacing", "PixelAspectRatio")  # rows, columns
 MAY_BE_EMPTY = ("VOILUTFunction", "WindowCenter", "WindowWidth", "RescaleSlope", "RescaleIntercept")
 DEEPEST = 16  # bits of what is written
+VISIBLE = 32  # range of stored values, from which on a picture of one grey is an error; a blank frame has less
 EXPORT = "export it again from the archive"
 
 
@@ -100,6 +104,17 @@ def read_header(path: Path, tags: list[str] | None = None) -> Dataset:
     return header
 
 
+def pixel_aspect(header: Dataset) -> float:
+    """Height of a pixel, as a multiple of its width, by the first tag that gives it; 1.0 without any."""
+    with suppress(AttributeError, IndexError, TypeError, ValueError, ZeroDivisionError):  # missing, or damaged
+        measures = header.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0]
+        return float(measures.PixelSpacing[0]) / float(measures.PixelSpacing[1])
+    for tag in SPACINGS:
+        with suppress(IndexError, TypeError, ValueError, ZeroDivisionError):
+            return float(header.get(tag)[0]) / float(header.get(tag)[1])
+    return 1.0
+
+
 def begins_as_dicom(path: Path) -> bool:
     """Whether a file has DICOM's mark; or begins with tags, without a preamble, and has no suffix of another format."""
     start, suffix = start_of(path), path.suffix.lower()
@@ -141,6 +156,9 @@ def _of_frame(header: Dataset, frame: int) -> Dataset:
     for keyword in MAY_BE_EMPTY:  # pydicom takes an empty one for a value, and needs both of a pair
         if keyword in dataset and dataset.get(keyword) in (None, ""):
             delattr(dataset, keyword)
+    for keyword, other in (("WindowWidth", "WindowCenter"), ("WindowCenter", "WindowWidth")):
+        if other not in dataset and keyword in dataset:
+            delattr(dataset, keyword)
     if "RescaleSlope" in dataset or "RescaleIntercept" in dataset:
         dataset.RescaleSlope = dataset.get("RescaleSlope", 1)
         dataset.RescaleIntercept = dataset.get("RescaleIntercept", 0)
@@ -154,24 +172,54 @@ def _as_seen(stored: np.ndarray, dataset: Dataset) -> np.ndarray:
         return (apply_color_lut(stored, dataset)[..., :3] >> (bits - 8)).astype(np.uint8)
     if stored.ndim == 3:
         return (stored >> max(dataset.BitsStored - 8, 0)).astype(np.uint8)
-    seen = apply_voi_lut(apply_modality_lut(stored, dataset), dataset)
-    low, high = _range(dataset)
+    seen = apply_voi_lut(apply_modality_lut(stored, dataset), dataset).astype(np.float64)
+    low, high = _range(dataset, stored)
     if low == high:
         raise ValueError("RescaleSlope is 0")
-    share = np.clip((seen.astype(np.float64) - low) / (high - low), 0, 1)
+    share = np.clip((seen - low) / (high - low), 0, 1)
     share = 1 - share if dataset.PhotometricInterpretation == "MONOCHROME1" else share
+    padded = _padded(stored, dataset)
+    if padded.any() and not padded.all():
+        share[padded] = share[~padded].min()  # no picture: it is to widen no levels
     bits = min(dataset.BitsStored, DEEPEST)
-    return np.round(share * (2**bits - 1 if bits > 8 else 255)).astype(np.uint16 if bits > 8 else np.uint8)
+    grey = np.round(share * (2**bits - 1 if bits > 8 else 255)).astype(np.uint16 if bits > 8 else np.uint8)
+    _check_visible(grey[~padded], stored[~padded])
+    return grey
 
 
-def _range(dataset: Dataset) -> tuple[float, float]:
+def _padded(stored: np.ndarray, dataset: Dataset) -> np.ndarray:
+    """bool (H, W): the pixels outside of the picture, of the values that the file declares. PS3.3, C.7.5.1.1.2."""
+    ends = [dataset.get(tag) for tag in ("PixelPaddingValue", "PixelPaddingRangeLimit")]
+    ends = [int(end) % 2**dataset.BitsAllocated for end in ends if end not in (None, "")]  # its sign may be missing
+    ends = [end - 2**dataset.BitsAllocated * (end > np.iinfo(stored.dtype).max) for end in ends]
+    return (stored >= min(ends)) & (stored <= max(ends)) if ends else np.zeros(stored.shape, bool)
+
+
+def _check_visible(grey: np.ndarray, stored: np.ndarray) -> None:
+    """Raise if a picture, (N,) pixels as they are seen, is of one grey although its stored values differ."""
+    counts = np.bincount(grey)
+    if counts.max(initial=0) < (BRIGHTEST_SHARE - DARKEST_SHARE) * grey.size or not grey.size:
+        return
+    low, high = np.quantile(stored, (DARKEST_SHARE, BRIGHTEST_SHARE))
+    if high - low >= VISIBLE:
+        raise ValueError(f"all is of grey {counts.argmax()}, but stored values are {low:g} to {high:g}")
+
+
+def _range(dataset: Dataset, stored: np.ndarray) -> tuple[float, float]:
     """The values that are black and white after the transforms: of the last table, else of the stored bits."""
     for tables in ("VOILUTSequence", "ModalityLUTSequence"):
         if dataset.get(tables):
             return 0.0, float(2 ** dataset[tables][0].LUTDescriptor[2] - 1)
-    low = -(2 ** (dataset.BitsStored - 1)) if dataset.PixelRepresentation else 0
+    windowed = "WindowWidth" in dataset
+    used = dataset.BitsStored if windowed else _used_bits(dataset, stored)
+    low = -(2 ** (used - 1)) if dataset.PixelRepresentation else 0
     slope, intercept = float(dataset.get("RescaleSlope", 1)), float(dataset.get("RescaleIntercept", 0))
-    ends = low * slope + intercept, (low + 2**dataset.BitsStored - 1) * slope + intercept
-    return (
-        ends if "WindowWidth" in dataset else (min(ends), max(ends))
-    )  # pydicom's window ends where the stored bits do
+    ends = low * slope + intercept, (low + 2**used - 1) * slope + intercept
+    return ends if windowed else (min(ends), max(ends))  # pydicom's window ends where the stored bits do
+
+
+def _used_bits(dataset: Dataset, stored: np.ndarray) -> int:
+    """The stored bits; of more than 16, 16 where these hold all values, of which few greys would be left."""
+    low = -(2 ** (DEEPEST - 1)) if dataset.PixelRepresentation else 0
+    few = low <= stored.min() and stored.max() < low + 2**DEEPEST
+    return min(dataset.BitsStored, DEEPEST) if few else dataset.BitsStored

@@ -22,6 +22,7 @@ UNREAD = {
     VOLUMES: "volumes: write each slice as PNG, masks with the name of their image in masks/",
 }  # kinds of files that hold images or masks -> what to do
 
+SILENT = ("readme", "license", "licence", "copying", "citation", "thumbs.db", "desktop.ini", "dicomdir")
 SHOWN = 3  # names in a message
 Key = TypeVar("Key", bound=Hashable)
 
@@ -85,21 +86,57 @@ def _refuse(error: OSError) -> None:
         raise ValueError(f"{error.filename}: folder not read ({error.strerror}); check its permissions") from error
 
 
-def unread_note(folder: Path, named: bool = True) -> list[str]:
-    """How many images and masks are of kinds that are not read; [] without any.
+def unread_note(folder: Path, named: bool = True, read: Iterable[Path] | None = None) -> list[str]:
+    """How many files are not read: images and masks of other kinds, and files that may say something; [] without any.
 
     Args:
         folder: holds them, also in subfolders.
         named: whether the first of them are named.
+        read: files that are read beside pictures; None: no others than images and masks are counted.
     """
-    notes = []
-    for kinds, remedy in UNREAD.items():
-        found = [path for path in files_below(folder) if path.name.lower().endswith(kinds)]
-        counts = Counter(next(kind for kind in kinds if path.name.lower().endswith(kind)) for path in found)
-        counted = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
-        names = f" ({listed(found, folder)})" if named else ""
-        notes += [f"files of kinds that are not read, left out: {counted}{names}; {remedy}"] if found else []
+    kinds = grouped(files_below(folder), _kind)
+    notes, rest = list[str](), {*IMAGE_SUFFIXES}
+    for names, remedy in UNREAD.items():
+        found = [path for kind in names for path in kinds.get(kind, [])]
+        notes += _counted("files of kinds", found, folder, named, remedy)
+        rest |= {*names}
+    if read is not None:
+        used = {path.resolve() for path in read}
+        others = [path for kind in kinds.keys() - rest for path in kinds[kind] if path.resolve() not in used]
+        others = sorted(path for path in others if not path.name.lower().startswith(SILENT))
+        notes += _counted("files", others, folder, named, "phrases, splits or names of patients in them are not used")
     return notes
+
+
+def _kind(path: Path) -> str:
+    """The suffix in lower case; both of ".nii.gz"."""
+    return next((kind for kind in VOLUMES if path.name.lower().endswith(kind)), path.suffix.lower())
+
+
+def _counted(what: str, files: list[Path], folder: Path, named: bool, remedy: str) -> list[str]:
+    """A note on files that are not read; [] without any."""
+    counts = Counter(_kind(path) or "without suffix" for path in files)
+    counted = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
+    names = f" ({listed(files, folder)})" if named else ""
+    return [f"{what} that are not read, left out: {counted}{names}; {remedy}"] if files else []
+
+
+def unread_keys(contents: Iterable[Any], known: dict[str, set[str]]) -> list[str]:
+    """A note on the keys of JSON files that say something and are not read; [] without any.
+
+    Args:
+        contents: of the files.
+        known: name of a list of records in a file, "" of the file itself -> the keys that are known.
+    """
+    counts = Counter[str]()
+    for content in contents:
+        for place, names in known.items():
+            records = [content] if not place else content.get(place) if isinstance(content, dict) else []
+            for record in records if isinstance(records, list) else []:
+                said = [key for key, value in record.items() if value] if isinstance(record, dict) else []
+                counts.update(f"{place}.{key}".strip(".") for key in said if key not in names)
+    keys = ", ".join(f"{key} ({count})" for key, count in counts.most_common())
+    return [f"keys that are not read: {keys}"] if keys else []
 
 
 def json_files(paths: Iterable[Path]) -> tuple[dict[Path, Any], dict[Path, str]]:

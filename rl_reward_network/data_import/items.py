@@ -1,16 +1,22 @@
 """What a layout yields: the images of a source, nothing of them decoded yet, and outlines as masks."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from rl_reward_network.data.images import image_header, load_deep, load_image
-from rl_reward_network.data.masks import ClassMasks, MaskParts, Size, parse_polygon, parse_rle, rasterise
+from rl_reward_network.data.masks import ClassMasks, MaskParts, Size, check_outline, parse_polygon, parse_rle, rasterise
 
+OBLONG = (
+    "image(s) whose pixels are no squares (height / width {}): the model sees them squashed, and distances such as hd95"
+    " are in pixels of two lengths; resample images and masks to square pixels"
+)
 KEPT = (".png", ".jpg", ".jpeg", ".webp")  # copied as they are; others become PNG, 16-bit ones of 16 bit
 
 
@@ -25,6 +31,7 @@ class Item:
         load_masks: from the image's (H, W) to its `ClassMasks`; None where the image is not annotated.
         file: the image file, where it is written as it is.
         group, series: where the layout gives them; may name a patient.
+        aspect: gives the height of a pixel, in multiples of its width.
     """
 
     name: str
@@ -34,6 +41,7 @@ class Item:
     file: Path | None = None
     group: str | None = None
     series: str | None = None
+    aspect: Callable[[], float] = lambda: 1.0
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,8 @@ class Found:
         class_ids: number of a class in the source -> its name, where the source names its classes.
         faults: what is wrong, each with its file and remedy; nothing is written while there is one.
         notes: what is left out, or was decided.
+        read: files that were read beside pictures; others are named in a note.
+        remarks: notes that reports on the imported data repeat; they name no file.
         private: whether names of groups and series are written as keyed hashes only.
         broken: name -> fault of an image or its drawing that cannot be read; `items` lacks it, --skip leaves it out.
     """
@@ -55,6 +65,8 @@ class Found:
     notes: list[str] = field(default_factory=list)
     private: bool = False
     broken: dict[str, str] = field(default_factory=dict)
+    read: tuple[Path, ...] = ()
+    remarks: list[str] = field(default_factory=list)
 
 
 def file_item(source: Path, path: Path, name: str, load_masks: Callable[[Size], ClassMasks] | None) -> Item:
@@ -62,13 +74,46 @@ def file_item(source: Path, path: Path, name: str, load_masks: Callable[[Size], 
     kept = path.suffix.lower() in KEPT
     written = name if kept else f"{name.removesuffix(path.suffix)}.png"
     relative = path.relative_to(source).as_posix()
-    return Item(written, relative, partial(load_pixels, path), load_masks, path if kept else None)
+    file = path if kept else None
+    return Item(written, relative, partial(load_pixels, path), load_masks, file, aspect=partial(file_aspect, path))
 
 
 def load_pixels(path: Path) -> np.ndarray:
     """uint16 (H, W) of grey of more than 8 bit, else uint8 (H, W, 3) RGB, upright. Raises as `load_image`."""
     _, deep = image_header(path)
     return load_deep(path) if deep else load_image(path)
+
+
+NUMBER = re.compile(r"[+-]?\d+(\.\d*)?(e[+-]?\d+)?")
+
+
+def id_text(value: Any) -> str:
+    """An id, or the name of a class, as text; a whole number that a table has written as float without its decimals.
+
+    >>> [id_text(value) for value in (0.0, "3.000000000000000000e+00", "07", 7, "vessel 2.0")]
+    ['0', '3', '07', '7', 'vessel 2.0']
+    """
+    text = str(value).strip()
+    is_float = NUMBER.fullmatch(text) and "." in text and float(text).is_integer()
+    return str(int(float(text))) if is_float else text
+
+
+SQUARE = 0.01  # relative difference of the sides of a pixel, from which on it is no square
+
+
+def oblong_remark(aspects: Iterable[float]) -> list[str]:
+    """A remark on pixels that are no squares, by the height of each image's pixels in multiples of their width."""
+    oblong = [f"{aspect:.3g}" for aspect in aspects if abs(aspect - 1) > SQUARE]
+    some_of = ", ".join(sorted({*oblong})[:3])
+    return [f"{len(oblong)} {OBLONG.format(some_of)}"] if oblong else []
+
+
+def file_aspect(path: Path) -> float:
+    """Height of a pixel of an image file, in multiples of its width; 1.0 where the file does not tell."""
+    with Image.open(path) as image:
+        density = image.info.get("dpi") or image.info.get("jfif_density") or image.info.get("aspect") or (1, 1)
+    across, down = map(float, density)
+    return across / down if across > 0 and down > 0 else 1.0
 
 
 @dataclass(frozen=True)
@@ -131,8 +176,12 @@ class OutlineMasks:
 
     def _drawn(self, outline: Outline, size: Size) -> np.ndarray:
         """bool (H, W) of an object; ValueError for one without a pixel, which would become "no object"."""
-        parts = (self._parsed(part, size, outline.where) for part in outline.parts)
-        mask = rasterise(sum(parts, MaskParts()), size)
+        parts = sum((self._parsed(part, size, outline.where) for part in outline.parts), MaskParts())
+        try:
+            check_outline(parts, size, self.shares)
+        except ValueError as error:
+            raise ValueError(f"{outline.where}: {error}") from error
+        mask = rasterise(parts, size)
         if not mask.any():
             raise ValueError(f"{outline.where}: the outline covers no pixel; draw it as a polygon, or delete it")
         return mask
@@ -148,6 +197,6 @@ class OutlineMasks:
 
     def _scaled(self, part: list[float], size: Size) -> list[float]:
         """Shares of width and height as pixels."""
-        if any(not -0.01 <= share <= 1.01 for share in part):
-            raise ValueError(f"a polygon reaches {max(part):g}, expected shares of width and height in 0..1")
+        if outside := [share for share in part if not -0.01 <= share <= 1.01]:
+            raise ValueError(f"a polygon reaches {outside[0]:g}, expected shares of width and height in 0..1")
         return [share * size[1 - place % 2] for place, share in enumerate(part)]

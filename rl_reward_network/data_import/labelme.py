@@ -12,9 +12,21 @@ from rl_reward_network.data_import.files import (
     names_of,
     pictures_below,
     relative_path,
+    unread_keys,
 )
-from rl_reward_network.data_import.items import Found, Outline, OutlineMasks, declared_size, file_item
+from rl_reward_network.data_import.items import Found, Outline, OutlineMasks, declared_size, file_item, id_text
 
+CORNERS: dict[str, tuple[int, ...]] = {
+    "polygon": (),
+    "rectangle": (2, 4),  # X-AnyLabeling writes all corners
+    "rotation": (4,),
+    "quadrilateral": (4,),
+}
+"""shape_type -> number of points; () of any."""
+KNOWN = {
+    "": {"version", "shapes", "imagePath", "imageData", "imageHeight", "imageWidth", "lineColor", "fillColor"},
+    "shapes": {"label", "points", "shape_type", "group_id", "direction", "mask", "line_color", "fill_color", "score"},
+}
 LOOKED_AT = 20  # JSON files that tell whether it is LabelMe
 
 
@@ -39,7 +51,8 @@ def read_labelme(source: Path, frames: str = "") -> Found:
             image = _image_of(path, content, set(images))
             if image in drawn:
                 raise ValueError(f"{path}: {image.name} has a JSON file already; keep one")
-            size = declared_size(content.get("imageHeight"), content.get("imageWidth"), str(path))
+            sides = content.get("imageHeight"), content.get("imageWidth")
+            size = None if sides == (None, None) else declared_size(*sides, str(path))  # old files have none
             drawn[image] = OutlineMasks(tuple(_outlines(path, content["shapes"])), size, str(path))
         except ValueError as error:
             faults.append(str(error))
@@ -48,8 +61,9 @@ def read_labelme(source: Path, frames: str = "") -> Found:
     names = names_of(images, source)
     items = [file_item(source, path, names[path], drawn.get(path)) for path in images]
     notes = [f"{len(masks)} picture(s) of masks, left out: {listed(masks, source)}"] if masks else []
+    notes += unread_keys(contents.values(), KNOWN)
     broken = {relative_path(path, source).as_posix(): fault for path, fault in unreadable.items()}
-    return Found(items, {}, faults, notes, broken=broken)
+    return Found(items, {}, faults, notes, broken=broken, read=tuple(contents))
 
 
 def _image_of(path: Path, content: dict[str, Any], images: set[Path]) -> Path:
@@ -79,20 +93,26 @@ def _check_renamed(path: Path, image: Path, images: set[Path]) -> None:
 
 
 def _outlines(path: Path, shapes: list[Any]) -> list[Outline]:
-    """Polygons and rectangles; ValueError for other shapes."""
+    """Polygons, rectangles and quadrangles; ValueError for other shapes."""
     outlines = []
     for number, shape in enumerate(shapes):
         where = f"{path}: shape {number}"
         try:
-            kind, points = shape.get("shape_type", "polygon"), [[float(x), float(y)] for x, y in shape["points"]]
+            kind = str(shape.get("shape_type") or "polygon")
+            points = [(float(x), float(y)) for x, y in shape["points"]]
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{where}: no list `points` of pairs x, y ({error!r}); save it again with LabelMe"
             ) from error
-        if kind == "rectangle" and len(points) == 2:
+        if shape.get("label") in (None, ""):
+            raise ValueError(f"{where}: no `label`; name its class in LabelMe")
+        if kind not in CORNERS:
+            raise ValueError(f"{where}: shape_type is {kind!r}, expected {', '.join(CORNERS)}; draw it as a polygon")
+        if CORNERS[kind] and len(points) not in CORNERS[kind]:
+            counts = " or ".join(map(str, CORNERS[kind]))
+            raise ValueError(f"{where}: a {kind} of {len(points)} points, expected {counts}; draw it as a polygon")
+        if len(points) == 2 and kind == "rectangle":
             (left, top), (right, bottom) = points
-            points = [[left, top], [right, top], [right, bottom], [left, bottom]]
-        elif kind != "polygon":
-            raise ValueError(f"{where}: shape_type is {kind!r}, expected polygon or rectangle; draw it as a polygon")
-        outlines.append(Outline(str(shape.get("label")), [[value for point in points for value in point]], where))
+            points = [(left, top), (right, top), (right, bottom), (left, bottom)]
+        outlines.append(Outline(id_text(shape["label"]), [[value for point in points for value in point]], where))
     return outlines

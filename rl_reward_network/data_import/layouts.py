@@ -66,8 +66,8 @@ def recognise_layout(source: Path, layout: str = AUTO) -> tuple[str, str]:
     found = {name: text for name, one in LAYOUTS.items() if (text := one.recognise(source))}
     if not found:
         *words, last = (one.words for one in LAYOUTS.values())
-        expected = f"{', '.join(words)} or {last}"
-        raise ValueError("; ".join([f"{source}: no known layout", *unread_note(source), f"expected {expected}"]))
+        expected = f"expected {', '.join(words)} or {last}"
+        raise ValueError("; ".join([f"{source}: no known layout", *unread_note(source, read=()), expected]))
     if len(found) > 1:
         raise ValueError(
             f"{source}: holds {' and '.join(found.values())}; import one by sa2va-rl data import --layout"

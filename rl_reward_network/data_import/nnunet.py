@@ -13,7 +13,6 @@ from rl_reward_network.data_import.files import files_below, grouped, several_ma
 from rl_reward_network.data_import.items import Found, file_item
 
 CHANNEL = "_0000"
-IGNORE = "ignore"  # nnU-Net's name of the label of pixels that are not annotated
 
 
 def recognise_nnunet(source: Path) -> str:
@@ -54,8 +53,8 @@ def read_nnunet(source: Path, frames: str = "") -> Found:
             items.append(file_item(source, path, name, NamedMasks(found[0], values) if found else None))
         lost = [mask for found in masks.values() for mask in found]
         faults += [f"{mask}: a label map without an image {mask.stem}{CHANNEL} in {images}" for mask in lost]
-    named = {str(number[0]): name for name, number in values.items() if len(number) == 1 and name != IGNORE}
-    return Found(items, named, faults)
+    named = {str(number[0]): name for name, number in values.items() if len(number) == 1}
+    return Found(items, named, faults, read=(source / "dataset.json",))
 
 
 def _class_values(source: Path) -> dict[str, list[int]]:
@@ -102,7 +101,7 @@ class NamedMasks:
         """Class -> bool (H, W).
 
         Raises:
-            ValueError: as `load_class_masks`, or the map has a value that dataset.json does not name or calls "ignore".
+            ValueError: as `load_class_masks`, or the map has a value that dataset.json does not name.
         """
         masks = load_class_masks(self.path, size, palette_colours=False)
         if not self.values:
@@ -110,11 +109,6 @@ class NamedMasks:
         named = {str(value) for values in self.values.values() for value in values}
         if unknown := sorted(masks.keys() - named):
             raise ValueError(f"{self.path}: holds {unknown[0]}, which dataset.json does not name; add it to `labels`")
-        if ignored := [value for value in self.values.get(IGNORE, []) if str(value) in masks]:
-            raise ValueError(
-                f"{self.path}: holds {ignored[0]}, the label `{IGNORE}` of dataset.json; masks have no ignored pixels:"
-                " annotate them, or leave the case out"
-            )
         return {
             name: np.logical_or.reduce(found)
             for name, values in self.values.items()

@@ -13,10 +13,11 @@ from tqdm import tqdm
 
 from rl_reward_network.data.annotations import first_faults
 from rl_reward_network.data.mask_checks import looks_like_mask
+from rl_reward_network.data.masks import ignored_classes
 from rl_reward_network.data.names import ALL, NamedClass, read_classes
 from rl_reward_network.data_import.files import some, unread_note
 from rl_reward_network.data_import.groups import NONE, Groups, groups_of
-from rl_reward_network.data_import.items import Found, Item
+from rl_reward_network.data_import.items import NUMBER, Found, Item, oblong_remark
 from rl_reward_network.data_import.layouts import AUTO, LAYOUTS, recognise_layout
 
 
@@ -31,17 +32,19 @@ def chosen_classes(label: str | None, classes: Iterable[str], class_ids: dict[st
     Raises:
         ValueError: no class of that name.
     """
+    occurring = sorted(set(classes), key=class_order)
     known = sorted({*classes, *class_ids.values()}, key=class_order)
     if label is None:
-        return known if len(known) <= 1 else None
+        only = occurring or known
+        return only if len(only) <= 1 else None
     if label == ALL and ALL not in known:
-        return known
+        return occurring or known
     parts = [label] if _named(label, known, class_ids) else [part.strip() for part in label.split(",")]
     chosen = [_named(part, known, class_ids) for part in parts]
     if unknown := [part for part, name in zip(parts, chosen, strict=True) if name is None]:
         raise ValueError(
-            f"label {unknown[0]!r} is no class of the masks; they hold {', '.join(known) or 'nothing'}; --label all is"
-            " the union"
+            f"label {unknown[0]!r} is no class of the masks; they hold {', '.join(occurring) or 'nothing'}; --label"
+            " all is the union"
         )
     return [name for name in chosen if name is not None]
 
@@ -98,6 +101,7 @@ def suspected_leaks(
     return count, sorted(pairs, key=lambda pair: -pair[2])[:limit]
 
 
+MOST_IGNORED = 0.2  # share of a picture; the rim of objects has less
 PHRASE = "blood vessel"  # as in the built-in prompts
 
 
@@ -129,13 +133,16 @@ class ImportOptions:
 
 @dataclass(frozen=True)
 class Seen:
-    """A decoded item: its (H, W), thumbnail, the pixels of each class (None: unlabelled), and whether it looks flat."""
+    """A decoded item: its (H, W), thumbnail, pixels of each class (None: unlabelled), whether it looks flat, and the
+    height of a pixel in multiples of its width.
+    """
 
     item: Item
     size: tuple[int, int]
     thumbnail: np.ndarray
     pixels: dict[str, int] | None
     flat: bool
+    aspect: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,7 +179,7 @@ class Survey:
     @property
     def phrase(self) -> str:
         """The phrase of all records: as given, else the class's name, else that of the built-in prompts."""
-        names = [name for name in self.classes or () if not (name.isdecimal() or name.startswith("#"))]
+        names = [name for name in self.classes or () if not (NUMBER.fullmatch(name) or name.startswith("#"))]
         named = names[0].replace("_", " ") if len(names) == len(self.classes or ()) == 1 else PHRASE
         return self.options.phrase or named
 
@@ -193,7 +200,8 @@ def survey_source(source: Path, options: ImportOptions) -> Survey:
     bare = [item.found_as for item in found.items if item.load_masks is None]
     named = "" if found.private else f" ({some(bare)})"
     found.notes.extend([f"{len(bare)} image(s) without a mask, imported as unlabelled{named}"] if bare else [])
-    found.notes.extend(unread_note(source, named=not found.private))
+    given = [Path(path) for path in (options.groups, options.classes) if path]
+    found.notes.extend(unread_note(source, not found.private, [*found.read, *given]))
     if not (found.items or found.faults or found.broken):
         raise ValueError(f"{source}: {description}, but no image; name the folder that holds them")
     looked = _looked_at(found.items)
@@ -204,6 +212,8 @@ def survey_source(source: Path, options: ImportOptions) -> Survey:
         skipped = tuple(_as_skipped(name, fault, found.private) for name, fault in broken.items())
         found, broken = replace(found, items=[one.item for one in seen]), {}
     found.faults.extend(_flat_fault(source, seen, found))
+    found.remarks.extend(oblong_remark(one.aspect for one in seen))
+    seen = _without_ignored(seen, found, options)
     points = _fault_list(source, [*found.faults, *broken.values()], len(broken) if seen else 0)
     groups, groups_from = None, ""
     try:
@@ -227,6 +237,36 @@ def survey_source(source: Path, options: ImportOptions) -> Survey:
         skipped,
         asked_for,
     )
+
+
+def _without_ignored(seen: list[Seen], found: Found, options: ImportOptions) -> list[Seen]:
+    """Images without the classes that are to be ignored and those of the background, unless --label names one."""
+    ignored, background = ignored_classes((one.pixels or {}).keys() for one in seen)
+    parts = {name.strip() for name in (options.label or "").split(",")}
+    wanted = {_named(part, sorted(ignored | background), found.class_ids) for part in parts}
+    ignored, background = ignored - wanted, background - wanted
+    shares = [sum((one.pixels or {}).get(name, 0) for name in ignored) / (one.size[0] * one.size[1]) for one in seen]
+    of = ", ".join(sorted(ignored))
+    if hidden := [one.item.name for one, share in zip(seen, shares, strict=True) if share > MOST_IGNORED]:
+        found.faults.append(
+            f"{len(hidden)} mask(s) ({some(hidden)}) have more than {MOST_IGNORED:.0%} of pixels to be ignored ({of}),"
+            " and masks have none: annotate them, leave the images out, or name the class background if it is that"
+        )
+    elif ignored:
+        found.remarks.append(
+            f"pixels to be ignored ({of}) count as background: in {sum(map(bool, shares))} mask(s),"
+            f" {max(shares):.1%} of the picture at most"
+        )
+    if background:
+        found.notes.append(f"class(es) of the background, left out: {', '.join(sorted(background))}")
+    left_out = ignored | background
+    for number in [number for number, name in found.class_ids.items() if name in left_out]:
+        del found.class_ids[number]
+
+    def kept(one: Seen) -> Seen:
+        return replace(one, pixels=one.pixels and {n: count for n, count in one.pixels.items() if n not in left_out})
+
+    return list(map(kept, seen)) if left_out else seen
 
 
 def _named_classes(path: Path, seen: list[Seen], found: Found) -> tuple[NamedClass, ...]:
@@ -304,7 +344,7 @@ def _looked_at(items: list[Item]) -> list[Seen | str]:
         except ValueError as error:
             return str(error)
         pixels = None if masks is None else {name: int(mask.sum()) for name, mask in masks.items()}
-        return Seen(item, size, thumbnail(image), pixels, masks is None and looks_like_mask(image))
+        return Seen(item, size, thumbnail(image), pixels, masks is None and looks_like_mask(image), item.aspect())
 
     with ThreadPoolExecutor() as threads:
         return list(tqdm(threads.map(look, items), "looking at images", len(items), leave=False, unit="image", delay=2))
@@ -332,11 +372,14 @@ def _fault_list(source: Path, faults: list[str], broken: int) -> list[str]:
 def _classes(seen: list[Seen], found: Found, label: str | None) -> list[str]:
     """The classes of the mask; ValueError if the user has to choose, or the choice has no pixel."""
     counts = class_counts(seen, found)
-    listed = ", ".join(f"{name} ({images} images)" for name, (images, _) in counts.items())
-    chosen = chosen_classes(label, counts, found.class_ids)
+    occurring = [name for name, (images, _) in counts.items() if images]
+    listed = ", ".join(f"{name} ({counts[name][0]} images)" for name in occurring)
+    if (unused := sorted(counts.keys() - set(occurring), key=class_order)) and occurring:
+        found.notes.append(f"{len(unused)} class(es) that no mask holds: {some(unused)}")
+    chosen = chosen_classes(label, occurring, found.class_ids)
     if chosen is None:
         raise ValueError(
-            f"the masks hold {len(counts)} classes: {listed}; give --label NAME, or --label all for their union"
+            f"the masks hold {len(occurring)} classes: {listed}; give --label NAME, or --label all for their union"
         )
     labelled = any(one.pixels is not None for one in seen)
     if labelled and not sum(counts[name][0] for name in chosen):
@@ -370,7 +413,7 @@ def report_lines(survey: Survey) -> list[str]:
         *_class_lines(survey),
         *_phrase_lines(survey),
         f"groups: {_group_line(survey)}",
-        *(f"note: {note}" for note in survey.found.notes),
+        *(f"note: {note}" for note in (*survey.found.notes, *survey.found.remarks)),
         *_skipped(survey),
         *_leak_lines(survey),
     ]
@@ -388,7 +431,8 @@ def _class_lines(survey: Survey) -> list[str]:
     """Each class with its images and its share of their pixels."""
     total = sum(one.size[0] * one.size[1] for one in survey.seen if one.pixels is not None)
     lines = []
-    for name, (images, pixels) in class_counts(survey.seen, survey.found).items():
+    counts = class_counts(survey.seen, survey.found)
+    for name, (images, pixels) in ((name, both) for name, both in counts.items() if both[0]):
         used = ", the mask" if name in (survey.classes or ()) else ""
         lines.append(f"class {name}: in {images} images, {pixels / max(total, 1):.2%} of the pixels{used}")
     labelled = [one.pixels for one in survey.seen if one.pixels is not None]

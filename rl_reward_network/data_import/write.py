@@ -24,27 +24,30 @@ from rl_reward_network.data_import.survey import Survey, present
 
 IMPORT_FILE = "import.json"  # beside the annotations of imported data
 FORMAT_VERSION = 2  # 2: names of patients are hashed in one spelling
+IMPORT_RULES = 2  # changes where a source gives other pictures or masks: training imports it anew
 
 
 def import_notes(data_root: Path) -> tuple[str, ...]:
-    """A warning where the groups of imported data are not known; () for all other data.
+    """What reports on imported data repeat: that their groups are not known, and remarks; () for all other data.
 
     Raises:
         ValueError: import.json is damaged or of another version.
     """
-    path = data_root / IMPORT_FILE
-    if not path.is_file():
-        return ()
-    origin = read_json(path)
-    if not isinstance(origin, dict) or origin.get("format_version") not in (1, FORMAT_VERSION):
-        raise ValueError(f"{path}: expected format_version 1 or {FORMAT_VERSION}; import the data again")
-    if origin["groups"] != NONE:
-        return ()
+    origin = _origin_of(data_root)
+    remarks = tuple(map(str, origin.get("remarks", ())))
+    if not is_ungrouped(data_root):
+        return remarks
     pairs = f", and {origin['suspected_leaks']} pairs look nearly identical" * bool(origin["suspected_leaks"])
     return (
         f"Possible leak: the data were imported with --groups none, so each image is a group of its own{pairs}; images"
         " of one patient may be in training and test, and intervals may be too narrow.",
+        *remarks,
     )
+
+
+def is_ungrouped(data_root: Path) -> bool:
+    """Whether data were imported with --groups none. Raises as `import_notes`."""
+    return _origin_of(data_root).get("groups") == NONE
 
 
 Asked = dict[str, tuple[str, tuple[str, ...]]]  # phrase -> folder of its masks, and the categories of the mask
@@ -79,9 +82,12 @@ def _key_file(folder: Path) -> Path:
 
 
 def _origin_of(folder: Path) -> dict[str, Any]:
-    """What import.json says of an imported folder; {} of another one."""
-    file = folder / IMPORT_FILE
-    return read_json(file) if file.is_file() else {}
+    """What import.json says of an imported folder; {} of another one. Raises as `import_notes`."""
+    path = folder / IMPORT_FILE
+    origin = read_json(path) if path.is_file() else {"format_version": FORMAT_VERSION}
+    if not isinstance(origin, dict) or origin.get("format_version") not in (1, FORMAT_VERSION):
+        raise ValueError(f"{path}: expected format_version 1 or {FORMAT_VERSION}; import the data again")
+    return origin
 
 
 def check_target(source: Path, to: Path) -> None:
@@ -197,4 +203,5 @@ def _origin(survey: Survey) -> dict[str, Any]:
         "labelled": sum(item.load_masks is not None for item in survey.found.items),
         "suspected_leaks": survey.leaks[0],
         "skipped": len(survey.skipped),
+        "remarks": survey.found.remarks,
     }

@@ -17,7 +17,7 @@ from rl_reward_network.data_import.files import (
     several_masks,
     without_role,
 )
-from rl_reward_network.data_import.items import Found, Outline, OutlineMasks, file_item
+from rl_reward_network.data_import.items import NUMBER, Found, Outline, OutlineMasks, file_item, id_text
 
 NAME_FILES = ("data.yaml", "data.yml", "dataset.yaml", "classes.txt", "obj.names")
 
@@ -54,7 +54,8 @@ def read_yolo(source: Path, frames: str = "") -> Found:
         items.append(file_item(source, path, written[path], masks))
     notes = [f"{len(labels)} text file(s) without an image, left out"] if labels else []
     notes += [f"{len(mask_files)} picture(s) of masks, left out: {listed(mask_files, source)}"] if mask_files else []
-    return Found(items, names, faults, notes, broken=broken)
+    read = (*_label_files(source), *(path for path in files_below(source) if path.name in NAME_FILES))
+    return Found(items, names, faults, notes, broken=broken, read=read)
 
 
 def _label_files(source: Path) -> list[Path]:
@@ -75,7 +76,7 @@ def _class_names(source: Path) -> dict[str, str]:
         return {}
     text = _text_of(file)
     if file.suffix in (".txt", ".names"):
-        return {str(number): name.strip() for number, name in enumerate(text.splitlines()) if name.strip()}
+        return {str(number): id_text(name) for number, name in enumerate(text.splitlines()) if name.strip()}
     try:
         names = (yaml.safe_load(text) or {}).get("names") or {}
     except (yaml.YAMLError, AttributeError) as error:
@@ -83,7 +84,7 @@ def _class_names(source: Path) -> dict[str, str]:
     if not isinstance(names, dict | list):
         raise ValueError(f"{file}: `names` is {names!r}, expected a list, or {{number: name}}; correct it")
     pairs = names.items() if isinstance(names, dict) else enumerate(names)
-    return {str(number): str(name) for number, name in pairs}
+    return {id_text(number): id_text(name) for number, name in pairs}
 
 
 def _outlines(path: Path, names: dict[str, str]) -> list[Outline]:
@@ -94,8 +95,11 @@ def _outlines(path: Path, names: dict[str, str]) -> list[Outline]:
         index, *numbers = line.split() or [""]
         if not index:
             continue
+        index = id_text(index)
         if names and index not in names:
             raise ValueError(f"{where}: class {index} is not in data.yaml or classes.txt; add it")
+        if NUMBER.fullmatch(index) and not index.isdecimal():
+            raise ValueError(f"{where}: class {index} is not a whole number of 0 or more; correct it")
         if len(numbers) < 6 or len(numbers) % 2:
             box = ", which is a box" if len(numbers) == 4 else ""
             raise ValueError(f"{where}: {len(numbers)} numbers{box}, expected 3 or more pairs x, y; export polygons")

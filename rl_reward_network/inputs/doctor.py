@@ -27,7 +27,7 @@ from rl_reward_network.data.ridges import IMAGES, check_labels
 from rl_reward_network.data.splits import Split, make_split, select, spellings, spread
 from rl_reward_network.data_import.files import some, unread_note
 from rl_reward_network.data_import.survey import ImportOptions
-from rl_reward_network.data_import.write import import_notes
+from rl_reward_network.data_import.write import import_notes, is_ungrouped
 from rl_reward_network.depth import levels_of_bits
 from rl_reward_network.embedded.datasets import (
     DEFAULT_DATA,
@@ -211,7 +211,7 @@ def _images(config: RunConfig) -> Finding:
     pairs = ((sample.load_image(), sample.load_mask()) for sample in some)
     labels = check_labels((image, mask) for image, mask in pairs if mask is not None)
     look = [f"look: {note}" for note in (*unread_note(root), labels.note) if note]
-    notes = (*origin, *_notes(images), *look, *(() if origin else _spelling_note(samples)))
+    notes = (*origin, *_notes(images), *look, *(() if is_ungrouped(root) else _spelling_note(samples)))
     return Finding("\n".join([summary, *by_name, *_grey(samples, config.bit_depth), *_foreground(images)]), notes)
 
 

@@ -28,8 +28,9 @@ from rl_reward_network.data_import.layouts import LAYOUTS, recognise_layout
 from rl_reward_network.data_import.survey import ImportOptions, report_lines, survey_source
 from rl_reward_network.data_import.write import (
     FORMAT_VERSION,
+    IMPORT_RULES,
     check_target,
-    import_notes,
+    is_ungrouped,
     write_import,
 )
 from rl_reward_network.depth import Levels
@@ -181,7 +182,7 @@ def images_summary(samples: Sequence[Sample], data_root: Path, unlabelled: Unlab
     """One line on annotated images, e.g. "960 rendered angiograms (embedded data), 960 with a mask"."""
     more = f"; {unlabelled.summary}" if unlabelled else ""
     kind = "rendered angiograms (embedded data)" if is_rendered(data_root) else "annotated images"
-    own = ", each image a group of its own (--groups none)" if import_notes(data_root) else ""
+    own = ", each image a group of its own (--groups none)" if is_ungrouped(data_root) else ""
     return f"{len(samples)} {kind}, {sum(sample.labelled for sample in samples)} with a mask{own}{more}"
 
 
@@ -350,7 +351,9 @@ def _digest(source: Path, options: ImportOptions) -> str:
     files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
     table = options.groups not in (None, NONE) and Path(str(options.groups)).is_file()
     rows = Path(str(options.groups)).read_text(encoding="utf-8", errors="replace") if table else options.groups
-    text = json.dumps([FORMAT_VERSION, files, rows, options.group_regex, options.label, options.own_groups])
+    text = json.dumps(
+        [FORMAT_VERSION, IMPORT_RULES, files, rows, options.group_regex, options.label, options.own_groups]
+    )
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -10,11 +10,12 @@ import hashlib
 import inspect
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from pathlib import Path
 from runpy import run_path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -76,17 +77,41 @@ def _checked(name: str, function: ImageReward, file: str) -> ImageReward:
             "helpers begin with an underscore"
         ) from None
 
+    path = Path(file).expanduser()
+
     @wraps(function)
     def checked(masks: np.ndarray, image: np.ndarray) -> np.ndarray:
-        values = np.asarray(function(masks, image), dtype=np.float64)
+        try:
+            values = _numbers(function(masks, image))
+        except Exception as error:  # of the user's code: any
+            lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+            place = f" in line {lines[-1]}" if lines else ""
+            given = f"masks {masks.dtype} {masks.shape} and an image {image.dtype} {image.shape}"
+            raise ValueError(f"{file}: {name}: {type(error).__name__}{place}: {error}; it was given {given}") from error
         if values.shape != (len(masks),):
-            raise ValueError(f"{file}: {name}: got shape {values.shape}, expected ({len(masks)},)")
-        if not ((values >= 0) & (values <= 1)).all():
-            worst = values[np.argmax(~((values >= 0) & (values <= 1)))]
-            raise ValueError(f"{file}: {name}: got {worst}, expected a number in [0, 1]; scale it")
+            raise ValueError(f"{file}: {name}: got shape {values.shape}, expected ({len(masks)},): one number per mask")
+        if wrong := np.flatnonzero(~((values >= 0) & (values <= 1))).tolist():
+            which = f"for mask {wrong[0] + 1} of {len(masks)}, with {int(masks[wrong[0]].sum())} pixels"
+            raise ValueError(f"{file}: {name}: got {values[wrong[0]]} {which}; expected a number in [0, 1]: scale it")
         return values
 
     return checked
+
+
+def _numbers(values: Any) -> np.ndarray:
+    """float64 array of numbers; tensors, also in a list, on any device and with a gradient, are their values.
+
+    Raises:
+        ValueError: other things than numbers, e.g. texts or None.
+    """
+    if hasattr(values, "detach"):  # a tensor; torch is not imported for it
+        return values.detach().cpu().double().numpy()
+    if isinstance(values, list | tuple):
+        values = [_numbers(value) if hasattr(value, "detach") else value for value in values]
+    array = np.asarray(values)
+    if array.dtype.kind not in "buif":
+        raise ValueError(f"it returned {values!r:.80}, expected numbers")
+    return array.astype(np.float64)
 
 
 OWN = own_rewards(os.environ.get(OWN_REWARDS))

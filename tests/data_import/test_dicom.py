@@ -13,7 +13,7 @@ from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.data_import.dicom import read_dicom, recognise_dicom
 from rl_reward_network.data_import.dicom_pixels import load_frame
 from rl_reward_network.data_import.survey import ImportOptions, report_lines, survey_source
-from rl_reward_network.data_import.write import write_import
+from rl_reward_network.data_import.write import import_notes, write_import
 from tests.data_import.sources import SIZE, as_255, save, truth
 
 SECRET = "DOE^JANE"
@@ -284,3 +284,29 @@ def test_segmentations_and_other_objects_are_no_images(tmp_path: Path, tags: dic
     kind = tags.get("Modality", "SEG")
     assert any(f"1 DICOM object(s) of modality {kind}, which are no images, left out" in note for note in found.notes)
     assert any("as PNG in masks/" in note for note in found.notes) == (kind == "SEG")
+
+
+@pytest.mark.parametrize(
+    ("tags", "aspect"),
+    [
+        ({"PixelAspectRatio": [2, 1]}, "2"),
+        ({"PixelSpacing": [0.3, 0.6], "PixelAspectRatio": [1, 1]}, "0.5"),
+        ({"ImagerPixelSpacing": [0.4, 0.3]}, "1.33"),
+        ({"SharedFunctionalGroupsSequence": [functional_group("PixelMeasuresSequence", PixelSpacing=[1, 2])]}, "0.5"),
+        ({"PixelSpacing": [0.3, 0.3], "ImagerPixelSpacing": None}, ""),
+        ({}, ""),
+    ],
+)
+def test_pixels_that_are_no_squares_are_told_by_import_and_by_every_report(
+    tmp_path: Path, tags: dict[str, Any], aspect: str
+) -> None:
+    for number in range(2):
+        write_dicom(tmp_path / f"s/{number}.dcm", grid(4000) + number, **tags)
+        save(tmp_path / f"s/masks/{number}.png", as_255(truth(number)))
+    survey = survey_source(tmp_path / "s", ImportOptions("none"))
+    write_import(survey, tmp_path / "out")
+    told = [
+        line for line in (*report_lines(survey), *import_notes(tmp_path / "out")) if "pixels are no squares" in line
+    ]
+    assert len(told) == (2 if aspect else 0)
+    assert all(f"2 image(s) whose pixels are no squares (height / width {aspect})" in line for line in told)

@@ -140,3 +140,75 @@ def test_more_than_16_bit_are_brought_to_16(tmp_path: Path) -> None:
     dataset.PixelData = (grid(65535).astype(np.uint32) << 16).tobytes()
     dataset.save_as(path)
     assert np.abs(load_frame(path, 0) - grid(65535)).max() <= 1
+
+
+def framed(values: np.ndarray) -> np.ndarray:
+    """bool: a rim of two pixels."""
+    inside = np.zeros(values.shape, bool)
+    inside[2:-2, 2:-2] = True
+    return ~inside
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        {"PixelPaddingValue": 0},
+        {"PixelPaddingValue": 4095},
+        {"PixelPaddingValue": 4000, "PixelPaddingRangeLimit": 4095},
+        {"PixelPaddingValue": 4095, "PixelPaddingRangeLimit": 4000},
+        {"PixelPaddingValue": 4095, "PhotometricInterpretation": "MONOCHROME1"},
+        {"PixelPaddingValue": 0, "PhotometricInterpretation": "MONOCHROME1"},
+        {"PixelPaddingValue": 4095, "RescaleSlope": -1, "RescaleIntercept": 0},
+    ],
+)
+def test_declared_padding_is_as_dark_as_the_darkest_of_the_picture(tmp_path: Path, tags: dict[str, Any]) -> None:
+    values = 1000 + grid(500)
+    rim = framed(values)
+    rest = {key: value for key, value in tags.items() if "Padding" not in key}
+    expected = load_frame(write_dicom(tmp_path / "plain.dcm", values, **rest), 0)
+    padded = np.where(rim, tags["PixelPaddingValue"], values)
+    seen = load_frame(write_dicom(tmp_path / "a.dcm", padded, **tags), 0)
+    assert (seen[~rim] == expected[~rim]).all()
+    assert (seen[rim] == expected[~rim].min()).all()
+
+
+def test_padding_without_its_sign_is_known(tmp_path: Path) -> None:
+    values = np.where(framed(grid(500)), -2000, grid(500)) & 0xFFFF
+    path = write_dicom(tmp_path / "a.dcm", values, 16, PixelRepresentation=1)
+    dataset = pydicom.dcmread(path)
+    dataset.add_new("PixelPaddingValue", "US", 2**16 - 2000)
+    dataset.save_as(path)
+    assert load_frame(path, 0).min() == 2**15 + grid(500)[~framed(values)].min()
+
+
+@pytest.mark.parametrize("photometric", ["MONOCHROME1", "MONOCHROME2"])
+@pytest.mark.parametrize("lone", [{}, {"WindowWidth": 900}, {"WindowCenter": 900}])
+@pytest.mark.parametrize("signed", [0, 1])
+def test_a_negative_slope_without_a_whole_window_keeps_contrast_and_polarity(
+    tmp_path: Path, photometric: str, lone: dict[str, Any], signed: int
+) -> None:
+    values = grid(2000)
+    tags = {"RescaleSlope": -1, "PhotometricInterpretation": photometric, "PixelRepresentation": signed, **lone}
+    seen = load_frame(write_dicom(tmp_path / "a.dcm", values, 16, **tags), 0).astype(int)
+    expected = values if photometric == "MONOCHROME1" else -values
+    assert (seen - seen.min() == expected - expected.min()).all()
+
+
+def test_a_picture_that_a_window_makes_constant_is_refused(tmp_path: Path) -> None:
+    tags = {"RescaleSlope": -1, "RescaleIntercept": 0, "WindowCenter": 2000, "WindowWidth": 3000}
+    path = write_dicom(tmp_path / "a.dcm", 600 + grid(3000), **tags)  # a window of stored values, after the slope
+    with pytest.raises(ValueError, match=r"a\.dcm: its window or table is not usable \(all is of grey 0, but stored"):
+        load_frame(path, 0)
+    blank = write_dicom(tmp_path / "b.dcm", 600 + grid(20), **tags)
+    assert (load_frame(blank, 0) == 0).all(), "a blank frame is one"
+
+
+@pytest.mark.parametrize("signed", [0, 1])
+def test_values_of_16_bit_in_deeper_files_keep_their_contrast(tmp_path: Path, signed: int) -> None:
+    path = write_dicom(tmp_path / "a.dcm", grid(3000), 16, PixelRepresentation=signed)
+    expected = load_frame(path, 0)
+    dataset = pydicom.dcmread(path)
+    dataset.BitsAllocated, dataset.BitsStored, dataset.HighBit = 32, 32, 31
+    dataset.PixelData = grid(3000).astype("<u4").tobytes()
+    dataset.save_as(path)
+    assert (load_frame(path, 0) == expected).all()

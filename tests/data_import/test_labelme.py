@@ -62,13 +62,19 @@ def test_imagepath_itself_comes_before_a_picture_beside_the_drawing(tmp_path: Pa
     assert [item.found_as for item in drawn] == ["images/1.png"]
 
 
-CIRCLE = {"label": "v", "shape_type": "circle", "points": [[1, 1], [2, 2]]}
+LINE = {"label": "v", "shape_type": "line", "points": [[1, 1], [2, 2]]}
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"shapes": [CIRCLE]}, "shape_type is 'circle'"),
+        ({"shapes": [{**LINE, "shape_type": [5]}]}, "shape_type is '[5]'"),
+        ({"shapes": [{**LINE, "label": None}]}, "shape 0: no `label`"),
+        ({"shapes": [LINE]}, "shape_type is 'line', expected polygon, rectangle, rotation, quadrilateral"),
+        (
+            {"shapes": [{**LINE, "shape_type": "rectangle", "points": [[1, 1]] * 3}]},
+            "a rectangle of 3 points, expected 2 or",
+        ),
         ({"imageHeight": None}, "height, width are None, 32"),
         ({"shapes": None}, "no list `shapes`"),
         ({"imagePath": "0.png"}, "imagePath names 0.png, but there is 1.png; write the right one"),

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from rl_reward_network.data_import.nnunet import read_nnunet, recognise_nnunet
+from rl_reward_network.data_import.survey import ImportOptions, survey_source
 from tests.data_import.sources import SIZE, picture, save, truth, write_json
 
 
@@ -55,16 +56,12 @@ def test_regions_are_unions_and_unknown_values_are_refused(tmp_path: Path) -> No
         load(SIZE)
 
 
-def test_ignored_pixels_are_refused_and_ignore_is_no_class(tmp_path: Path) -> None:
+def test_the_class_ignore_is_left_out(tmp_path: Path) -> None:
     write_nnunet(tmp_path, {"background": 0, "vessel": 1, "ignore": 2})
-    found = read_nnunet(tmp_path)
-    assert found.class_ids == {"1": "vessel"}
-    first, second, *_ = (item.load_masks for item in found.items)
-    assert first is not None
-    assert second is not None
-    assert list(first(SIZE)) == ["vessel"]
-    with pytest.raises(ValueError, match=r"case_1\.png: holds 2, the label `ignore` .* leave the case out"):
-        second(SIZE)
+    survey = survey_source(tmp_path, ImportOptions("none"))
+    assert (survey.classes, survey.open_points, survey.found.class_ids) == (["vessel"], (), {"1": "vessel"})
+    (remark,) = survey.found.remarks
+    assert "pixels to be ignored (ignore) count as background: in 2 mask(s)" in remark
 
 
 @pytest.mark.parametrize(

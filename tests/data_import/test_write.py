@@ -100,7 +100,7 @@ def test_open_points_and_a_file_that_changes_leave_nothing(tmp_path: Path) -> No
 
 def imported(folder: Path, layout: str, key: bytes | None) -> Path:
     folder.mkdir(parents=True)
-    (folder / "import.json").write_text(json.dumps({"layout": layout}))
+    (folder / "import.json").write_text(json.dumps({"format_version": 1, "layout": layout}))
     if key is not None:
         (folder.parent / KEY_FILE).write_bytes(key)
     return folder

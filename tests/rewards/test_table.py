@@ -153,9 +153,14 @@ def test_an_own_file_that_cannot_be_used_is_refused_at_once(tmp_path, text, mess
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("[2.0, 0]", r"got 2\.0, expected a number in \[0, 1\]"),
+        ("[0, 2.0]", r"share: got 2\.0 for mask 2 of 2, with 20 pixels; expected a number in \[0, 1\]"),
         ("[float('nan'), 0]", "got nan"),
-        ("0", "got shape"),
+        ("0", r"got shape \(\), expected \(2,\)"),
+        ("1 / 0", r"share: ZeroDivisionError in line 1: .* it was given masks bool \(2, 20, 20\) and an image uint8"),
+        ("['0.5', '0.5']", r"share: ValueError: it returned \['0.5', '0.5'\], expected numbers"),
+        ("[None, 1]", "expected numbers"),
+        ("[[1], [1, 2]]", "share: ValueError"),
+        ("__import__('torch').ones(2, 2)", r"got shape \(2, 2\)"),
     ],
 )
 def test_values_of_an_own_reward_are_checked(tmp_path, value, message):
@@ -163,6 +168,14 @@ def test_values_of_an_own_reward_are_checked(tmp_path, value, message):
     reward = own_rewards(str(tmp_path / "mine.py"))["share"]
     with pytest.raises(ValueError, match=message):
         reward(np.stack([LINE, LINE]), np.zeros((20, 20, 3), dtype=np.uint8))
+
+
+@pytest.mark.parametrize("value", ["t", "list(t)", "t.detach().bfloat16()", "t.tolist()", "(t > 0) / 2", "[0.5, t[1]]"])
+def test_tensors_of_an_own_reward_are_their_values(tmp_path, value):
+    lines = ["import torch", "def share(masks, image):", "  t = torch.full((2,), 0.5, requires_grad=True)"]
+    (tmp_path / "mine.py").write_text("\n".join([*lines, f"  return {value}"]))
+    reward = own_rewards(str(tmp_path / "mine.py"))["share"]
+    assert reward(np.stack([LINE, LINE]), np.zeros((20, 20, 3), dtype=np.uint8)).tolist() == [0.5, 0.5]
 
 
 def test_an_own_file_may_import_others_beside_it_and_have_further_arguments(tmp_path):
