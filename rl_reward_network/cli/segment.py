@@ -96,7 +96,7 @@ def main(args: Args) -> None:
     if flags := changed(args, *ONLY_WITH_VIDEO):
         raise ValueError(f"{flags[0]}: it is for sequences; add --video, or leave it out")
     from rl_reward_network.env.prompts import PROMPTS
-    from rl_reward_network.segment.files import check_free, image_files, targets
+    from rl_reward_network.segment.files import NO_MASK, check_free, image_files, targets
     from rl_reward_network.segment.maker import load_mask_maker
     from rl_reward_network.segment.methods import load_method_maker
 
@@ -123,6 +123,8 @@ def main(args: Args) -> None:
         show_image(results[0])
     else:
         show_table(results)
+    if all(result.segs == 0 for result in results):
+        raise ValueError(f"{results[0].target.image}: no [SEG] in the answer; {NO_MASK}")
 
 
 def segment_sequences(args: Args) -> None:
@@ -204,10 +206,11 @@ def show_image(result: "Segmented") -> None:
         print(f"mask:   {result.share:.1%} of the image")
     else:
         print(f"prompt: {result.prompt}\nanswer: {result.answer}")
-        print(f"mask:   {result.share:.1%} of the image, {result.segs} [SEG]")
+        print(f"mask:   {result.share:.1%} of the image, {result.segs} [SEG]" if result.segs else "mask:   none")
     if result.quality:
         print(f"predicted Dice [90 %]: {result.quality}")
-    print(f"\nwritten: {result.target.mask} {result.target.overlay}")
+    if result.segs != 0:
+        print(f"\nwritten: {result.target.mask} {result.target.overlay}")
 
 
 def show_table(results: "Sequence[Segmented]") -> None:
@@ -223,8 +226,12 @@ def show_table(results: "Sequence[Segmented]") -> None:
         table.add_column(escape(head), no_wrap=head not in ("image", "prompt"))
     for result in results:
         prompt = [] if same_prompt else [result.prompt]
-        cells = [result.target.image.name, *prompt, f"{result.share:.1%}", *([f"{result.segs}"] * has_answer)]
+        share = "none" if result.segs == 0 else f"{result.share:.1%}"
+        cells = [result.target.image.name, *prompt, share, *([f"{result.segs}"] * has_answer)]
         table.add_row(*map(escape, cells + [result.quality] * has_quality))
     Console().print(table)
-    folders = sorted({str(result.target.mask.parent) for result in results})
-    print(f"written: {len(results)} masks and overlays in {', '.join(folders)}")
+    written = [result for result in results if result.segs != 0]
+    folders = sorted({str(result.target.mask.parent) for result in written})
+    print(f"written: {len(written)} masks and overlays in {', '.join(folders)}")
+    if none := [result.target.image.name for result in results if result.segs == 0]:
+        print(f"no mask: {', '.join(none)}; no answer has a [SEG], which is not an empty mask")

@@ -26,7 +26,7 @@ from rl_reward_network.report.deployment import AS_IT_IS, Deployment
 from rl_reward_network.reward_training.calibration import given_interval
 from rl_reward_network.rewards.learned import ImageScorer
 from rl_reward_network.run import REWARD_NET
-from rl_reward_network.segment.files import Target, check_free, write_mask
+from rl_reward_network.segment.files import Target, check_free, remove_mask, write_mask
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Segmented:
     """The result for one image.
 
     Args:
-        target: the files written.
+        target: the files written; none where `segs` is 0.
         prompt, answer: input and output text of Sa2VA.
         share: of the image that the mask covers, [0, 1].
         segs: number of `[SEG]` in the answer; None where several answers make the mask.
@@ -94,11 +94,14 @@ class MaskMaker:
     levels: Levels | None = None
 
     def __call__(self, target: Target) -> Segmented:
-        """Choose the prompt, segment, write, predict the quality."""
+        """Choose the prompt, segment, write, predict the quality; without `[SEG]` nothing is written."""
         image, note = load_for_model(target.image, self.levels)
         if note:
             tqdm.write(note)
         result = self.answer(image, before=lambda prompt: check_free(target, prompt))
+        if not result.segs:
+            remove_mask(target)
+            return Segmented(target, result.prompt, result.answer, 0.0, 0, "")
         write_mask(target, image, result.mask, result.prompt)
         share = float(result.mask.mean())
         return Segmented(target, result.prompt, result.answer, share, result.segs, self.quality(result))
