@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 ONLY_WITH_VIDEO = ("memory", "key_frames", "truth")
 NOT_WITH_VIDEO = ("policy", "run", "max_tiles")
-NOT_WITH_RUN = ("model_path", "adapter", "prompt", "policy", "reward_net", "dtype", "max_tiles", "image_resize")
+NOT_WITH_RUN = ("model_path", "prompt", "policy", "reward_net", "dtype", "max_tiles", "image_resize")
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,6 @@ class Args:
     """Folder to write into, or, for one image, name of its mask (.png); by default beside each image."""
     reward_net: Path | None = None
     """Reward network that predicts how good the masks are; by default the policy's own."""
-    adapter: Path | None = None
-    """LoRA that was trained elsewhere: a folder of peft (adapter_config.json), or a run of sa2va-rl grpo."""
     device: str | None = None
     """cpu, cuda:0, ...; by default the first GPU if there is one, else the CPU."""
     dtype: Literal["auto", "float32", "bfloat16"] | None = None
@@ -115,7 +113,7 @@ def main(args: Args) -> None:
         if args.policy is None:
             for target in files:
                 check_free(target, prompt)
-        limits = args.max_tiles, args.bit_depth, args.dtype, args.image_resize, args.adapter
+        limits = args.max_tiles, args.bit_depth, args.dtype, args.image_resize
         segment = load_mask_maker(args.model_path, prompt, args.policy, args.reward_net, args.device, *limits)
     bar = tqdm(files, "segmenting", unit="image", disable=len(files) == 1)
     results = [segment(target) for target in bar]
@@ -156,7 +154,7 @@ def segment_sequences(args: Args) -> None:
         if (grey := checked[-1].frames.levels) is not None:
             measured = ", beyond each are 0.1 % of the pixels of some frames; --bit_depth sets them"
             print(f"{target.name}: grey of more than 8 bit, {grey}{measured if levels is None else ''}")
-    limits = args.device, None, args.bit_depth, args.dtype, args.image_resize, args.adapter
+    limits = args.device, None, args.bit_depth, args.dtype, args.image_resize
     maker = load_mask_maker(args.model_path, prompt, None, args.reward_net, *limits)
     segment = SequenceMaker(maker, args.memory, key_frames)
     print(f"prompt: {prompt}")

@@ -302,8 +302,13 @@ def refuse_relatives(names: Collection[str], where: Path) -> None:
             raise ValueError(f"{where}: this is {relative}, which is not supported; {supported()}")
 
 
-def check_shapes(expected: Mapping[str, tuple[int, ...]], actual: Mapping[str, tuple[int, ...]], where: Path) -> None:
-    """Refuse a folder unless its tensors are exactly the model's.
+def check_shapes(
+    expected: Mapping[str, tuple[int, ...]],
+    actual: Mapping[str, tuple[int, ...]],
+    where: Path,
+    what: str = "its config.json",
+) -> None:
+    """Refuse a folder unless its tensors are exactly those that are expected by `what`.
 
     Raises:
         ValueError: missing keys, surplus keys or other shapes, all named in one message.
@@ -318,4 +323,4 @@ def check_shapes(expected: Mapping[str, tuple[int, ...]], actual: Mapping[str, t
         if names
     ]
     if lines:
-        raise ValueError(f"{where}: the weights do not fit its config.json; tensors " + "; ".join(lines))
+        raise ValueError(f"{where}: the weights do not fit {what}; tensors " + "; ".join(lines))
