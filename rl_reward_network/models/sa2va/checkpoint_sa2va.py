@@ -260,25 +260,24 @@ def check_tokens(folder: Path, tokenizer: PreTrainedTokenizerBase, rows: int, ke
         ValueError: names the file, the token, its id, and the one that was expected.
     """
     vocabulary, remedy = tokenizer.get_vocab(), "copy the files of this model's tokenizer again"
-    for token, number in vocabulary.items():
-        if number >= rows:
-            raise ValueError(f"{folder}: {token!r} has the id {number}, but the model has {rows} tokens; {remedy}")
     whole, settings, added = (_object(folder / name) for name in TOKENIZER_FILES)
     files = {
-        "config.json": kept,
         TOKENIZER_FILES[0]: {token["content"]: token["id"] for token in whole.get("added_tokens", ())},
         TOKENIZER_FILES[1]: {t["content"]: int(i) for i, t in settings.get("added_tokens_decoder", {}).items()},
         TOKENIZER_FILES[2]: added,
     }
-    for name, ids in files.items():
+    words = whole.get("model", {}).get("vocab") or _object(folder / "vocab.json")
+    known = {word if isinstance(word, str) else word[0] for word in words}.union(*files.values())
+    if words and (new := sorted(set(tokenizer.get_added_vocab()) - known)):
+        raise ValueError(f"{folder}: no file of the tokenizer has an id for {new[0]!r}; {remedy}")
+    for token, number in vocabulary.items():
+        if number >= rows:
+            raise ValueError(f"{folder}: {token!r} has the id {number}, but the model has {rows} tokens; {remedy}")
+    for name, ids in (files | {"config.json": kept}).items():
         for token, number in ids.items():
             if (loaded := vocabulary.get(token)) != number:
                 other = "is no token" if loaded is None else f"has the id {loaded}"
                 raise ValueError(f"{folder / name}: {token!r} has the id {number}, but {other} when loaded; {remedy}")
-    words = whole.get("model", {}).get("vocab") or _object(folder / "vocab.json")
-    known = {word if isinstance(word, str) else word[0] for word in words}.union(*list(files.values())[1:])
-    if words and (new := sorted(set(tokenizer.get_added_vocab()) - known)):
-        raise ValueError(f"{folder}: no file of the tokenizer has an id for {new[0]!r}; {remedy}")
 
 
 def _object(file: Path) -> dict[str, Any]:
