@@ -121,8 +121,8 @@ class EMAModel:
         """Update the average with the student's current parameters, and copy its buffers."""
         for average, new in zip(self.model.parameters(), student.parameters(), strict=True):
             average.lerp_(new.to(average), 1 - self.decay)
-        for buffer, new in zip(self.model.buffers(), student.buffers(), strict=True):
-            buffer.copy_(new)
+        for buffer, current in zip(self.model.buffers(), student.buffers(), strict=True):
+            buffer.copy_(current)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward pass."""

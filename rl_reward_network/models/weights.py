@@ -19,12 +19,17 @@ def open_safetensors(file: Path) -> Any:
     Raises:
         ValueError: it is missing, cut off, or a pointer of Git LFS.
     """
+    refuse_pointer(file)
     try:
         return safe_open(file, "pt")
     except (SafetensorError, OSError, json.JSONDecodeError) as error:
-        if file.is_file() and file.stat().st_size < 1024 and file.read_bytes().startswith(LFS_POINTER):
-            raise ValueError(f"{file}: a Git LFS pointer, not the file itself; fetch it: git lfs pull") from error
         raise ValueError(f"{file}: not a whole safetensors file ({error}); download or copy it again") from error
+
+
+def refuse_pointer(file: Path) -> None:
+    """Raise a ValueError for a file in whose place a clone without Git LFS has a pointer."""
+    if file.is_file() and file.stat().st_size < 1024 and file.read_bytes().startswith(LFS_POINTER):
+        raise ValueError(f"{file}: a Git LFS pointer, not the file itself; fetch it: git lfs pull")
 
 
 def read_tensors(file: Path, dtype: torch.dtype | None = None) -> dict[str, Tensor]:

@@ -157,9 +157,8 @@ def test_the_command_writes_a_checkpoint_and_checks_its_base(
 
 
 def test_the_former_flag_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("segment", "grpo", "prompts"):
+    for words in (["--adapter", "lora"], ["--adapter=lora", "x.png"]):
         with pytest.raises(SystemExit):
-            command([name, "--adapter", "X"])
-        assert (
-            capsys.readouterr().err == "error: --adapter X is now: sa2va-rl merge X --output M, then --model_path M\n"
-        )
+            command(["segment", *words])
+        expected = "error: --adapter has gone: sa2va-rl merge lora --output M, then --model_path M\n"
+        assert capsys.readouterr().err == expected

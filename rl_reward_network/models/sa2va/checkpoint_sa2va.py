@@ -16,7 +16,7 @@ from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, Sa2VACon
 from rl_reward_network.models.sa2va.families import family_of, supported
 from rl_reward_network.models.sa2va.internlm2 import MODEL_FILE
 from rl_reward_network.models.sa2va.key_map_sa2va import first_few
-from rl_reward_network.models.weights import open_safetensors, read_tensors
+from rl_reward_network.models.weights import open_safetensors, read_tensors, refuse_pointer
 
 EMBEDDED = {DEFAULT_MODEL: Path(__file__).parents[2] / "assets" / DEFAULT_MODEL}  # models that come with the project
 PROCESSOR_FILE = "processor_config.json"  # where `AutoProcessor` looks first
@@ -130,6 +130,8 @@ def open_checkpoint(path: str | Path, weights: bool = True, **hub: Any) -> Check
     """
     folder = located(path, weights, **hub)
     refuse_unmerged(folder)
+    for file in folder.iterdir():
+        refuse_pointer(file)
     config = read_json(folder / "config.json")
     kind = config.get("model_type") if isinstance(config, dict) else None
     if kind not in ("sa2va", "sa2va_chat"):

@@ -259,8 +259,8 @@ def listed(name: str | None) -> Callable[[Path], None]:
     return change
 
 
-def pointer(path: Path) -> None:
-    (path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+def pointer(name: str) -> Callable[[Path], Any]:
+    return lambda path: (path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
 
 
 PICKLED = r"\.safetensors file; pickled"
@@ -274,7 +274,9 @@ DAMAGES: list[tuple[str, Callable[[Path], Any], str]] = [
     ("internvl", spoil(torch.nan, torch.nan, torch.inf), rf"{POINT} holds NaN \(2 of 32\) and infinity \(1 of 32\);"),
     ("internvl", spoil(-1e5, dtype=torch.float16), rf"{POINT} holds infinity \(1 of 32\)"),
     (QWEN25, spoil(torch.nan, dtype=torch.bfloat16), rf"{POINT} holds NaN \(1 of"),
-    ("internvl", pointer, r"model\.safetensors: a Git LFS pointer, .* git lfs pull"),
+    ("internvl", pointer("model.safetensors"), r"model\.safetensors: a Git LFS pointer, .* git lfs pull"),
+    ("internvl", pointer("tokenizer.json"), r"tokenizer\.json: a Git LFS pointer"),
+    ("internvl", pointer("config.json"), r"config\.json: a Git LFS pointer"),
     ("internvl", again, rf"{POINT} is in .\.safetensors and in c\.safetensors"),
     ("internvl", unlisted, r"index\.json: lists a\.safetensors, b\.safetensors, but model\.safetensors is there"),
     ("internvl", listed("b.safetensors"), rf"index\.json: says that {POINT} is in b.*, but it is in a.* \(1 such"),
