@@ -116,14 +116,14 @@ def load_trained(model: Any, trained: Path, config: dict[str, Any]) -> None:
     if config["origin"]["settings"]["objective"] != "mean_teacher" or not (trained / STATE).exists():
         return
     validation = load_checkpoint(trained / STATE)["validation"]
-    kept, what = validation.get("peak"), "the moving average" if validation.get("peak_is_teacher") else "the model"
+    kept, of_teacher = validation.get("peak", {}), validation.get("peak_is_teacher", False)
     if not validation.get("gold") and (trained / EMA_WEIGHTS).exists():  # nothing has been compared
-        kept, what = read_tensors(trained / EMA_WEIGHTS), "the moving average"
-    check_finite(kept or {}, trained / STATE)
+        kept, of_teacher = read_tensors(trained / EMA_WEIGHTS), True
+    check_finite(kept, trained / STATE)
     with torch.no_grad():
-        for name, tensor in (kept or {}).items():
+        for name, tensor in kept.items():
             model.get_parameter(name).copy_(tensor)
-    print(f"{trained.name}: the weights of {what} are taken, as validation has kept them")
+    print(f"{trained.name}: the weights of the {'moving average' if of_teacher else 'model'}, as in a final_model")
 
 
 def grpo_model(path: Path) -> Path | None:
