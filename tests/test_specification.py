@@ -274,6 +274,18 @@ def test_the_average_is_a_model_of_its_own() -> None:
         assert again.decay == 0.9
 
 
+def test_the_average_has_the_students_running_statistics() -> None:
+    student = torch.nn.Sequential(torch.nn.BatchNorm2d(2)).train()
+    average = specification.EMAModel(student, decay=0.9)
+    images = torch.randn(8, 2, 4, 4, generator=torch.Generator().manual_seed(0)) * 5 + 20
+    with torch.no_grad():
+        for _ in range(100):
+            student(images)
+            average.update(student)
+        assert torch.equal(average(images), student.eval()(images))
+    assert average.get_buffer("0.running_mean").min() > 19
+
+
 def test_its_other_names_are_ours() -> None:
     assert specification.Sa2VADataPreprocessor is Sa2VAProcessor
     assert specification.create_model_card is card_text

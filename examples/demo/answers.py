@@ -49,7 +49,7 @@ class Pictures:
         errors: where the reward network expects errors of the mask, black 0 to yellow 1.
         fused: the mask of the mean of logits with the reward network's map, on the image.
         words: prompt, answer and predicted quality; plain text.
-        file: the mask as PNG, 0 and 255, in the size of the uploaded image.
+        file: the mask as PNG, 0 and 255, in the size of the uploaded image; None without a `[SEG]`.
     """
 
     overlay: np.ndarray
@@ -57,7 +57,7 @@ class Pictures:
     errors: np.ndarray | None
     fused: np.ndarray | None
     words: str
-    file: Path
+    file: Path | None
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,10 @@ class Answers:
         overlay, words = paint_mask(image, result.mask, BLUE), self._words(result, note)
         return Pictures(overlay, soft, errors, fused, words, self._write_mask(Path(str(path)), result))
 
-    def _write_mask(self, image: Path, result: Answered) -> Path:
-        """Write the mask of an uploaded image; returns its file, in a folder of its own."""
+    def _write_mask(self, image: Path, result: Answered) -> Path | None:
+        """Write the mask of an uploaded image; returns its file, in a folder of its own, None without a `[SEG]`."""
+        if not result.segs:
+            return None
         file = Path(mkdtemp(dir=self.folder)) / f"{image.stem}_mask.png"
         save_mask(file, enlarged(result.mask, image_size(image)), result.prompt)
         return file

@@ -82,7 +82,7 @@ def fill_page(answers: Answers, examples: list[Path]) -> dict[str, Any]:
 
     def segment(*given: Any) -> tuple[Any, ...]:
         shown = answers.segment(*given)
-        file = gr.update(value=shown.file, interactive=True)
+        file = gr.update(value=shown.file, interactive=shown.file is not None)
         return file, shown.overlay, shown.soft, shown.errors, shown.fused, shown.words
 
     def caption_of(path: str | None, drawn: dict[str, Any] | None) -> str:

@@ -68,6 +68,9 @@ def _parsed(args_type: Any, prog: str, words: Sequence[str] | None, ignore_unkno
     }
     quiet = ignore_unknown or bool(os.environ.get(ONLY_CHECK))  # the command itself warns
     words = [_renamed(word, quiet) for word in (sys.argv[1:] if words is None else words)]
+    if gone := [index for index, word in enumerate(words) if word.split("=")[0] == "--adapter"]:
+        named = [*words[gone[0]].split("=")[1:], *words[gone[0] + 1 :], "X"][0]
+        raise ValueError(f"--adapter has gone: sa2va-rl merge {named} --output M, then --model_path M")
     if asked := {*HELP, HELP_ALL} & set(words):
         settings |= _defaults(args_type, [word for word in words if word not in asked], settings)
         if HELP_ALL in asked:

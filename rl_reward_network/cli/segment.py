@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 ONLY_WITH_VIDEO = ("memory", "key_frames", "truth")
 NOT_WITH_VIDEO = ("policy", "run", "max_tiles")
-NOT_WITH_RUN = ("model_path", "adapter", "prompt", "policy", "reward_net", "dtype", "max_tiles", "image_resize")
+NOT_WITH_RUN = ("model_path", "prompt", "policy", "reward_net", "dtype", "max_tiles", "image_resize")
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,6 @@ class Args:
     """Folder to write into, or, for one image, name of its mask (.png); by default beside each image."""
     reward_net: Path | None = None
     """Reward network that predicts how good the masks are; by default the policy's own."""
-    adapter: Path | None = None
-    """LoRA that was trained elsewhere: a folder of peft (adapter_config.json), or a run of sa2va-rl grpo."""
     device: str | None = None
     """cpu, cuda:0, ...; by default the first GPU if there is one, else the CPU."""
     dtype: Literal["auto", "float32", "bfloat16"] | None = None
@@ -96,7 +94,7 @@ def main(args: Args) -> None:
     if flags := changed(args, *ONLY_WITH_VIDEO):
         raise ValueError(f"{flags[0]}: it is for sequences; add --video, or leave it out")
     from rl_reward_network.env.prompts import PROMPTS
-    from rl_reward_network.segment.files import check_free, image_files, targets
+    from rl_reward_network.segment.files import NO_MASK, check_free, image_files, targets
     from rl_reward_network.segment.maker import load_mask_maker
     from rl_reward_network.segment.methods import load_method_maker
 
@@ -115,7 +113,7 @@ def main(args: Args) -> None:
         if args.policy is None:
             for target in files:
                 check_free(target, prompt)
-        limits = args.max_tiles, args.bit_depth, args.dtype, args.image_resize, args.adapter
+        limits = args.max_tiles, args.bit_depth, args.dtype, args.image_resize
         segment = load_mask_maker(args.model_path, prompt, args.policy, args.reward_net, args.device, *limits)
     bar = tqdm(files, "segmenting", unit="image", disable=len(files) == 1)
     results = [segment(target) for target in bar]
@@ -123,6 +121,8 @@ def main(args: Args) -> None:
         show_image(results[0])
     else:
         show_table(results)
+    if all(result.segs == 0 for result in results):
+        raise ValueError(f"{results[0].target.image}: no [SEG] in the answer; {NO_MASK}")
 
 
 def segment_sequences(args: Args) -> None:
@@ -154,7 +154,7 @@ def segment_sequences(args: Args) -> None:
         if (grey := checked[-1].frames.levels) is not None:
             measured = ", beyond each are 0.1 % of the pixels of some frames; --bit_depth sets them"
             print(f"{target.name}: grey of more than 8 bit, {grey}{measured if levels is None else ''}")
-    limits = args.device, None, args.bit_depth, args.dtype, args.image_resize, args.adapter
+    limits = args.device, None, args.bit_depth, args.dtype, args.image_resize
     maker = load_mask_maker(args.model_path, prompt, None, args.reward_net, *limits)
     segment = SequenceMaker(maker, args.memory, key_frames)
     print(f"prompt: {prompt}")
@@ -204,10 +204,11 @@ def show_image(result: "Segmented") -> None:
         print(f"mask:   {result.share:.1%} of the image")
     else:
         print(f"prompt: {result.prompt}\nanswer: {result.answer}")
-        print(f"mask:   {result.share:.1%} of the image, {result.segs} [SEG]")
+        print(f"mask:   {result.share:.1%} of the image, {result.segs} [SEG]" if result.segs else "mask:   none")
     if result.quality:
         print(f"predicted Dice [90 %]: {result.quality}")
-    print(f"\nwritten: {result.target.mask} {result.target.overlay}")
+    if result.segs != 0:
+        print(f"\nwritten: {result.target.mask} {result.target.overlay}")
 
 
 def show_table(results: "Sequence[Segmented]") -> None:
@@ -223,8 +224,12 @@ def show_table(results: "Sequence[Segmented]") -> None:
         table.add_column(escape(head), no_wrap=head not in ("image", "prompt"))
     for result in results:
         prompt = [] if same_prompt else [result.prompt]
-        cells = [result.target.image.name, *prompt, f"{result.share:.1%}", *([f"{result.segs}"] * has_answer)]
+        share = "none" if result.segs == 0 else f"{result.share:.1%}"
+        cells = [result.target.image.name, *prompt, share, *([f"{result.segs}"] * has_answer)]
         table.add_row(*map(escape, cells + [result.quality] * has_quality))
     Console().print(table)
-    folders = sorted({str(result.target.mask.parent) for result in results})
-    print(f"written: {len(results)} masks and overlays in {', '.join(folders)}")
+    written = [result for result in results if result.segs != 0]
+    folders = sorted({str(result.target.mask.parent) for result in written})
+    print(f"written: {len(written)} masks and overlays in {', '.join(folders)}")
+    if none := [result.target.image.name for result in results if result.segs == 0]:
+        print(f"no mask: {', '.join(none)}; no answer has a [SEG], which is not an empty mask")

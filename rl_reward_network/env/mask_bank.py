@@ -11,6 +11,7 @@ from tqdm import tqdm
 from rl_reward_network.artefacts import load_arrays, pixels_digest, save_arrays
 
 VISION = "vision_features"  # name of the pooled features in a file, beside the masks
+NO_MASK_LOGIT = -32.0  # everywhere in the mask of an answer without [SEG]: probability 1e-14, exact in float16
 
 
 class FrozenAnswer(NamedTuple):
@@ -47,6 +48,7 @@ class MaskBank:
         computed: number of (image, prompt) pairs that `segment` was called for.
         reused: number of (image, prompt) pairs found on disk; each pair counts once.
         encoded: number of images that `segment` was called for; each runs the image encoders once.
+        without_mask: number of (image, prompt) pairs whose answer has no mask, only `NO_MASK_LOGIT`.
     """
 
     def __init__(self, folder: Path, segment: Segment, fingerprint: str, prompts: Sequence[str]) -> None:
@@ -54,7 +56,7 @@ class MaskBank:
             raise ValueError(f"mask bank: prompts are {list(prompts)} and fingerprint is {fingerprint!r}; give both")
         self.folder, self.segment, self.fingerprint = folder, segment, fingerprint
         self.prompts = tuple(prompts)
-        self.computed = self.reused = self.encoded = 0
+        self.computed = self.reused = self.encoded = self.without_mask = 0
         self._keys = {prompt: hashlib.sha256(prompt.encode()).hexdigest() for prompt in self.prompts}
         self._counted: set[str] = set()
 
@@ -74,22 +76,34 @@ class MaskBank:
         if missing:
             stored |= self._compute(image, missing)
             save_arrays(path, stored)
+        masks = np.stack([stored[self._keys[prompt]] for prompt in self.prompts]).astype(np.float32)
         if path.name not in self._counted:
             self._counted.add(path.name)
             self.reused += len(self.prompts) - len(missing)
-        masks = np.stack([stored[self._keys[prompt]] for prompt in self.prompts]).astype(np.float32)
+            self.without_mask += int((masks == NO_MASK_LOGIT).all(axis=(1, 2)).sum())
         return FrozenAnswer(masks, stored[VISION])
 
     def build(self, images: Iterable[np.ndarray], total: int | None = None) -> None:
         """Compute the missing answers for `images`, uint8 (H, W, 3) each; a generator holds one in memory at a time."""
         for image in tqdm(images, desc="masks", unit="image", total=total):
             self.answer(image)
+        self.check_masks()
+
+    def check_masks(self) -> None:
+        """Raise a ValueError if none of the answers so far has a mask: an empty mask would be a statement."""
+        answers = len(self._counted) * len(self.prompts)
+        if answers and self.without_mask == answers:
+            raise ValueError(
+                f"the model gave no mask: none of its {answers} answers has a [SEG]; look at one by sa2va-rl segment, "
+                "and check the model by sa2va-rl doctor"
+            )
 
     def counts(self) -> str:
         """One line on the calls of the frozen model."""
+        silent = f"; answers without [SEG]: {self.without_mask}" if self.without_mask else ""
         return (
             f"masks computed by Sa2VA: {self.computed}, read from the bank: {self.reused}; "
-            f"images encoded: {self.encoded}"
+            f"images encoded: {self.encoded}{silent}"
         )
 
     def _compute(self, image: np.ndarray, prompts: list[str]) -> dict[str, np.ndarray]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import Trainer, TrainerState
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
@@ -19,6 +19,7 @@ from rl_reward_network.curves import load_checkpoint, save_checkpoint
 from rl_reward_network.models.ema import EMA
 from rl_reward_network.models.lora import load_trainable, save_trainable
 from rl_reward_network.models.sa2va.checkpoint_sa2va import TRAINABLE
+from rl_reward_network.models.weights import read_tensors
 
 EMA_WEIGHTS, STATE = "ema.safetensors", "grpo_state.pt"
 REWARD_WEIGHTS = "reward_net.safetensors"  # of a reward network that is fitted again
@@ -132,7 +133,7 @@ def load_run_state(folder: Path, model: Any, ema: EMA | None, deepspeed: bool) -
     _require(folder, required)
     run_state = RunState(**state)
     if ema is not None:
-        ema.steps, weights = run_state.ema_steps, load_file(folder / EMA_WEIGHTS)
+        ema.steps, weights = run_state.ema_steps, read_tensors(folder / EMA_WEIGHTS)
         with torch.no_grad():
             for name, tensor in ema.weights.items():
                 tensor.copy_(weights[name])
@@ -146,7 +147,7 @@ def load_network(folder: Path) -> dict[str, Tensor]:
         ValueError: the file is missing.
     """
     _require(folder, [REWARD_WEIGHTS])
-    return load_file(folder / REWARD_WEIGHTS)
+    return read_tensors(folder / REWARD_WEIGHTS)
 
 
 def _require(folder: Path, names: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from rl_reward_network.grpo.card import training_facts
 from rl_reward_network.grpo.image_context import FeatureCache
 from rl_reward_network.grpo.inputs import GRPOInputs, count_images, of_images, open_grpo_inputs
 from rl_reward_network.grpo.measure import Measured, iou_of_captions, measure, unpacked
-from rl_reward_network.grpo.merge import evaluation_folder, load_base, trained_config
+from rl_reward_network.grpo.merge import evaluation_folder, load_base, load_trained, trained_config
 from rl_reward_network.grpo.prompts import GRPOPrompt, image_prompt
 from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.grpo.validation import notice, scores
@@ -26,9 +26,7 @@ from rl_reward_network.inputs.config import RegionConfig, RunConfig, pick_fields
 from rl_reward_network.inputs.loading import located_data, located_model, located_unlabelled
 from rl_reward_network.inputs.unlabelled import unchanged
 from rl_reward_network.models.ema import copied, swapped
-from rl_reward_network.models.lora import load_trainable
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.models.sa2va.checkpoint_sa2va import TRAINABLE
 from rl_reward_network.models.sa2va.side_network import side_network_config
 from rl_reward_network.report.before_after import BeforeAfter, ReportItem, label, write_before_after
 from rl_reward_network.report.by_name import NamesSection, names_section
@@ -97,7 +95,7 @@ def _evaluate(
     cache, longest = FeatureCache(model, processor), config["origin"]["settings"]["max_completion_length"]
     start_weights = copied(model)
     before = measure(model, prompts, cache, longest, desc="before")
-    load_trainable(model, final_model / TRAINABLE)
+    load_trained(model, final_model, config)
     after = measure(model, prompts, cache, longest, desc="after")
     notes, section = (*fewer, *import_notes(inputs.config.data_root)), None
     if (run / REWARD_NET).exists():

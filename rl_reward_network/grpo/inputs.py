@@ -26,7 +26,6 @@ from rl_reward_network.grpo.prompts import (
     named_prompt,
     region_prompt,
 )
-from rl_reward_network.inputs.adapter import check_adapter, with_adapter
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig
 from rl_reward_network.inputs.loading import (
     check_named,
@@ -133,7 +132,7 @@ def open_grpo_inputs(
         ValueError: a reader refuses the data.
     """
     config, regions = check_config(config, regions or RegionConfig())
-    config = with_adapter(own_format(config))
+    config = own_format(config)
     root = config.data_root
     if root == DEFAULT_REGIONS and (not root.exists() or is_rendered(root)):
         embedded_regions(DEFAULT_FOLDER)
@@ -224,13 +223,12 @@ def check_config(config: RunConfig, regions: RegionConfig) -> tuple[RunConfig, R
         The settings; `data_root` alone names the data.
 
     Raises:
-        ValueError: data named twice or not at all; an adapter, a GPU or a package that is missing.
+        ValueError: data named twice or not at all; a GPU or a package that is missing.
     """
     config, regions = _named_once(config, regions)
     compile_group_regex(config.group_regex)
     check_first_gpu(config.gpu)
     check_named(config.model_path, config.data_root, DEFAULT_REGIONS)
-    check_adapter(config)
     check_device(config.rank_device)
     if regions.use_flash_attn:
         check_flash_attn(config.rank_device)

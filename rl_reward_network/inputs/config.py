@@ -30,9 +30,6 @@ class RunConfig:
     missing."""
     output_dir: Path = Path("outputs")
     """Parent of the run folders and of the mask bank (OUTPUT_DIR)."""
-    adapter: Rare[Path | None] = None
-    """LoRA that was trained elsewhere, to be merged into the model: a folder of peft (adapter_config.json), or a run of
-    sa2va-rl grpo. The result is written once, to <output_dir>/merged."""
     seed: int = 0
     """Seed of everything random but the split (SEED): runs of several seeds share their patients."""
     split_seed: Rare[int] = 0

@@ -121,9 +121,10 @@ def check_packages() -> Finding:
 
 
 def check_model(model_path: str, data_root: Path) -> Finding:
-    """Layout, family and sizes of a Sa2VA checkpoint, from its file headers."""
+    """Layout, family and sizes of a Sa2VA checkpoint, after a check of its tokens and of every value."""
     folder = open_checkpoint(model_path)
     config = check_checkpoint(folder)
+    folder.tensors()
     text = config.text_config
     user_data = data_root.exists() and not is_rendered(data_root)
     hint = "; a rehearsal model, of no use on your own images: set MODEL_PATH" if user_data else ""

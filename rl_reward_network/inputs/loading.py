@@ -44,7 +44,6 @@ from rl_reward_network.embedded.datasets import (
 from rl_reward_network.env.mask_bank import MaskBank
 from rl_reward_network.env.prompts import load_prompts
 from rl_reward_network.flags import changed
-from rl_reward_network.inputs.adapter import check_adapter, with_adapter
 from rl_reward_network.inputs.config import PromptConfig, RunConfig, pick_fields
 from rl_reward_network.inputs.segmenter import Sa2VASegmenter, load_segmenter
 from rl_reward_network.inputs.unlabelled import Unlabelled, unlabelled_of
@@ -130,7 +129,7 @@ def open_inputs(
         ValueError: data, split, prompts or model are refused, in this order.
     """
     check_inputs(config)
-    config = with_adapter(own_format(config))
+    config = own_format(config)
     limits = prompt_config or PromptConfig()
     samples = read_samples(config.data_root, config.group_regex, given_levels(config.bit_depth, config.grey_levels))
     config = replace(config, grey_levels=levels_of(samples) or None)
@@ -156,12 +155,11 @@ def check_inputs(config: RunConfig) -> None:
     """Check what can be checked before anything is read.
 
     Raises:
-        ValueError: no data are named for another model than the embedded one, the adapter or the GPU is missing, or
-            the regular expression has no group.
+        ValueError: no data are named for another model than the embedded one, the GPU is missing, or the regular
+            expression has no group.
     """
     compile_group_regex(config.group_regex)
     check_named(config.model_path, config.data_root, DEFAULT_DATA)
-    check_adapter(config)
     check_device(config.device)
 
 

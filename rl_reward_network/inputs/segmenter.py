@@ -14,7 +14,7 @@ import torch
 
 from rl_reward_network.artefacts import weights_fingerprint
 from rl_reward_network.data.images import file_stamp
-from rl_reward_network.env.mask_bank import FrozenAnswer
+from rl_reward_network.env.mask_bank import NO_MASK_LOGIT, FrozenAnswer
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype, load_sa2va_model
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
@@ -22,7 +22,6 @@ from rl_reward_network.models.sa2va.prediction_sa2va import Segmentation
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 
 MASK_RULES = 1  # increase when the computation of masks changes; stored masks are then computed again
-NO_MASK_LOGIT = -32.0  # an answer without [SEG] is an empty mask: probability 1e-14, exact in float16
 
 
 @dataclass(eq=False)
@@ -121,7 +120,8 @@ def answers_fingerprint(model: Sa2VAForConditionalGeneration, processor: Sa2VAPr
     limits = f"tiles={processor.max_tiles} tokens={max_new_tokens} dtype={model.dtype} rules={MASK_RULES}"
     limits += "" if processor.image_resize == "prediction" else f" resize={processor.image_resize}"
     limits += "" if model.device.type == "cpu" else f" {model.device.type}"  # whose sums round otherwise
-    apart = ["transformers_version", "image_resize"]  # the second is in `limits`, as the processor's counts
+    # The second is in `limits`, as the processor's counts; the third in `words`.
+    apart = ["transformers_version", "image_resize", "added_token_ids"]
     if model.config.side_network is None:
         apart.append("side_network")  # a field since 0.14
     config = {name: value for name, value in model.config.to_dict().items() if name not in apart}

@@ -11,6 +11,7 @@ import numpy as np
 from rl_reward_network.artefacts import read_json, whole_folder, write_json
 from rl_reward_network.data.images import saved_levels
 from rl_reward_network.depth import Levels
+from rl_reward_network.env.mask_bank import NO_MASK_LOGIT
 from rl_reward_network.inputs.loading import RunInputs, located_model
 from rl_reward_network.inputs.segmenter import load_segmenter
 from rl_reward_network.methods.measure import MethodResult
@@ -46,12 +47,14 @@ class DeployedMethod:
     network: RewardNetwork | None
     grey_levels: dict[str, Levels] | None
 
-    def mask(self, image: np.ndarray) -> np.ndarray:
-        """bool (H, W): the mask of an image, uint8 (H, W, 3)."""
+    def mask(self, image: np.ndarray) -> np.ndarray | None:
+        """bool (H, W): the mask of an image, uint8 (H, W, 3); None where Sa2VA was asked, and no answer has one."""
         network = self.network
         scorer = None if network is None else lambda pixels: ImageScorer(network, pixels)
         view = ImageView(image, self.models(self.weights), scorer)
-        return np.asarray(self.method.predict(view, self.trained, self.parameter) > 0.5)
+        mask = np.asarray(self.method.predict(view, self.trained, self.parameter) > 0.5)
+        answers = [answer.mask_logits for answer in view.answers.values()]
+        return None if answers and all((logits == NO_MASK_LOGIT).all() for logits in answers) else mask
 
 
 def save_deployed(folder: Path, inputs: RunInputs, result: MethodResult, runs: Mapping[str, Path], run: Path) -> None:

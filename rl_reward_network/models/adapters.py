@@ -1,71 +1,86 @@
-"""Adapters that were trained elsewhere, merged into a model: those of peft, and the trained tensors of our runs."""
+"""Adapters of peft, merged into a Sa2VA: of the whole model, or of its language model alone."""
 
+import re
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
-from peft import PeftModel, get_peft_model_state_dict
-from safetensors import SafetensorError, safe_open
+import torch
+from peft import PeftConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from torch import Tensor
 
-from rl_reward_network.models.lora import PEFT_CONFIG, PEFT_WEIGHTS, WEIGHTS, load_trainable, merge_lora
-from rl_reward_network.models.sa2va.checkpoint_sa2va import FINAL_MODEL, TRAINABLE
-from rl_reward_network.models.sa2va.key_map_sa2va import first_few
+from rl_reward_network.models.lora import PEFT_CONFIG, PEFT_PREFIX, PEFT_WEIGHTS, WEIGHTS
+from rl_reward_network.models.sa2va.checkpoint_sa2va import check_shapes
+from rl_reward_network.models.weights import check_finite, read_tensors
 
+PICKLED = "adapter_model.bin"  # of older versions of peft
+# Names of a language model's layers, whatever it was wrapped in: InternVL and Sa2VA train it as a model of its own.
+OF_LANGUAGE_MODEL = re.compile(r"(?:(?:base_model|model|language_model|mllm)\.)*(?=layers\.\d+\.|embed_tokens\.)")
+PARAMETER = re.compile(r"\.(lora_|ia3_)\w+(\.(weight|bias))?$")  # behind the name of an adapted layer
 REMEDY = "give the model that it was trained on, in our layout (sa2va-rl convert)"
 
 
-def adapter_folder(path: Path) -> Path:
-    """The folder of an adapter's files, which may be named by a run of ours, or its final_model.
-
-    Raises:
-        ValueError: no adapter is there.
-    """
-    for folder in (path, path / TRAINABLE, path / FINAL_MODEL / TRAINABLE):
-        if (folder / WEIGHTS).is_file() or (folder / PEFT_CONFIG).is_file():
-            return folder
-    raise ValueError(
-        f"adapter: {path} holds neither {PEFT_CONFIG} with {PEFT_WEIGHTS}, as peft writes them, nor the result of "
-        "sa2va-rl grpo"
-    )
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter of peft, and not the LoRA part of a run of ours."""
+    return (folder / PEFT_CONFIG).is_file() and not (folder / WEIGHTS).exists()
 
 
-def merge_adapter(model: Any, path: Path) -> None:
-    """Add an adapter to the weights of a model, in place.
+def merge_adapter(model: Any, folder: Path) -> None:
+    """Add an adapter to the weights of a model, in place; its tensors must be exactly those of the model's layers.
 
     Args:
         model: the Sa2VA that it was trained on, in our classes.
-        path: as `adapter_folder` takes it.
+        folder: of peft. Pickled tensors are read without running code.
 
     Raises:
-        ValueError: there is no adapter, or it was trained on a model with other layers.
+        ValueError: a file is missing or damaged, or the adapter was trained on a model with other layers.
     """
-    folder = adapter_folder(path)
-    if (folder / WEIGHTS).is_file():
-        load_trainable(model, folder)
-        if getattr(model, "peft_config", None):
-            merge_lora(model)
-        return
-    _merge_peft(model, folder)
-
-
-def _merge_peft(model: Any, folder: Path) -> None:
-    """Merge an adapter of peft whose tensors are exactly those of the model's layers: peft would skip others."""
-    try:
-        with safe_open(folder / PEFT_WEIGHTS, "pt") as file:
-            found = set(file.keys())
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{folder / PEFT_WEIGHTS}: not a whole safetensors file ({error}); copy it again") from error
+    state = _read(folder)
+    parts = tuple(f"{PEFT_PREFIX}model.{name}." for name, _ in model.model.named_children())  # of the whole model
+    alone = all(OF_LANGUAGE_MODEL.match(name) and not name.startswith(parts) for name in state)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of missing keys, which are an error below
-            wrapped: Any = PeftModel.from_pretrained(model, str(folder))
-        expected = set(get_peft_model_state_dict(wrapped))
-        if found == expected:
+            warnings.simplefilter("ignore")  # of the name of the base, which a model of ours does not have
+            config = PeftConfig.from_pretrained(str(folder))
+            config.task_type = None  # whose wrapper would ask for a model that generates text
+            if alone:
+                layers = {OF_LANGUAGE_MODEL.sub("", name, count=1): tensor for name, tensor in state.items()}
+                state = {PEFT_PREFIX + name: tensor for name, tensor in layers.items()}
+                _name_layers(config, layers)
+            wrapped: Any = get_peft_model(model.model.language_model if alone else model, config)
+            expected, found = (
+                {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+                for tensors in (get_peft_model_state_dict(wrapped), state)
+            )
+            check_shapes(expected, found, folder, "this model")
+            set_peft_model_state_dict(wrapped, state)
             wrapped.merge_and_unload(safe_merge=True)
-            return
     except (AttributeError, RuntimeError, ValueError, TypeError, KeyError) as error:  # of peft, whatever does not fit
-        raise ValueError(f"{folder}: peft cannot merge this adapter into this model: {error}; {REMEDY}") from error
-    raise ValueError(
-        f"{folder / PEFT_WEIGHTS}: the tensors are not those of this model's layers: {len(found - expected)} surplus, "
-        f"{len(expected - found)} missing, first {first_few(sorted(found ^ expected))}; {REMEDY}"
-    )
+        raise ValueError(f"{folder}: cannot be merged into this model ({error}); {REMEDY}") from error
+
+
+def _read(folder: Path) -> dict[str, Tensor]:
+    """The tensors of an adapter, under the names that peft gives them when it writes them."""
+    file = folder / PICKLED
+    if (folder / PEFT_WEIGHTS).exists() or not file.exists():
+        state = read_tensors(folder / PEFT_WEIGHTS)
+    else:
+        try:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+        except (OSError, RuntimeError, EOFError, UnpicklingError) as error:
+            raise ValueError(f"{file}: not tensors alone ({error}); save the adapter by peft as safetensors") from error
+        check_finite(state, file)
+    return {re.sub(r"\.default(?=\.|$)", "", name): tensor for name, tensor in state.items()}
+
+
+def _name_layers(config: Any, names: Iterable[str]) -> None:
+    """Let the configuration name the layers of these tensors: its own patterns are of another model's names."""
+    config.target_modules, config.exclude_modules = {PARAMETER.sub("", name) for name in names}, None
+    for field in ("layers_to_transform", "layers_pattern"):
+        if hasattr(config, field):
+            setattr(config, field, None)
+    for field in ("rank_pattern", "alpha_pattern"):
+        pattern = getattr(config, field, None) or {}
+        setattr(config, field, {OF_LANGUAGE_MODEL.sub("", name, count=1): value for name, value in pattern.items()})

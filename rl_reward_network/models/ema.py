@@ -50,10 +50,15 @@ def swapped(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
         torch.clear_autocast_cache()
 
 
+def warm_decay(decay: float, steps: int) -> float:
+    """The decay after a number of updates: without a warm-up, the average of a short run is its initial model."""
+    return min(decay, (1 + steps) / (10 + steps))
+
+
 class EMA:
     """Exponential moving average of the trainable parameters, float32: w <- d w + (1 - d) new after an optimiser step.
 
-    The decay warms up as min(decay, (1 + t) / (10 + t)): without it, the average of a short run is its initial model.
+    The decay warms up, see `warm_decay`.
 
     Args:
         model: gives the initial average.
@@ -74,7 +79,7 @@ class EMA:
 
     def decay_after(self, steps: int) -> float:
         """Decay after a number of updates."""
-        return min(self.decay, (1 + steps) / (10 + steps))
+        return warm_decay(self.decay, steps)
 
     def half_life_after(self, steps: int) -> float:
         """Updates after which half of a change of the model is in the average, at the decay after `steps` updates."""
@@ -100,7 +105,8 @@ class EMA:
 class EMAModel:
     """A second model with averaged weights, w <- d w + (1 - d) new; all other attributes are that model's.
 
-    `EMA` needs no second model, and warms up.
+    Buffers are copied: the running statistics of BatchNorm are averages already. `EMA` needs no second model, and warms
+    up.
 
     Args:
         model: gives the initial average; it is copied.
@@ -112,9 +118,11 @@ class EMAModel:
 
     @torch.no_grad()
     def update(self, student: nn.Module) -> None:
-        """Update the average with the student's current parameters."""
+        """Update the average with the student's current parameters, and copy its buffers."""
         for average, new in zip(self.model.parameters(), student.parameters(), strict=True):
             average.lerp_(new.to(average), 1 - self.decay)
+        for buffer, current in zip(self.model.buffers(), student.buffers(), strict=True):
+            buffer.copy_(current)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward pass."""

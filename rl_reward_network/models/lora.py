@@ -22,8 +22,7 @@ from typing import Any
 import torch
 from peft import LoraConfig
 from peft.tuners.lora import LoraLayer
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -31,6 +30,7 @@ from rl_reward_network.artefacts import read_json, whole_folder
 from rl_reward_network.models.sa2va.arguments_sa2va import full_size
 from rl_reward_network.models.sa2va.families import EMBEDDINGS, ENCODER, ENCODER_LORA_TARGETS
 from rl_reward_network.models.sa2va.side_network import side_network_config
+from rl_reward_network.models.weights import read_tensors
 
 WEIGHTS, SETTINGS, LANGUAGE, SIDE = "trainable.safetensors", "lora.json", "model_type", "side_network"
 PEFT_WEIGHTS, PEFT_CONFIG, PEFT_PREFIX = "adapter_model.safetensors", "adapter_config.json", "base_model.model."
@@ -179,20 +179,13 @@ def read_trainable(folder: Path) -> dict[str, Tensor]:
     """The tensors that `save_trainable` wrote, by the model's names.
 
     Raises:
-        ValueError: a file is missing or broken.
+        ValueError: a file is missing or broken, or a tensor holds NaN or infinity.
     """
-    state = _read_tensors(folder / WEIGHTS)
+    state = read_tensors(folder / WEIGHTS)
     if (folder / PEFT_WEIGHTS).exists():
-        for name, tensor in _read_tensors(folder / PEFT_WEIGHTS).items():
+        for name, tensor in read_tensors(folder / PEFT_WEIGHTS).items():
             state[re.sub(r"\.(lora_[AB])\.", r".\1.default.", name.removeprefix(PEFT_PREFIX))] = tensor
     return state
-
-
-def _read_tensors(file: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(file)
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{file}: not a whole safetensors file ({error})") from error
 
 
 def load_trainable(model: Any, folder: str | Path) -> None:

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rl_reward_network.models.ema import warm_decay
+
 FADE_IN = 0.3  # share of the steps
 STEEPNESS = 5.0  # of the fading, as in Temporal Ensembling
 
@@ -53,7 +55,7 @@ class TeacherCopy:
 
     Args:
         student: gives the initial average.
-        decay: in [0, 1), reached after a warm-up of min(decay, (1 + t) / (10 + t)).
+        decay: in [0, 1), reached after a warm-up, see `ema.warm_decay`.
     """
 
     def __init__(self, student: nn.Module, decay: float) -> None:
@@ -62,7 +64,7 @@ class TeacherCopy:
     @torch.no_grad()
     def update(self, student: nn.Module) -> None:
         """Update the average with the student's current state."""
-        decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
+        decay = warm_decay(self.decay, self.steps)
         for average, new in zip(self.network.state_dict().values(), student.state_dict().values(), strict=True):
             if average.is_floating_point():
                 average.lerp_(new.to(average), 1 - decay)

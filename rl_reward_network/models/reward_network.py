@@ -19,13 +19,13 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from scipy.special import expit
 from torch import Tensor, nn
 from torch.backends import cudnn
 
 from rl_reward_network.artefacts import read_json, weights_fingerprint, whole_folder, write_json
+from rl_reward_network.models.weights import read_tensors
 
 VERSION = 3
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -370,9 +370,9 @@ class RewardNetwork(nn.Module):
         config, training_info = _read_config(folder / CONFIG)
         network = cls(config, training_info)
         try:
-            network.load_state_dict(load_file(folder / WEIGHTS))
-        except (SafetensorError, RuntimeError) as error:  # load_state_dict reports keys and shapes as RuntimeError
-            reason = " ".join(str(error).split())
+            network.load_state_dict(read_tensors(folder / WEIGHTS))
+        except (ValueError, RuntimeError) as error:  # load_state_dict reports keys and shapes as RuntimeError
+            reason = " ".join(str(error).removeprefix(f"{folder / WEIGHTS}: ").split())
             raise ValueError(f"{folder / WEIGHTS}: damaged or of another network ({reason}); {TRAIN_ONE}") from None
         network.source = folder
         return network.eval().requires_grad_(False)

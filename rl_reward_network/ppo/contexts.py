@@ -67,9 +67,14 @@ def prompt_tables(
         maps: of the reward network.
         desc: name of the progress bar.
         vision_features: whether the features include Sa2VA's pooled features.
+
+    Raises:
+        ValueError: no answer has a mask.
     """
     bar = tqdm(samples, desc=desc, unit="image")
-    return [_prompt_table(inputs, sample, maps, vision_features) for sample in bar]
+    tables = [_prompt_table(inputs, sample, maps, vision_features) for sample in bar]
+    inputs.bank.check_masks()
+    return tables
 
 
 def _prompt_table(inputs: RunInputs, sample: Sample, maps: ForegroundMaps, vision_features: bool) -> PromptTable:

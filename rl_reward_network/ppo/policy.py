@@ -18,6 +18,7 @@ from rl_reward_network.artefacts import whole_folder, write_json
 from rl_reward_network.env.operations import EditedImage, Operations
 from rl_reward_network.env.post_process_env import STOP_ACTION, observe
 from rl_reward_network.env.sa2va_finetune_env import PromptContext, observations
+from rl_reward_network.models.weights import check_finite
 
 NET_ARCH = (128, 64)  # hidden units of the policy, and the same again for the value
 STANDARDISED_LIMIT = 10.0  # standard deviations; limits the input of the network for unusual images
@@ -123,6 +124,7 @@ def load_weights(policy: ActorCriticPolicy, archive: Path) -> None:
     try:
         with zipfile.ZipFile(archive) as file:
             weights = torch.load(io.BytesIO(file.read("policy.pth")), map_location="cpu", weights_only=True)
+        check_finite(weights, archive)
         policy.load_state_dict(weights)
     except (OSError, KeyError, RuntimeError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
         raise ValueError(f"{archive}: not the weights of this policy ({error}); train the policy again") from None

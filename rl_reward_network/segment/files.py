@@ -16,6 +16,7 @@ from rl_reward_network.data.images import IMAGE_SUFFIXES, image_size
 from rl_reward_network.report.overlays import ORANGE, paint_mask
 
 PROMPT_KEY = "sa2va_prompt"  # of the text in a PNG that holds the prompt of the mask
+NO_MASK = "there is no mask, which is not an empty one: ask for a segmentation, or see sa2va-rl doctor"
 MAX_LETTERS = 60  # of a prompt in a file name
 
 
@@ -115,6 +116,12 @@ def write_mask(target: Target, image: np.ndarray, mask: np.ndarray, prompt: str)
     """Write the mask, bool (H, W), and its outline on the image, uint8 (H, W, 3), with the prompt in the files."""
     save_mask(target.mask, mask, prompt)
     save_mask(target.overlay, paint_mask(image, mask, ORANGE, opacity=0), prompt)
+
+
+def remove_mask(target: Target) -> None:
+    """Remove the files of an earlier mask: the answer of now has none, which is not an empty mask."""
+    for path in (target.mask, target.overlay):
+        path.unlink(missing_ok=True)
 
 
 def save_mask(path: Path, pixels: np.ndarray, prompt: str, more: Mapping[str, str] = MappingProxyType({})) -> None:

@@ -15,7 +15,6 @@ from rl_reward_network.artefacts import weights_fingerprint
 from rl_reward_network.data.images import DATA_SET, given_levels, load_for_model, saved_levels
 from rl_reward_network.depth import Levels
 from rl_reward_network.inputs.loading import located_model
-from rl_reward_network.models.adapters import adapter_folder, merge_adapter
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
@@ -26,7 +25,7 @@ from rl_reward_network.report.deployment import AS_IT_IS, Deployment
 from rl_reward_network.reward_training.calibration import given_interval
 from rl_reward_network.rewards.learned import ImageScorer
 from rl_reward_network.run import REWARD_NET
-from rl_reward_network.segment.files import Target, check_free, write_mask
+from rl_reward_network.segment.files import Target, check_free, remove_mask, write_mask
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Segmented:
     """The result for one image.
 
     Args:
-        target: the files written.
+        target: the files written; none where `segs` is 0.
         prompt, answer: input and output text of Sa2VA.
         share: of the image that the mask covers, [0, 1].
         segs: number of `[SEG]` in the answer; None where several answers make the mask.
@@ -94,11 +93,14 @@ class MaskMaker:
     levels: Levels | None = None
 
     def __call__(self, target: Target) -> Segmented:
-        """Choose the prompt, segment, write, predict the quality."""
+        """Choose the prompt, segment, write, predict the quality; without `[SEG]` nothing is written."""
         image, note = load_for_model(target.image, self.levels)
         if note:
             tqdm.write(note)
         result = self.answer(image, before=lambda prompt: check_free(target, prompt))
+        if not result.segs:
+            remove_mask(target)
+            return Segmented(target, result.prompt, result.answer, 0.0, 0, "")
         write_mask(target, image, result.mask, result.prompt)
         share = float(result.mask.mean())
         return Segmented(target, result.prompt, result.answer, share, result.segs, self.quality(result))
@@ -174,7 +176,6 @@ def load_mask_maker(
     bit_depth: int | None = None,
     dtype: Dtype | None = None,
     image_resize: str | None = None,
-    adapter: Path | None = None,
 ) -> MaskMaker:
     """Load policy, reward network and model, in this order: the largest last.
 
@@ -188,7 +189,6 @@ def load_mask_maker(
         bit_depth: of grey images above 8 bit.
         dtype: of Sa2VA's weights; None is as in the policy's training, or "auto".
         image_resize: of a Qwen-VL; None is as in the policy's training, or as the model's config says.
-        adapter: merged into the model; see `adapters.merge_adapter`.
 
     Raises:
         ValueError: policy, reward network, model or `bit_depth` are refused.
@@ -207,10 +207,7 @@ def load_mask_maker(
     network = load_reward_network(reward_net, folder, device)
     limits = trained.get("world", NO_POLICY)
     path = model_path or default_model(policy)
-    added = None if adapter is None else adapter_folder(adapter)  # refused before the model is read
     model, processor = load_sa2va_model(path, device, dtype=dtype or limits.get("dtype", "auto"))
-    if added is not None:
-        merge_adapter(model, added)
     tiles = limits["max_tiles"] if max_tiles is None else max_tiles
     processor.max_tiles = tiles or processor.max_tiles
     processor.set_image_resize(image_resize or limits.get("image_resize"))

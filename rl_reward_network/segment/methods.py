@@ -9,7 +9,7 @@ from tqdm import tqdm
 from rl_reward_network.data.images import load_for_model
 from rl_reward_network.depth import Levels
 from rl_reward_network.methods.deployed import DeployedMethod, load_deployed
-from rl_reward_network.segment.files import Target, check_free, write_mask
+from rl_reward_network.segment.files import Target, check_free, remove_mask, write_mask
 from rl_reward_network.segment.maker import Segmented, image_levels
 
 
@@ -26,13 +26,16 @@ class MethodMaker:
     levels: Levels | None
 
     def __call__(self, target: Target) -> Segmented:
-        """Make the mask of an image by the method, and write it."""
+        """Make the mask of an image by the method, and write it; nothing where no answer has a `[SEG]`."""
         title = self.method.method.title
         check_free(target, title)
         image, note = load_for_model(target.image, self.levels)
         if note:
             tqdm.write(note)
         mask = self.method.mask(image)
+        if mask is None:
+            remove_mask(target)
+            return Segmented(target, title, "", 0.0, 0, "")
         write_mask(target, image, mask, title)
         return Segmented(target, title, "", float(mask.mean()), None, "")
 

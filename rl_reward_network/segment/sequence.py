@@ -7,7 +7,6 @@ never replaces those of another prompt or sequence. Memory does not grow with th
 import hashlib
 import os
 import re
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -49,7 +48,7 @@ from rl_reward_network.report.overlays import GREEN, ORANGE, paint_mask
 from rl_reward_network.report.page import csv_text
 from rl_reward_network.report.sequences import FrameMeasures, measure_frames, summarise_frames
 from rl_reward_network.rewards.learned import ImageScorer
-from rl_reward_network.segment.files import prompt_of, save_mask, text_of, words_of
+from rl_reward_network.segment.files import NO_MASK, prompt_of, save_mask, text_of, words_of
 from rl_reward_network.segment.maker import MaskMaker
 
 RUN_KEY = "sa2va_sequence"  # of the text in a PNG that holds the key of its run
@@ -253,14 +252,17 @@ class SequenceMaker:
             check_memory(self.maker.model)
 
     def __call__(self, checked: CheckedSequence) -> SegmentedSequence:
-        """Ask about the chosen frames, write the missing masks, then the results."""
+        """Ask about the chosen frames, write the missing masks, then the results.
+
+        Raises:
+            ValueError: the answer has no `[SEG]`; nothing is written.
+        """
         maker, chosen = self.maker, self._chosen(checked)
         shown = list(checked.frames.frames(chosen))
         answer = answer_sequence(maker.model, shown, maker.prompt, maker.processor, maker.max_new_tokens)
         segs = len(answer.seg_embeddings)
         if not segs:
-            message = f"{checked.target.source}: no [SEG] in the answer {answer.answer!r:.100}; its masks are empty"
-            warnings.warn(message, stacklevel=2)
+            raise ValueError(f"{checked.target.source}: no [SEG] in the answer {answer.answer!r:.100}; {NO_MASK}")
         self._write_masks(checked, answer, chosen)
         frames, predicted = write_results(checked, maker.network)
         summary = {
@@ -296,14 +298,11 @@ class SequenceMaker:
                 save_mask(target.mask(index), mask, maker.prompt, {RUN_KEY: key, RECORDING_KEY: target.recording})
 
     def _masks(self, frames: FrameSequence, indices: Sequence[int], answer: SequenceAnswer) -> Iterator[np.ndarray]:
-        """bool (H, W) of each frame; several `[SEG]` are joined, none is an empty mask."""
+        """bool (H, W) of each frame; several `[SEG]` are joined."""
         segment = masks_with_memory if self.memory else masks_without_memory
         processor = self.maker.processor
         if indices:
             for logits in segment(self.maker.model, frames.frames(indices), answer.seg_embeddings, processor):
-                if not len(logits):
-                    yield np.zeros(frames.size, dtype=bool)
-                    continue
                 probabilities = upsample_mask_logits(logits, frames.size, processor.sam_image_size).sigmoid()
                 yield (probabilities > 0.5).any(dim=0).cpu().numpy()
 

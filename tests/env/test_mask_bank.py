@@ -1,10 +1,11 @@
 import warnings
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from rl_reward_network.env.mask_bank import FrozenAnswer, MaskBank
+from rl_reward_network.env.mask_bank import NO_MASK_LOGIT, FrozenAnswer, MaskBank
 
 PROMPTS = ("a vessel", "a catheter", "a rib")
 IMAGES = [np.full((6, 5, 3), level, np.uint8) for level in (10, 20, 30)]
@@ -72,6 +73,19 @@ def test_only_a_new_prompt_is_computed_and_other_models_or_images_share_nothing(
     other.answer(IMAGES[1])
     narrow.answer(IMAGES[1].reshape(5, 6, 3))  # the same bytes in another shape
     assert (other.computed, narrow.computed) == (3, 1)
+
+
+@pytest.mark.parametrize("silent", [2, 3])
+def test_a_model_without_any_mask_is_refused_and_missing_masks_are_counted(tmp_path, silent):
+    def segment(image, prompts):
+        levels = [NO_MASK_LOGIT if number < silent else -40.0 for number in range(len(prompts))]
+        return FrozenAnswer(np.stack([np.full((4, 4), level, np.float32) for level in levels]), np.zeros(2, np.float32))
+
+    for _ in range(2):  # computed, and read from the disk
+        mine = MaskBank(tmp_path, segment, "model-1", PROMPTS)
+        with pytest.raises(ValueError, match=r"none of its 9 answers has a \[SEG\]") if silent == 3 else nullcontext():
+            mine.build(IMAGES)
+        assert mine.counts().endswith(f"; answers without [SEG]: {3 * silent}")
 
 
 def test_an_interrupted_build_continues(tmp_path):

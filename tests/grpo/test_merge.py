@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from rl_reward_network.artefacts import read_json, weights_fingerprint, write_json
 from rl_reward_network.cli import segment
 from rl_reward_network.cli.merge import Args, main
+from rl_reward_network.curves import save_checkpoint
 from rl_reward_network.data.splits import Split
 from rl_reward_network.grpo.inputs import GRPOInputs
 from rl_reward_network.grpo.merge import merge_run
@@ -173,6 +174,39 @@ def test_no_path_of_this_machine_is_in_the_card(tmp_path: Path) -> None:
     assert "# own-sa2va, fine-tuned by GRPO" in card
     assert "../" not in card
     assert str(tmp_path) not in card
+
+
+@pytest.mark.parametrize("kept", ["teacher", "student", "nothing compared"])
+def test_a_mean_teachers_checkpoint_merges_to_what_validation_kept(kept: str, tmp_path: Path) -> None:
+    settings = replace(SETTINGS, objective="mean_teacher")
+    student = write_run(tmp_path / "run", replace(PLAN, settings=settings))
+    checkpoint, name = tmp_path / "run" / "checkpoint-7", "text_hidden_fcs.0.bias"
+    (tmp_path / "run" / "final_model").rename(checkpoint)
+    (checkpoint / "config.json").rename(tmp_path / "run" / "config.json")
+    write_json(checkpoint / "trainer_state.json", {"global_step": 7})
+    teacher = {name: student.get_parameter(name).detach() + 1}
+    save_file(teacher, checkpoint / "ema.safetensors")
+    peak = {name: tensor + 1 for name, tensor in teacher.items()} if kept == "teacher" else {}
+    gold = [] if kept == "nothing compared" else [0.1, 0.2]
+    validation = {"gold": gold, "peak": peak, "peak_is_teacher": kept == "teacher"}
+    save_checkpoint(checkpoint / "grpo_state.pt", {"seconds": 60.0, "validation": validation})
+    main(Args(checkpoint, tmp_path / "mine"))
+    found = load_file(tmp_path / "mine" / "model.safetensors")[name] - student.get_parameter(name).detach()
+    expected = {"teacher": 2.0, "student": 0.0, "nothing compared": 1.0}[kept]
+    torch.testing.assert_close(found, torch.full_like(found, expected))
+    assert not (tmp_path / "mine" / "grpo_state.pt").exists()
+
+
+def test_the_processor_and_further_files_of_the_training_are_kept(tmp_path: Path) -> None:
+    write_run(tmp_path / "run")
+    final_model = tmp_path / "run" / "final_model"
+    config = read_json(final_model / "config.json")
+    write_json(final_model / "config.json", config | {"world": config["world"] | {"max_dynamic_patch": 3}})
+    (final_model / "notes.json").write_text('"of the training"')
+    main(Args(output=tmp_path / "mine", path=final_model / "trainable"))
+    assert (tmp_path / "mine" / "notes.json").read_text() == '"of the training"'
+    assert read_json(tmp_path / "mine" / "processor_config.json")["sa2va"]["max_tiles"] == 3
+    assert load_sa2va_model(tmp_path / "mine")[1].max_tiles == 3
 
 
 def test_what_is_no_grpo_run_is_refused(tmp_path: Path) -> None:

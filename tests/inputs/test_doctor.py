@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from benchmarks.random_checkpoint import write_random_checkpoint
 from rl_reward_network.data.annotations import read_annotations
@@ -185,6 +187,12 @@ def test_a_disk_without_space_and_a_gpu_that_is_absent_are_missing(
 def test_the_family_of_a_model_and_its_prompt_format_are_named(size: Any, expected: str, tmp_path: Path) -> None:
     write_random_checkpoint(tmp_path / "model", size)
     assert doctor.check_model(str(tmp_path / "model"), tmp_path / "data").details == expected
+    tensors = load_file(tmp_path / "model" / "model.safetensors")
+    name = next(name for name in tensors if "mask_decoder" in name)
+    tensors[name].view(-1)[:3] = torch.nan
+    save_file(tensors, tmp_path / "model" / "model.safetensors")
+    with pytest.raises(ValueError, match=rf"tensor {name} holds NaN \(3 of "):
+        doctor.check_model(str(tmp_path / "model"), tmp_path / "data")
 
 
 def test_patients_in_several_spellings_and_files_that_are_not_read_are_noted(check: Check) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from peft import IA3Config, LoraConfig, PeftModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from rl_reward_network.models.lora import (
     freeze_parameters,
@@ -187,6 +187,11 @@ def test_missing_truncated_and_unfitting_folders_are_refused(tiny_adapted, tiny_
         whole = file.read_bytes()
         file.write_bytes(whole[:100])
         refuses(rf"{name}: not a whole")
+        file.write_bytes(whole)
+        tensors = load_file(file)
+        first = min(tensors)
+        save_file(tensors | {first: torch.full_like(tensors[first], torch.nan)}, file)
+        refuses(rf"{name}: tensor {first} holds NaN \({tensors[first].numel()} of {tensors[first].numel()}\)")
         file.write_bytes(whole)
     settings = tmp_path / "adapter" / "lora.json"
     whole_settings = settings.read_text()

@@ -299,6 +299,17 @@ def test_damaged_and_foreign_weights_are_refused(saved):
             RewardNetwork.from_pretrained(saved[1])
 
 
+def test_weights_and_running_statistics_that_are_not_finite_are_refused(saved):
+    path = saved[1] / "model.safetensors"
+    weights = load_file(path)
+    for name, value in (("members.0.head.bias", torch.nan), ("members.0.down.0.1.running_var", torch.inf)):
+        save_file(weights | {name: torch.full_like(weights[name], value)}, path)
+        with pytest.raises(
+            ValueError, match=rf"model.safetensors: damaged .*tensor {name} holds (NaN|infinity) .*train"
+        ):
+            RewardNetwork.from_pretrained(saved[1])
+
+
 def test_the_level_is_that_of_every_member_and_keeps_the_gradient():
     image, mask = pair(32, 48)
     raw, levelled = network_of(), network_of(replace(SMALL, level=LEVEL))

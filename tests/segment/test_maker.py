@@ -51,6 +51,22 @@ def test_the_levels_are_printed(tiny_checkpoint: Path, tmp_path: Path, capsys: p
     assert "white is 65535\n" in capsys.readouterr().out
 
 
+def test_an_answer_without_seg_writes_no_mask_and_removes_the_one_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        Image.fromarray(np.zeros((64, 64, 3), np.uint8)).save(tmp_path / f"{name}.png")
+    one, both = (tmp_path / "a.png",), (tmp_path / "a.png", tmp_path / "b.png")
+    segment.main(segment.Args(one, device="cpu"))
+    assert (tmp_path / "a_mask.png").exists()
+    monkeypatch.setattr("rl_reward_network.segment.maker.NO_POLICY", {"max_tiles": None, "max_new_tokens": 1})
+    for images in (one, both):
+        with pytest.raises(ValueError, match=r"a\.png: no \[SEG\] in the answer; there is no mask"):
+            segment.main(segment.Args(images, device="cpu"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "b.png"]
+    assert "mask:   none" in capsys.readouterr().out
+
+
 def test_a_row_of_a_report_is_no_policy_to_use(tmp_path: Path) -> None:
     fields = ("prompts", "world", "observation", "vision_features", "net_arch", "plan")
     write_json(tmp_path / "run" / "bandit" / "config.json", {name: {} for name in fields} | {"deployment": {}})

@@ -324,12 +324,11 @@ def test_one_frame_is_a_sequence(tmp_path: Path, nano: SequenceMaker) -> None:
     assert (done.summary["frames"], done.summary["key_frames"], done.summary["stability"]) == (1, [1], None)
 
 
-def test_no_seg_gives_empty_masks_and_a_warning(tmp_path: Path, nano: SequenceMaker) -> None:
+def test_no_seg_is_an_error_and_writes_nothing(tmp_path: Path, nano: SequenceMaker) -> None:
     speechless = replace(nano, maker=replace(nano.maker, max_new_tokens=1))
-    with pytest.warns(UserWarning, match=r"run: no \[SEG\] in the answer .*; its masks are empty"):
-        done = speechless(checked(tmp_path, moving(2)))
-    assert (done.summary["segs"], done.summary["share"], done.summary["stability"]) == (0, 0.0, 1.0)
-    assert masks_of(checked(tmp_path, [])).shape == (2, 48, 56)
+    with pytest.raises(ValueError, match=r"run: no \[SEG\] in the answer .*; there is no mask"):
+        speechless(checked(tmp_path, moving(2)))
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_contrast_chooses_the_frame_with_vessels(tmp_path: Path, nano: SequenceMaker) -> None:

@@ -1,6 +1,5 @@
 """Checkpoints on disk: layout, configuration, tokenizer, tensors and shapes of a folder."""
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, StrictDataclassError
-from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedTokenizerBase, Qwen2VLImageProcessorPil
 
 from rl_reward_network.artefacts import read_json, write_json, write_remedy
@@ -18,11 +16,14 @@ from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, Sa2VACon
 from rl_reward_network.models.sa2va.families import family_of, supported
 from rl_reward_network.models.sa2va.internlm2 import MODEL_FILE
 from rl_reward_network.models.sa2va.key_map_sa2va import first_few
+from rl_reward_network.models.weights import open_safetensors, read_tensors, refuse_pointer
 
 EMBEDDED = {DEFAULT_MODEL: Path(__file__).parents[2] / "assets" / DEFAULT_MODEL}  # models that come with the project
 PROCESSOR_FILE = "processor_config.json"  # where `AutoProcessor` looks first
 TRAINABLE = "trainable"  # folder of the trained tensors, in a checkpoint of a run and in its final model
 FINAL_MODEL = "final_model"  # of a run
+INDEX = "model.safetensors.index.json"  # of weights in several files
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "added_tokens.json")
 OWN_SETTINGS = "sa2va"  # in that file: what a processor without its model's config.json needs
 
 
@@ -100,12 +101,18 @@ class CheckpointFolder:
                 raise ValueError(f"{file}: {field} is {found!r}, the model's is {needed!r}; copy the right file")
         return processor
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """All tensors by their names in the files, memory-mapped: values are read on first use."""
+    def tensors(self, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
+        """All tensors by their names in the files, memory-mapped, after a check of their values.
+
+        Args:
+            dtype: that the values will be converted to.
+
+        Raises:
+            ValueError: a tensor holds NaN or infinity, or would in `dtype`, or a file cannot be read.
+        """
         tensors: dict[str, torch.Tensor] = {}
         for file in weight_files(self.path):
-            with _open_safetensors(file) as handle:
-                tensors.update({key: handle.get_tensor(key) for key in handle.keys()})  # noqa: SIM118
+            tensors |= read_tensors(file, dtype)
         return tensors
 
 
@@ -123,6 +130,8 @@ def open_checkpoint(path: str | Path, weights: bool = True, **hub: Any) -> Check
     """
     folder = located(path, weights, **hub)
     refuse_unmerged(folder)
+    for file in folder.iterdir():
+        refuse_pointer(file)
     config = read_json(folder / "config.json")
     kind = config.get("model_type") if isinstance(config, dict) else None
     if kind not in ("sa2va", "sa2va_chat"):
@@ -188,39 +197,93 @@ def _download(name: str, weights: bool, hub: Mapping[str, Any]) -> Path:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model folder, those of its index if it has one.
+    """The safetensors files of a model folder: all of them, which an index, if there is one, must list.
 
     Raises:
-        ValueError: no safetensors file, or one named in the index is missing.
+        ValueError: no safetensors file, one that the index names is missing, or one that it does not name is there.
     """
-    index = folder / "model.safetensors.index.json"
-    files = sorted(folder.glob("*.safetensors"))
+    index, files = folder / INDEX, sorted(folder.glob("*.safetensors"))
     if index.exists():
-        try:
-            files = [folder / name for name in sorted(set(read_json(index)["weight_map"].values()))]
-        except (KeyError, TypeError, AttributeError):
-            raise ValueError(f"{index}: field weight_map is missing or not a table; download the model again") from None
-    if missing := [file.name for file in files if not file.exists()]:
-        raise ValueError(f"{index}: lists missing files: {first_few(missing)}; download the model again")
+        listed, present = set(_weight_map(index).values()), {file.name for file in files}
+        if missing := sorted(listed - present):
+            raise ValueError(f"{index}: lists missing files: {first_few(missing)}; download the model again")
+        if surplus := sorted(present - listed):
+            raise ValueError(
+                f"{index}: lists {first_few(sorted(listed))}, but {first_few(surplus)} is there, too; one of them is "
+                "old: delete the index with its files, or the other file"
+            )
     if not files:
         raise ValueError(f"{folder}: no .safetensors file; pickled weights are not read, convert them first")
     return files
 
 
+def _weight_map(index: Path) -> dict[str, str]:
+    """Names of tensors -> names of files."""
+    try:
+        return dict(read_json(index)["weight_map"].items())
+    except (KeyError, TypeError, AttributeError):
+        raise ValueError(f"{index}: field weight_map is missing or not a table; download the model again") from None
+
+
 def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of all tensors of a model folder, read from the file headers."""
+    """Shapes of all tensors of a model folder, read from the file headers.
+
+    Raises:
+        ValueError: a tensor is in two files, or in another file than the index says.
+    """
     shapes: dict[str, tuple[int, ...]] = {}
+    places: dict[str, str] = {}
     for file in weight_files(folder):
-        with _open_safetensors(file) as handle:
-            shapes.update({key: tuple(handle.get_slice(key).get_shape()) for key in handle.keys()})  # noqa: SIM118
+        with open_safetensors(file) as handle:
+            for name in handle.keys():  # noqa: SIM118
+                if name in places:
+                    raise ValueError(f"{folder}: {name} is in {places[name]} and in {file.name}; delete the old file")
+                places[name], shapes[name] = file.name, tuple(handle.get_slice(name).get_shape())
+    listed = _weight_map(folder / INDEX) if (folder / INDEX).exists() else places
+    if wrong := [name for name in {**listed, **places} if listed.get(name) != places.get(name)]:
+        there, here = (table.get(wrong[0], "no file") for table in (listed, places))
+        raise ValueError(
+            f"{folder / INDEX}: says that {wrong[0]} is in {there}, but it is in {here} ({len(wrong)} such tensors); "
+            "index and files are of two models, download or copy them again"
+        )
     return shapes
 
 
-def _open_safetensors(file: Path) -> Any:
-    try:
-        return safe_open(file, "pt")
-    except (SafetensorError, OSError, json.JSONDecodeError) as error:
-        raise ValueError(f"{file}: not a whole safetensors file ({error}); download or copy it again") from error
+def check_tokens(folder: Path, tokenizer: PreTrainedTokenizerBase, rows: int, kept: Mapping[str, int]) -> None:
+    """Refuse a tokenizer that is not the model's: with a token that has no embedding, was lost, or has another id.
+
+    Args:
+        folder: of the model.
+        tokenizer: as it was loaded from there.
+        rows: of the model's embedding.
+        kept: ids by token in the model's config.json.
+
+    Raises:
+        ValueError: names the file, the token, its id, and the one that was expected.
+    """
+    vocabulary, remedy = tokenizer.get_vocab(), "copy the files of this model's tokenizer again"
+    whole, settings, added = (_object(folder / name) for name in TOKENIZER_FILES)
+    files = {
+        TOKENIZER_FILES[0]: {token["content"]: token["id"] for token in whole.get("added_tokens", ())},
+        TOKENIZER_FILES[1]: {t["content"]: int(i) for i, t in settings.get("added_tokens_decoder", {}).items()},
+        TOKENIZER_FILES[2]: added,
+    }
+    words = whole.get("model", {}).get("vocab") or _object(folder / "vocab.json")
+    known = {word if isinstance(word, str) else word[0] for word in words}.union(*files.values())
+    if words and (new := sorted(set(tokenizer.get_added_vocab()) - known)):
+        raise ValueError(f"{folder}: no file of the tokenizer has an id for {new[0]!r}; {remedy}")
+    for token, number in vocabulary.items():
+        if number >= rows:
+            raise ValueError(f"{folder}: {token!r} has the id {number}, but the model has {rows} tokens; {remedy}")
+    for name, ids in (files | {"config.json": kept}).items():
+        for token, number in ids.items():
+            if (loaded := vocabulary.get(token)) != number:
+                other = "is no token" if loaded is None else f"has the id {loaded}"
+                raise ValueError(f"{folder / name}: {token!r} has the id {number}, but {other} when loaded; {remedy}")
+
+
+def _object(file: Path) -> dict[str, Any]:
+    return dict(read_json(file)) if file.exists() else {}
 
 
 RELATIVES = {  # parts of tensor names, as their config.json does not tell them apart
@@ -240,8 +303,13 @@ def refuse_relatives(names: Collection[str], where: Path) -> None:
             raise ValueError(f"{where}: this is {relative}, which is not supported; {supported()}")
 
 
-def check_shapes(expected: Mapping[str, tuple[int, ...]], actual: Mapping[str, tuple[int, ...]], where: Path) -> None:
-    """Refuse a folder unless its tensors are exactly the model's.
+def check_shapes(
+    expected: Mapping[str, tuple[int, ...]],
+    actual: Mapping[str, tuple[int, ...]],
+    where: Path,
+    what: str = "its config.json",
+) -> None:
+    """Refuse a folder unless its tensors are exactly those that are expected by `what`.
 
     Raises:
         ValueError: missing keys, surplus keys or other shapes, all named in one message.
@@ -256,4 +324,4 @@ def check_shapes(expected: Mapping[str, tuple[int, ...]], actual: Mapping[str, t
         if names
     ]
     if lines:
-        raise ValueError(f"{where}: the weights do not fit its config.json; tensors " + "; ".join(lines))
+        raise ValueError(f"{where}: the weights do not fit {what}; tensors " + "; ".join(lines))

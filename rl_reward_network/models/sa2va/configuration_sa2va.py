@@ -44,6 +44,7 @@ class Sa2VAConfig(PreTrainedConfig):
         image_token_id, seg_token_id: ids of the image placeholder, `<IMG_CONTEXT>` or, in a Qwen-VL, `<|image_pad|>`,
             and of `[SEG]`, looked up by text in a checkpoint's tokenizer.
         never_sampled_ids: placeholder ids that generation must not produce.
+        added_token_ids: ids of the tokenizer's added tokens by text, which a folder's tokenizer must have.
         original_config: the official `config.json` of this model, for conversion back to that layout.
         side_network: fields of `SideNetworkConfig`; None without a side network, as in every official model.
 
@@ -70,6 +71,7 @@ class Sa2VAConfig(PreTrainedConfig):
     image_token_id: int = 151667
     seg_token_id: int = 151674
     never_sampled_ids: list[int] | None = None
+    added_token_ids: dict[str, int] | None = None
     original_config: dict[str, Any] | None = None
     side_network: dict[str, Any] | None = None
     tie_word_embeddings: bool = False

@@ -30,6 +30,7 @@ from rl_reward_network.models.sa2va.body_sa2va import Sa2VAModel
 from rl_reward_network.models.sa2va.checkpoint_sa2va import (
     CheckpointFolder,
     check_shapes,
+    check_tokens,
     open_checkpoint,
     refuse_relatives,
     tensor_shapes,
@@ -39,7 +40,7 @@ from rl_reward_network.models.sa2va.grounding_sa2va import DecodedMasks, Sam2Fea
 from rl_reward_network.models.sa2va.key_map_sa2va import to_original, to_ours
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.models.sa2va.side_network import SideNetwork, SideNetworkConfig
-from rl_reward_network.models.sa2va.templates import TEMPLATES
+from rl_reward_network.models.sa2va.templates import TEMPLATES, kept_ids
 
 
 @dataclass
@@ -115,7 +116,8 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
         if how.device.type == "cuda":
             check_fits(how, expected_shapes(config, original=False))
         config._attn_implementation = how.attn_implementation
-        tensors = to_ours(folder.tensors(), config) if folder.original else folder.tensors()
+        tensors = folder.tensors(how.dtype)
+        tensors = to_ours(tensors, config) if folder.original else tensors
         loaded = super().from_pretrained(
             None,
             config=config,
@@ -292,7 +294,10 @@ def _read_config(folder: CheckpointFolder) -> Sa2VAConfig:
     """The configuration, with the ids of special tokens looked up by text in the folder's tokenizer."""
     try:
         config = folder.model_config()
-        processor = Sa2VAProcessor.from_config(config, folder.tokenizer(config), None, folder.image_processor(config))
+        tokenizer = folder.tokenizer(config)
+        processor = Sa2VAProcessor.from_config(config, tokenizer, None, folder.image_processor(config))
+        kept = {} if folder.original else kept_ids(folder.config, processor.image_tokens)
+        check_tokens(folder.path, tokenizer, config.text_config.vocab_size, kept)
     except (KeyError, TypeError, AttributeError, OSError) as error:  # raised by transformers for damaged files
         raise ValueError(
             f"{folder.path}: config.json or the tokenizer's files are damaged ({error!r}); download or copy them again"
@@ -301,7 +306,7 @@ def _read_config(folder: CheckpointFolder) -> Sa2VAConfig:
         where = "" if str(folder.path) in str(error) else f"{folder.path}: "
         raise ValueError(f"{where}{error}") from error
     config.image_token_id, config.seg_token_id = processor.image_token_id, processor.seg_token_id
-    config.never_sampled_ids = processor.never_sampled_ids
+    config.never_sampled_ids, config.added_token_ids = processor.never_sampled_ids, tokenizer.get_added_vocab()
     return config
 
 

@@ -202,7 +202,11 @@ def segmentations(
     size: tuple[int, int],
     at_once: int = MASKS_AT_ONCE,
 ) -> list[Segmentation]:
-    """Answers on one image of size (H, W) with the masks of their `[SEG]`, `at_once` decoded at a time."""
+    """Answers on one image of size (H, W) with the masks of their `[SEG]`, `at_once` decoded at a time.
+
+    Raises:
+        ValueError: a mask, a state of the language model or the image's features are not finite.
+    """
     states = [answer.states_at(processor.seg_token_id) for answer in answers]
     flat = [state for group in states for state in group]
     logits, scores = [torch.zeros(0, *features.grid, device=model.device)], [torch.zeros(0, device=model.device)]
@@ -211,8 +215,14 @@ def segmentations(
         decoded = model.decode_masks(features, embeddings)
         logits.append(decoded.mask_logits)
         scores.append(decoded.iou_scores)
-    counts, pooled = [len(group) for group in states], features.pooled()[0]
-    groups = zip(answers, torch.cat(logits).split(counts), torch.cat(scores).split(counts), strict=True)
+    counts, masks, pooled = [len(group) for group in states], torch.cat(logits), features.pooled()[0]
+    last = [answer.states[-1] for answer in answers if answer.states]
+    if not all(bool(values.isfinite().all()) for values in (masks, pooled, *([torch.stack(last)] * bool(last)))):
+        raise ValueError(
+            f"the model computes NaN or infinity in {model.dtype}: its weights are damaged or too large; see sa2va-rl "
+            "doctor, or load it in float32"
+        )
+    groups = zip(answers, masks.split(counts), torch.cat(scores).split(counts), strict=True)
     return [
         Segmentation(answer_text(processor, answer), mask, score, pooled, size, processor.sam_image_size)
         for answer, mask, score in groups

@@ -5,7 +5,9 @@ No template here has a system message. A Qwen-VL has a chat template in its fold
 Source: bytedance/Sa2VA@9832e1a (training configurations and prediction set-up).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -125,6 +127,14 @@ def special_ids(tokenizer: PreTrainedTokenizerBase, image_tokens: ImageTokens) -
     if missing := [token for token in tokens if token not in vocabulary]:
         raise ValueError(f"the tokenizer has no token {missing[0]!r}; this is not a Sa2VA tokenizer")
     return {token: vocabulary[token] for token in tokens}
+
+
+def kept_ids(config: Mapping[str, Any], image_tokens: ImageTokens) -> dict[str, int]:
+    """Ids of special tokens in a config.json of ours, by token; older ones hold fewer."""
+    ids = dict(zip(image_tokens.never_sampled, config.get("never_sampled_ids") or (), strict=False))
+    ids |= {image_tokens.context: config.get("image_token_id"), SEG: config.get("seg_token_id")}
+    ids |= config.get("added_token_ids") or {}
+    return {token: number for token, number in ids.items() if number is not None}
 
 
 def region_sentence(cells: Tensor | None) -> str:

@@ -58,6 +58,7 @@ def broken(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def edit(file: Path, **changes: Any) -> None:
+    file.exists() or file.write_text("{}")
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
@@ -213,6 +214,55 @@ def template(path: Path) -> None:
     (path / "chat_template.jinja").write_text("{{ messages[0].content[-1].text }}")
 
 
+def spoil(*values: float, dtype: torch.dtype = torch.float32) -> Callable[[Path], None]:
+    """Values that are not finite at the start of a tensor."""
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[POINT] = tensors[POINT].to(dtype)
+        tensors[POINT].view(-1)[: len(values)] = torch.tensor(values).to(dtype)
+
+    return lambda path: change_tensors(path, change)
+
+
+def renamed_tokens(path: Path, names: dict[str, str]) -> None:
+    """Added tokens of tokenizer.json under other names; without a name they are lost."""
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    tokens = [token | {"content": names.get(token["content"], token["content"])} for token in tokenizer["added_tokens"]]
+    tokenizer["added_tokens"] = [token for token in tokens if token["content"]]
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+
+def again(path: Path) -> None:
+    """A tensor of the weights in a second file."""
+    shard(path)
+    (path / "model.safetensors.index.json").unlink()
+    save_file({POINT: torch.zeros(1)}, path / "c.safetensors")
+
+
+def unlisted(path: Path) -> None:
+    """New weights beside the index and the files of old ones."""
+    tensors = load_file(path / "model.safetensors")
+    shard(path)
+    save_file(tensors, path / "model.safetensors")
+
+
+def listed(name: str | None) -> Callable[[Path], None]:
+    """An index that puts a tensor into another file, or does not know it."""
+
+    def change(path: Path) -> None:
+        shard(path)
+        index = json.loads((path / "model.safetensors.index.json").read_text())
+        index["weight_map"] |= {POINT: name}
+        index["weight_map"] = {key: file for key, file in index["weight_map"].items() if file}
+        (path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    return change
+
+
+def pointer(name: str) -> Callable[[Path], Any]:
+    return lambda path: (path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+
+
 PICKLED = r"\.safetensors file; pickled"
 DAMAGES: list[tuple[str, Callable[[Path], Any], str]] = [
     ("internvl", lambda path: change_tensors(path, unfit), re.escape(POINT)),
@@ -221,6 +271,24 @@ DAMAGES: list[tuple[str, Callable[[Path], Any], str]] = [
     ("internvl", cut("model.safetensors", 5000), r"model\.safetensors: "),
     ("internvl", lambda path: (path / "model.safetensors").rename(path / "pytorch_model.bin"), PICKLED),
     ("internvl", lambda path: shard(path, missing=True), r"index\.json: .*b\.safetensors"),
+    ("internvl", spoil(torch.nan, torch.nan, torch.inf), rf"{POINT} holds NaN \(2 of 32\) and infinity \(1 of 32\);"),
+    ("internvl", spoil(-1e5, dtype=torch.float16), rf"{POINT} holds infinity \(1 of 32\)"),
+    (QWEN25, spoil(torch.nan, dtype=torch.bfloat16), rf"{POINT} holds NaN \(1 of"),
+    ("internvl", pointer("model.safetensors"), r"model\.safetensors: a Git LFS pointer, .* git lfs pull"),
+    ("internvl", pointer("tokenizer.json"), r"tokenizer\.json: a Git LFS pointer"),
+    ("internvl", pointer("config.json"), r"config\.json: a Git LFS pointer"),
+    ("internvl", again, rf"{POINT} is in .\.safetensors and in c\.safetensors"),
+    ("internvl", unlisted, r"index\.json: lists a\.safetensors, b\.safetensors, but model\.safetensors is there"),
+    ("internvl", listed("b.safetensors"), rf"index\.json: says that {POINT} is in b.*, but it is in a.* \(1 such"),
+    ("internvl", listed(None), rf"index\.json: says that {POINT} is in no file, but it is in a\.safetensors"),
+    ("internvl", lambda path: renamed_tokens(path, {"[SEG]": ""}), r"no file of the tokenizer has an id for '\[SEG\]'"),
+    ("internvl", lambda path: renamed_tokens(path, {"</p>": ""}), "no file of the tokenizer has an id for '</p>'"),
+    (
+        "internvl",
+        lambda path: edit(path / "added_tokens.json", **{"[SEG]": 5}),
+        r"json: '.*' has the id .*, but has the id .* when",
+    ),
+    (QWEN3, lambda path: renamed_tokens(path, {"[SEG]": "[X]"}), r"no file of the tokenizer has an id for '\[SEG\]'"),
     ("internvl", config(model_type="llava"), r"model_type.*llava.*sa2va_chat"),
     ("internlm2", cut("tokenizer.model", 1000), r"tokenizer\.model: not a whole sentencepiece file"),
     (QWEN3, add_key("mlp1.0.bias"), r"1 not expected: mlp1\.0\.bias"),
@@ -256,6 +324,33 @@ def test_a_damaged_folder_or_a_relative_is_refused_in_one_line(broken, damage, m
     if "preprocessor" in message:
         with pytest.raises(ValueError, match=message):
             Sa2VAProcessor.from_pretrained(broken)
+
+
+@pytest.mark.parametrize("names", [("[SEG]", "<p>"), ("<p>", "</p>"), ("<img>", "<IMG_CONTEXT>")])
+def test_our_layout_knows_the_ids_of_its_tokens(tiny_checkpoint, tmp_path, names):
+    """Where all files of the tokenizer agree on another order of the same tokens."""
+    convert_checkpoint(str(tiny_checkpoint), tmp_path / "ours")
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        text = (tmp_path / "ours" / file).read_text()
+        first, second = map(json.dumps, names)
+        (tmp_path / "ours" / file).write_text(text.replace(first, "@@").replace(second, first).replace("@@", second))
+    with pytest.raises(ValueError, match=r"config\.json: '.*' has the id \d+, but has the id \d+ when loaded"):
+        load_sa2va_model(tmp_path / "ours")
+
+
+def test_values_that_are_infinite_in_the_format_asked_for_are_refused(broken):
+    spoil(1e5)(broken)
+    with pytest.raises(ValueError, match=rf"{POINT} holds 100000, which is infinite in torch\.float16"):
+        Sa2VAForConditionalGeneration.from_pretrained(broken, dtype=torch.float16)
+    Sa2VAForConditionalGeneration.from_pretrained(broken, dtype=torch.bfloat16)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(broken):
+    tokenizer = Sa2VAProcessor.from_pretrained(broken).tokenizer
+    tokenizer.add_tokens(["<new>"])
+    tokenizer.save_pretrained(broken)
+    with pytest.raises(ValueError, match=r"'<new>' has the id \d+, but the model has \d+ tokens"):
+        load_sa2va_model(broken)
 
 
 def test_sharded_folders_are_read_by_their_index(broken):

@@ -167,6 +167,19 @@ def test_the_segmenter_joins_segs_and_keeps_no_seg_empty(tiny_model, tiny_proces
         assert (probabilities > 0.5).any() != empty
 
 
+@pytest.mark.parametrize("where", ["model.language_model.norm.weight", "text_hidden_fcs.2.bias"])
+def test_an_answer_of_overflowing_weights_is_an_error(tiny_model, tiny_processor, where):
+    """Finite weights, whose products are not: neither an answer without `[SEG]` nor an empty mask."""
+    model = copy.deepcopy(tiny_model)
+    with torch.no_grad():
+        model.get_parameter(where).fill_(3e38)
+    image = smooth_image(64, 80)
+    with pytest.raises(ValueError, match=r"computes NaN or infinity in torch\.float32"):
+        model.segment([image], ["Segment."], tiny_processor, max_new_tokens=20)
+    with pytest.raises(ValueError, match="computes NaN or infinity"):
+        model.predict_forward(image=image, text="<image>Segment.", processor=tiny_processor, max_new_tokens=20)
+
+
 def test_fingerprints_change_with_weights_and_limits(tiny_checkpoint, tiny_model):
     changed = copy.deepcopy(tiny_model)
     changed.lm_head.weight.data[3, 5] += 1e-3

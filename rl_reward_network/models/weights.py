@@ -1,0 +1,71 @@
+"""Safetensors files of weights: opened with a message that names the file, and read with a check of their values."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+CHECKED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+LFS_POINTER = b"version https://git-lfs"
+
+
+def open_safetensors(file: Path) -> Any:
+    """An open safetensors file.
+
+    Raises:
+        ValueError: it is missing, cut off, or a pointer of Git LFS.
+    """
+    refuse_pointer(file)
+    try:
+        return safe_open(file, "pt")
+    except (SafetensorError, OSError, json.JSONDecodeError) as error:
+        raise ValueError(f"{file}: not a whole safetensors file ({error}); download or copy it again") from error
+
+
+def refuse_pointer(file: Path) -> None:
+    """Raise a ValueError for a file in whose place a clone without Git LFS has a pointer."""
+    if file.is_file() and file.stat().st_size < 1024 and file.read_bytes().startswith(LFS_POINTER):
+        raise ValueError(f"{file}: a Git LFS pointer, not the file itself; fetch it: git lfs pull")
+
+
+def read_tensors(file: Path, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """The tensors of a safetensors file by name, memory-mapped: the check reads one tensor at a time.
+
+    Args:
+        file: the file.
+        dtype: as `check_finite`.
+
+    Raises:
+        ValueError: the file cannot be read, or holds NaN or infinity.
+    """
+    with open_safetensors(file) as handle:
+        tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+    check_finite(tensors, file, dtype)
+    return tensors
+
+
+def check_finite(tensors: Mapping[str, Tensor], where: str | Path, dtype: torch.dtype | None = None) -> None:
+    """Refuse NaN and infinity, which would make every output of a model empty or arbitrary, without an error.
+
+    Args:
+        tensors: by name; those of other types than floating-point numbers of 16 bit or more are not read.
+        where: file or folder, for the message.
+        dtype: that the values will be converted to, in which large ones may be infinite.
+
+    Raises:
+        ValueError: names the first such tensor, and counts its values.
+    """
+    for name, tensor in tensors.items():
+        if tensor.dtype not in CHECKED or not tensor.numel():
+            continue
+        ends = torch.stack(tensor.aminmax())  # one pass without a copy; NaN if there is one
+        if not ends.isfinite().all():
+            kinds = {"NaN": int(tensor.isnan().sum()), "infinity": int(tensor.isinf().sum())}
+            found = " and ".join(f"{kind} ({count} of {tensor.numel()})" for kind, count in kinds.items() if count)
+            raise ValueError(f"{where}: tensor {name} holds {found}; copy it again, or train again")
+        if dtype is not None and not ends.to(dtype).isfinite().all():
+            raise ValueError(f"{where}: tensor {name} holds {ends.abs().max():g}, which is infinite in {dtype}")
