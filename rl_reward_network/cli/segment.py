@@ -220,7 +220,7 @@ def show_table(results: "Sequence[Segmented]") -> None:
     heads = ["image", *(["prompt"] * (not same_prompt)), "mask", *(["[SEG]"] * has_answer)]
     heads += ["predicted Dice [90 %]"] * has_quality
     for head in heads:
-        table.add_column(escape(head), no_wrap=head not in ("image", "prompt"))
+        table.add_column(escape(head), no_wrap=head in ("mask", "[SEG]"))
     for result in results:
         prompt = [] if same_prompt else [result.prompt]
         cells = [result.target.image.name, *prompt, f"{result.share:.1%}", *([f"{result.segs}"] * has_answer)]

@@ -280,7 +280,8 @@ class ValidationCallback(TrainerCallback):
         points[EMPTY] = empty_share(measured)
         points[SILENT] = float(np.mean([mask is None for mask in measured.masks]))
         if self.maps is not None:
-            points[PROXY] = float(scores(self.maps, self.prompts, measured).mean())
+            proxy = scores(self.maps, self.prompts, measured)
+            points |= {PROXY: float(np.nanmean(proxy))} if np.isfinite(proxy).any() else {}
         return points
 
 
@@ -293,7 +294,7 @@ def empty_share(measured: Measured) -> float:
 
 
 def scores(maps: ForegroundMaps, prompts: Sequence[GRPOPrompt], measured: Measured) -> np.ndarray:
-    """float64 (N,): the reward network's score of each prompt's mask; 0 without a mask."""
+    """float64 (N,): the reward network's score of each prompt's mask; 0 without a mask, NaN outside its domain."""
     reward = learned_reward(maps)
     values = [
         reward(images=[prompt.load()[0]], predicted_masks=[unpacked(mask)]).values[0]

@@ -6,6 +6,7 @@ after fine-tuning, and the comparison of methods. Axes: N test images (or items)
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import compress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -54,6 +55,8 @@ def make_row(
 ) -> Row:
     """A row with its intervals; rows of one seed resample the same patients.
 
+    An estimate is that of the images which have a value; without any it is left out.
+
     Args:
         name: of the method.
         values: metric -> float64 (N,).
@@ -63,7 +66,12 @@ def make_row(
     """
 
     def estimates(columns: Mapping[str, np.ndarray]) -> dict[str, Estimate]:
-        return {metric: mean_interval(column, groups, seed) for metric, column in columns.items()}
+        known = {metric: ~np.isnan(column) for metric, column in columns.items()}
+        return {
+            metric: mean_interval(column[known[metric]], list(compress(groups, known[metric])), seed)
+            for metric, column in columns.items()
+            if known[metric].any()
+        }
 
     return Row(name, values, estimates(values), {other: estimates(columns) for other, columns in differences.items()})
 
