@@ -20,6 +20,8 @@ ONE_SIZE = 1.3  # factor: the zoom of the training windows; training images with
 SMALLEST, LARGEST = 0.4, 16.0  # of the training size: a smaller image has lost its detail
 BEYOND = 0.5  # limits lie this share of the range of the validation images beyond it
 NOTHING = 0.1  # of the smallest true object: a map that expects less foreground shows nothing
+OUTSIDE = "outside the reward network's domain"
+TINY = 1e-6  # keeps ratios of empty maps finite
 UNLIMITED = 1e9  # JSON has no infinity
 EMPTY_IMAGES, EMPTY_RIGHT = 3, 0.9  # least validation images without foreground, and share of them that are truly empty
 
@@ -42,26 +44,28 @@ class Statistic(NamedTuple):
 
     Args:
         words: for a message.
-        floor: least distance of a limit from the range of the validation images.
+        floor: least distance of a limit from the range of the validation images; of a ratio its logarithm.
+        ratio: whether distances are ratios.
         low, high: whether there is a lower and an upper limit.
     """
 
     words: str
     floor: float
+    ratio: bool = False
     low: bool = True
     high: bool = True
 
 
 OF_IMAGE = {
-    "brightness": Statistic("mean grey level (black 0, white 1)", 0.1),
-    "contrast": Statistic("contrast (logarithm of the standard deviation of its grey levels)", 0.4),
-    "colour": Statistic("colour (mean difference between its channels)", 0.05),
+    "brightness": Statistic("the mean grey level (black 0, white 1)", 0.1),
+    "contrast": Statistic("the contrast (standard deviation of the 256 grey levels)", 0.4, ratio=True),
+    "colour": Statistic("the colour (mean difference between the channels, 0 to 1)", 0.05),
 }
 OF_MAP = {
-    "share": Statistic("expected object (logarithm of its share of the image)", 0.7),
-    "width": Statistic("expected object's width (logarithm of pixels)", 0.25),
-    "decided": Statistic("map's decidedness (0 to 1)", 0.03, high=False),
-    "disagreement": Statistic("members' disagreement (0 to 1)", 0.02, low=False),
+    "share": Statistic("the object that it sees, as share of the image,", 0.7, ratio=True),
+    "width": Statistic("the width of what it sees in pixels", 0.25, ratio=True),
+    "decided": Statistic("how sure it is of what it sees (0 to 1)", 0.05, high=False),
+    "disagreement": Statistic("its members' disagreement (0 to 1)", 0.02, low=False),
 }
 STATISTICS = OF_IMAGE | OF_MAP
 
@@ -120,12 +124,12 @@ class Domain:
         longer, (smallest, largest) = max(image.shape[:2]), self.sides
         low, high = (ONE_SIZE**-1, ONE_SIZE) if self.side is None else (SMALLEST, LARGEST)
         if not low * smallest <= longer <= high * largest:
-            return self._sentence("longer side in pixels", longer, low * smallest, high * largest)
+            return self._sentence("the longer side in pixels", longer, low * smallest, high * largest)
         found = image_statistics(image)
         if reason := self._beyond(found, OF_IMAGE):
             return reason
         if float(probs.mean()) < self.nothing:
-            return None if self.empty else "outside the reward network's domain: it sees no object in this image"
+            return None if self.empty else f"{OUTSIDE}: it sees no object in this image"
         seen = max(self.seen_size(*image.shape[:2]))
         return self._beyond(map_statistics(probs, seen / longer), OF_MAP)
 
@@ -137,10 +141,10 @@ class Domain:
         return None
 
     def _sentence(self, words: str, value: float, low: float, high: float) -> str:
-        return (
-            f"outside the reward network's domain: the image's {words} is {value:.3g}, expected {low:.3g} to {high:.3g}"
-            f" by its {self.images} validation images"
-        )
+        limits = f"{low:.3g} to {high:.3g}"
+        if -low == UNLIMITED or high == UNLIMITED:
+            limits = f"at most {high:.3g}" if -low == UNLIMITED else f"{low:.3g} or more"
+        return f"{OUTSIDE}: {words} is {value:.3g}, on the {self.images} images of its validation {limits}"
 
 
 def fit_domain(judged: Sequence[Judged], images: Sequence[np.ndarray]) -> Domain:
@@ -172,9 +176,11 @@ def fit_domain(judged: Sequence[Judged], images: Sequence[np.ndarray]) -> Domain
 
 
 def _limits(values: Sequence[float], statistic: Statistic) -> tuple[float, float]:
-    low, high = min(values), max(values)
-    reach = max(BEYOND * (high - low), statistic.floor)
-    return low - reach if statistic.low else -UNLIMITED, high + reach if statistic.high else UNLIMITED
+    scaled = np.log(np.maximum(values, TINY)) if statistic.ratio else np.array(values)
+    reach = max(BEYOND * float(np.ptp(scaled)), statistic.floor)
+    low, high = scaled.min() - reach, scaled.max() + reach
+    low, high = (float(np.exp(limit)) if statistic.ratio else float(limit) for limit in (low, high))
+    return low if statistic.low else -UNLIMITED, high if statistic.high else UNLIMITED
 
 
 def image_statistics(image: np.ndarray) -> dict[str, float]:
@@ -182,7 +188,7 @@ def image_statistics(image: np.ndarray) -> dict[str, float]:
     grey = image.mean(axis=2, dtype=np.float32)
     return {
         "brightness": float(grey.mean() / 255),
-        "contrast": math.log1p(float(grey.std())),
+        "contrast": float(grey.std()),
         "colour": float(np.ptp(image, axis=2).mean() / 255),
     }
 
@@ -194,11 +200,11 @@ def map_statistics(probs: Tensor, scale: float = 1.0) -> dict[str, float]:
     """
     maps = probs[:, 0, 0].double()
     mean = maps.mean(dim=0)
-    total = float(mean.sum()) + 1e-6
-    border = float(mean.diff(dim=0).abs().sum() + mean.diff(dim=1).abs().sum()) + 1e-6
+    total = float(mean.sum()) + TINY
+    border = float(mean.diff(dim=0).abs().sum() + mean.diff(dim=1).abs().sum()) + TINY
     return {
-        "share": math.log(total / mean.numel()),
-        "width": math.log(scale * 2 * total / border),  # of a long tube: area by half of its border
+        "share": total / mean.numel(),
+        "width": scale * 2 * total / border,  # of a long tube: area by half of its border
         "decided": float(mean.square().sum()) / total,
         "disagreement": float(maps.var(dim=0, correction=0).sum()) / total,
     }

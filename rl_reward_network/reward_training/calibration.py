@@ -55,8 +55,11 @@ class QualityTable(NamedTuple):
 
     def of(self, source: str) -> "QualityTable":
         """The rows of one source."""
-        chosen = self.sources == source
-        return QualityTable(*(column[chosen] for column in self))
+        return QualityTable(*(column[self.sources == source] for column in self))
+
+    def without(self, source: str) -> "QualityTable":
+        """The rows of the other sources."""
+        return QualityTable(*(column[self.sources != source] for column in self))
 
 
 class Climb(NamedTuple):
@@ -80,7 +83,8 @@ def calibrated(
     """The same network with `level`, `caution`, `intervals`, `ascent_step` and `domain` fitted on validation images.
 
     The maps of each image are computed once. Masks of all sources take part, also of those that are not in training:
-    masks that know the truth need a higher level than masks that do not, and one curve serves both.
+    masks that know the truth need a higher level than masks that do not, and one curve serves both. The network's own
+    segmentation has an interval alone: it shares the network's errors, and no curve could correct that for it.
 
     Args:
         network: an ensemble; its previous values of these fields are ignored.
@@ -93,9 +97,10 @@ def calibrated(
     network = reconfigured(network, replace(network.config, level=(), intervals={}, domain=None))
     seen: list[tuple[np.ndarray, Judged]] = []
     table, climbs = measure(network, examples, masks, seed, seen)
-    level, weights = fit_levels(table), network.config.score_weights
-    table = table._replace(predicted=levelled(level, table.predicted))
-    k = choose_k(table.predicted @ weights, table.true @ weights, table.image_ids)
+    others, weights = table.without(OWN), network.config.score_weights
+    level = fit_levels(others)
+    table, others = (part._replace(predicted=levelled(level, part.predicted)) for part in (table, others))
+    k = choose_k(others.predicted @ weights, others.true @ weights, others.image_ids)
     intervals = fit_intervals(table, groups)
     network = reconfigured(network, replace(network.config, level=level, caution=k, intervals=intervals))
     domain = fit_domain([judged for _, judged in seen], [*train_images, *(image for image, _ in seen)])
