@@ -71,7 +71,7 @@ def test_k_is_chosen_for_the_weights_of_the_score_at_the_calibrated_level(networ
     config = replace(SMALL, score_weights=(0.0, 0.0, 0.0, 1.0))
     result = calibrated(reconfigured(network, config), examples, GROUPS, 2, [0])
     scores, true, _ = calls[0]
-    table, _ = measure(result, examples, 2, [0])
+    table = measure(result, examples, 2, [0])[0].without(OWN)
     np.testing.assert_allclose(scores, table.predicted[..., 3], atol=1e-5)
     np.testing.assert_allclose(true, table.true[:, 3])
 
