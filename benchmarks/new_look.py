@@ -5,19 +5,19 @@
 
 20 labelled patients have every look of the embedded world but one. 100 other patients have that look alone; their
 images join GRPO without masks. 40 more patients of that look are the test. For each seed: a reward network (quick),
-and GRPO (quick, 60 steps) without the unlabelled images, with those on which the network is about as sure as on
-validation images (the default), and with all of them; `--rules with_spread` adds those left by the limit of the spread
-alone. Every command is printed; finished runs are not repeated.
+and GRPO (quick, 60 steps) without the unlabelled images, with those in the network's domain (the default), and with all
+of them. Every command is printed; finished runs are not repeated.
 """
 
 import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+from unittest.mock import patch
 
 import numpy as np
 import tyro
@@ -44,33 +44,25 @@ from rl_reward_network.models.lora import load_trainable
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.checkpoint_sa2va import TRAINABLE
 from rl_reward_network.report.statistics import CHANGE, UNIT, few_patients_note, mean_interval
-from rl_reward_network.rewards import out_of_distribution
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.metrics import dice
-from rl_reward_network.rewards.out_of_distribution import own_segmentation
 from rl_reward_network.run import AGREEMENT, BEST_REWARD_NET, FINAL
 
 PATIENTS = {"labelled": 20, "unlabelled": 100, "test": 40}
 STEPS = 60
-WITHOUT, WITH, SPREAD, ALL = "without", "with", "with_spread", "with_all"
-Name = Literal["with", "with_spread", "with_all"]
-Rule = Callable[[np.ndarray, np.ndarray, float, float], np.ndarray]
-RULES: dict[str, Rule] = {  # in place of `out_of_distribution.within`
-    WITH: out_of_distribution.within,
-    SPREAD: lambda scores, spreads, smallest, largest: spreads <= largest,
-    ALL: lambda scores, spreads, smallest, largest: np.ones(len(scores), bool),
-}
+WITHOUT, WITH, ALL = "without", "with", "with_all"
+Name = Literal["with", "with_all"]
+RULES = (WITH, ALL)
 ROWS = {
     "base": "sa2va-nano as it is",
     WITHOUT: "GRPO without the unlabelled images",
-    WITH: "GRPO with those within both limits (the default)",
-    SPREAD: "GRPO with those within the limit of the spread",
+    WITH: "GRPO with those in the network's domain (the default)",
     ALL: "GRPO with all of them",
     "network": "the reward network's own segmentation",
 }
 DIFFERENCES = (
     *((name, "base") for name in (WITHOUT, WITH, ALL)),
-    *((name, WITHOUT) for name in (WITH, SPREAD, ALL)),
+    *((name, WITHOUT) for name in (WITH, ALL)),
 )
 RESULTS = "results.json"
 
@@ -86,7 +78,7 @@ class Args:
     output_dir: Path = Path("outputs/new_look")
     """Parent of the data and the runs."""
     rules: tuple[Name, ...] = ("with", "with_all")
-    """Which unlabelled images join: the default, those within the limit of the spread alone, all."""
+    """Which unlabelled images join: those in the domain, all."""
     show: bool = False
     """Run nothing; show what is finished."""
 
@@ -144,25 +136,22 @@ def train(data: Path, folder: Path, seed: int, rules: Sequence[str]) -> None:
         if not (folder / name / FINAL).exists():
             resume = "--resume" if (folder / name / "config.json").exists() else ""
             more = unlabelled if name in RULES else ""
-            _call(f"grpo quick {flags} {more} --run_folder {folder / name} {resume}", RULES.get(name))
+            _call(f"grpo quick {flags} {more} --run_folder {folder / name} {resume}", name == ALL)
 
 
 def _reward_net(folder: Path) -> Path:
     return next(iter(sorted(folder.glob(f"*/{AGREEMENT}")))).parent / BEST_REWARD_NET
 
 
-def _call(command: str, rule: Rule | None = None) -> None:
-    """Run a command of `sa2va-rl`; a rule other than the default needs this process."""
+def _call(command: str, everywhere: bool = False) -> None:
+    """Run a command of `sa2va-rl`; a network that judges `everywhere` needs this process."""
     print(f"\nsa2va-rl {command}", flush=True)
     words = shlex.split(command)
-    if rule in (None, out_of_distribution.within):
+    if not everywhere:
         subprocess.run([sys.executable, "-m", "rl_reward_network.cli", *words], check=True, env=os.environ)
         return
-    usual, out_of_distribution.within = out_of_distribution.within, rule  # type: ignore[assignment]
-    try:
+    with patch.object(RewardNetwork, "outside", lambda *_: None):
         grpo.main(tyro.cli(grpo.Args, args=words[1:], config=(tyro.conf.FlagCreatePairsOff,)))
-    finally:
-        out_of_distribution.within = usual
 
 
 def evaluate(data: Path, folder: Path, rules: Sequence[str]) -> None:
@@ -177,9 +166,9 @@ def evaluate(data: Path, folder: Path, rules: Sequence[str]) -> None:
     columns["network"] = np.array([_own_dice(maps, sample) for sample in tests])
     labelled = [s for s in read_samples(data / "labelled") if s.group_id not in network.training_info["train_groups"]]
     for name, samples in (("known looks", labelled), ("new look", tests)):
-        own = np.array([own_segmentation(maps, sample.load_image()) for sample in samples])
+        own = np.array([_own_quality(maps, sample) for sample in samples])
         result[name] = {"score": float(own[:, 0].mean()), "spread_median": float(np.median(own[:, 1]))}
-    result["left out"] = {name: read_json(folder / name / "config.json")["unlabelled"]["left_out"] for name in rules}
+    result["left out"] = {name: read_json(folder / name / "config.json")["domain"]["outside"] for name in rules}
     write_json(folder / RESULTS, result | {"dice": {name: values.tolist() for name, values in columns.items()}})
 
 
@@ -197,10 +186,18 @@ def _dice(run_folder: Path, tests: list[Sample], trained: bool = True) -> np.nda
     return measure(model, prompts, FeatureCache(model, processor), longest).values["dice"]
 
 
+def _own_quality(maps: ForegroundMaps, sample: Sample) -> tuple[float, float]:
+    """Score and spread of the network's own segmentation, also outside its domain."""
+    scorer = maps.scorer(sample.load_image())
+    scorer.outside = None
+    quality = scorer.quality(scorer.own_mask[None].astype(np.float32))
+    return float(quality["score"][0]), float(quality["spread"][0])
+
+
 def _own_dice(maps: ForegroundMaps, sample: Sample) -> float:
     truth = sample.load_mask()
     assert truth is not None
-    return float(dice((maps.scorer(sample.load_image()).foreground_prob > 0.5)[None], truth[None])[0])
+    return float(dice(maps.scorer(sample.load_image()).own_mask[None], truth[None])[0])
 
 
 def show(args: Args) -> None:

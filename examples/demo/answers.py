@@ -20,10 +20,11 @@ from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL
 from rl_reward_network.methods.fusion import fusion
 from rl_reward_network.models.default import is_small
-from rl_reward_network.models.reward_network import RewardNetworkConfig, error_map
+from rl_reward_network.models.reward_network import error_map
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype
 from rl_reward_network.models.sa2va.pixels_sa2va import QUESTIONS, RegionPrompt, draw_region
 from rl_reward_network.report.overlays import BLUE, ORANGE, paint_mask
+from rl_reward_network.reward_training.calibration import given_interval
 from rl_reward_network.segment.files import save_mask
 from rl_reward_network.segment.maker import Answered, MaskMaker, default_model, load_mask_maker
 
@@ -36,7 +37,6 @@ DRAWN: dict[RegionPrompt, str] = {  # said with a caption of a Qwen-VL
 LOOKS = ("plain", "bright", "faint")  # of the example angiograms
 LONGEST_SIDE = 1024  # pixels; SAM 2 sees no more, and a larger mask holds the server for minutes
 MOST_PIXELS = 50_000_000  # larger files are not decoded; cameras of phones give 48 million
-SEGMENTER = "Sa2VA"  # the source of masks that intervals are taken of
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,8 +129,11 @@ class Answers:
         """Lines of predicted Dice, interval or why there is none, and spread; none without a reward network."""
         if result.scorer is None or self.maker.network is None:
             return []
+        if result.scorer.outside:
+            return [f"Predicted Dice: {self.maker.quality(result)}"]
         quality = result.scorer.quality(result.mask[None].astype(np.float32))
-        reason = interval_refusal(self.maker.network.config)
+        limits = given_interval(self.maker.network.config, result.scorer, result.mask)
+        reason = limits if isinstance(limits, str) else None
         title = "Predicted Dice" if reason else "Predicted Dice [90 % interval]"
         predicted = self.maker.quality(result).replace(" (no interval can be given)", "")
         lines = [f"{title}: {predicted}", f"Spread between the networks: {float(quality['spread'][0]):.3f}"]
@@ -151,7 +154,7 @@ class Answers:
         masks = np.stack([answer.masks().any(axis=0) for answer in answers])
         scorer = maker.scorer(image)
         scores = [""] * len(masks)
-        if scorer is not None:
+        if scorer is not None and not scorer.outside:
             scores = [f"{dice:.3f} " for dice in scorer.quality(masks.astype(np.float32))["dice"]]
         shared = commonprefix(self.prompts).rfind(" ") + 1 if len(self.prompts) > 1 else 0  # noqa: RUF071 (words)
         labels = [score + prompt[shared:] for prompt, score in zip(self.prompts, scores, strict=True)]
@@ -272,12 +275,6 @@ def write_examples(folder: Path) -> list[Path]:
     for name, picture in pictures.items():
         Image.fromarray(picture).save(folder / f"{name}.png")
     return [folder / f"{name}.png" for name in pictures]
-
-
-def interval_refusal(config: RewardNetworkConfig) -> str | None:
-    """Why a reward network gives no interval of the Dice of Sa2VA's masks; None if it gives one."""
-    interval = config.intervals.get(SEGMENTER)
-    return "none was fitted to masks of these weights" if interval is None else interval.refusal
 
 
 def load_answers(

@@ -221,7 +221,7 @@ def show_table(results: "Sequence[Segmented]") -> None:
     heads = ["image", *(["prompt"] * (not same_prompt)), "mask", *(["[SEG]"] * has_answer)]
     heads += ["predicted Dice [90 %]"] * has_quality
     for head in heads:
-        table.add_column(escape(head), no_wrap=head not in ("image", "prompt"))
+        table.add_column(escape(head), no_wrap=head in ("mask", "[SEG]"))
     for result in results:
         prompt = [] if same_prompt else [result.prompt]
         share = "none" if result.segs == 0 else f"{result.share:.1%}"

@@ -241,7 +241,8 @@ class EditedImage:
 
     def _score(self, mask: np.ndarray) -> float:
         assert self.scorer is not None
-        return float(self.scorer.quality(mask[None].astype(np.float32))["score"][0])
+        score = self.scorer.quality(mask[None].astype(np.float32))["score"][0]
+        return float(np.nan_to_num(score))  # without a number no mask is better than another
 
     def _value(self, operations: Operations) -> tuple[float, float | None]:
         """Reward and Dice."""

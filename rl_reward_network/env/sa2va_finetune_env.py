@@ -21,7 +21,8 @@ class PromptContext:
     Args:
         sample_id: name of the image, in our runs a hash; unique among the contexts of an environment.
         features: float32 (F,), from `observe_image`.
-        scores: float32 (P,) in [0, 1], the reward network's score of each action's mask.
+        scores: float32 (P,) in [0, 1], the reward network's score of each action's mask; all NaN where the image is
+            outside its domain.
         metrics: name -> float (P,) in [0, 1], the rewards of `rewards.table` (`MASK_REWARDS` where labelled,
             `IMAGE_REWARDS`) of each action's mask.
         group_id: of the patient, over whom validation takes means; "" counts the image as one.
@@ -48,8 +49,14 @@ class PromptContext:
             raise ValueError(
                 f"{self.sample_id}: scores: got shape {self.scores.shape}; expected (P,) with P >= 2 actions"
             )
-        for name, values in {"scores": self.scores, **self.metrics}.items():
+        scores = {"scores": self.scores} if self.judged else {}
+        for name, values in {**scores, **self.metrics}.items():
             self._require(name, values, self.scores.shape, 0, 1)
+
+    @property
+    def judged(self) -> bool:
+        """Whether the reward network gives scores."""
+        return not np.isnan(self.scores).all()
 
     @property
     def vision_features(self) -> int:
@@ -75,10 +82,14 @@ def prompt_rewards(context: PromptContext, reward: RewardName) -> np.ndarray:
         reward: one of `rewards.table.PROMPT_REWARDS`.
 
     Raises:
-        ValueError: another reward, or one that needs the ground truth of an unlabelled image; names the sample.
+        ValueError: another reward, one that needs the ground truth of an unlabelled image, or a score where there is
+            none; names the sample.
     """
     try:
-        return prompt_reward(reward, context.scores, context.metrics)
+        rewards = prompt_reward(reward, context.scores, context.metrics)
+        if np.isnan(rewards).any():
+            raise ValueError("it is outside the reward network's domain and has no score; leave it out")
+        return rewards
     except ValueError as error:
         raise ValueError(f"{context.sample_id}: {error}") from None
 
@@ -178,7 +189,8 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
         self._steps += 1
         terminated = self._steps == self.max_steps
         info: dict[str, Any] = {"sample_id": context.sample_id, "prompt": int(action)}
-        values = {"score": context.scores, **context.metrics}
+        values = {"score": context.scores} if context.judged else {}
+        values |= context.metrics
         info |= {name: float(of_prompts[action]) for name, of_prompts in values.items()}
         return self._observation(context), reward, terminated, False, info
 

@@ -3,7 +3,6 @@
 import json
 import math
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,11 @@ from rl_reward_network.grpo.image_context import FeatureCache
 from rl_reward_network.grpo.inputs import GRPOInputs, count_images, of_images, open_grpo_inputs
 from rl_reward_network.grpo.measure import Measured, iou_of_captions, measure, unpacked
 from rl_reward_network.grpo.merge import evaluation_folder, load_base, load_trained, trained_config
-from rl_reward_network.grpo.prompts import GRPOPrompt, image_prompt
+from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.grpo.validation import notice, scores
 from rl_reward_network.inputs.config import RegionConfig, RunConfig, pick_fields
 from rl_reward_network.inputs.loading import located_data, located_model, located_unlabelled
-from rl_reward_network.inputs.unlabelled import unchanged
 from rl_reward_network.models.ema import copied, swapped
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.side_network import side_network_config
@@ -33,14 +31,6 @@ from rl_reward_network.report.by_name import NamesSection, names_section
 from rl_reward_network.report.page import Origin, made_by
 from rl_reward_network.report.statistics import few_patients_note, plain_segmenter
 from rl_reward_network.report.table import Results, paired_rows, picks
-from rl_reward_network.report.unlabelled import (
-    IMAGES,
-    JudgedImages,
-    UnlabelledSection,
-    judged_images,
-    judged_row,
-    unlabelled_section,
-)
 from rl_reward_network.rewards.captions import meteor_variant
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.metrics import dice
@@ -97,20 +87,13 @@ def _evaluate(
     before = measure(model, prompts, cache, longest, desc="before")
     load_trained(model, final_model, config)
     after = measure(model, prompts, cache, longest, desc="after")
-    notes, section = (*fewer, *import_notes(inputs.config.data_root)), None
+    notes: tuple[str, ...] = (*fewer, *import_notes(inputs.config.data_root))
     if (run / REWARD_NET).exists():
         network = RewardNetwork.from_pretrained(run / REWARD_NET).to(inputs.device)
         maps = ForegroundMaps.beside(run, network)
         for measured in (before, after):
             measured.values["learned"] = scores(maps, prompts, measured)
         notes += segmenter_note(maps, prompts, after)
-
-        def measure_both(further: list[GRPOPrompt]) -> tuple[Measured, Measured]:
-            with swapped(model, start_weights):
-                first = measure(model, further, cache, longest, desc="unlabelled, before")
-            return first, measure(model, further, cache, longest, desc="unlabelled, after")
-
-        section = grpo_section(inputs, config, maps, (prompts, before, after), measure_both)
     if "iou_of_drawn" in before.values:  # with the base model's masks: low if the captions suit the trained model alone
         before.values["iou_of_drawn_by_base"] = before.values["iou_of_drawn"]
         with swapped(model, start_weights):
@@ -125,7 +108,7 @@ def _evaluate(
     origin = _origin(inputs, config, final_model, flags)
     result = _result(inputs, config, prompts, before, after, run, minutes)
     notes += few_patients_note(min(gain.groups for gain in result.gains.values()), "test groups")
-    result = replace(result, notes=notes, origin=origin, unlabelled=section, by_name=by_name)
+    result = replace(result, notes=notes, origin=origin, by_name=by_name)
     folder = evaluation_folder(final_model, None if items is None else count_images(prompts))
     return result, write_before_after(folder, result)
 
@@ -212,7 +195,7 @@ def _network_dice(maps: ForegroundMaps, prompt: GRPOPrompt) -> float:
     assert truth is not None
     if not truth.any():
         return math.nan
-    return float(dice((maps.scorer(image).foreground_prob > 0.5)[None], truth[None])[0])
+    return float(dice(maps.scorer(image).own_mask[None], truth[None])[0])
 
 
 def pictured(prompts: list[GRPOPrompt], before: Measured, after: Measured, criterion: str) -> tuple[ReportItem, ...]:
@@ -265,40 +248,3 @@ def _about(config: dict[str, Any], minutes: float) -> dict[str, Any]:
         "training: minutes": f"{config['minutes']:.1f}",
         "evaluation: minutes": f"{minutes:.1f}",
     }
-
-
-def grpo_section(
-    inputs: GRPOInputs,
-    config: dict[str, Any],
-    maps: ForegroundMaps,
-    tests: tuple[list[GRPOPrompt], Measured, Measured],
-    measure_both: Callable[[list[GRPOPrompt]], tuple[Measured, Measured]],
-) -> UnlabelledSection | None:
-    """The section of the report; None where the run had no unlabelled images, or their folder is no longer there.
-
-    Args:
-        inputs: of the evaluation.
-        config: the run's config.json.
-        maps: of the reward network.
-        tests: test prompts, and what was measured of the base model and of the trained one.
-        measure_both: measures both models on further prompts.
-
-    Raises:
-        ValueError: an image or a mask cannot be read.
-    """
-    facts = config.get("unlabelled")
-    if facts is None or not unchanged(inputs.unlabelled, config["origin"]["unlabelled"]):
-        return None
-    assert inputs.unlabelled is not None
-    samples = spread(inputs.unlabelled.samples, IMAGES, inputs.config.seed)
-    prompts = [image_prompt(sample, inputs.regions.segment_question) for sample in samples]
-    new = _judged(maps, prompts, *measure_both(prompts))
-    return unlabelled_section(_judged(maps, *tests), new, facts, inputs.config.seed)
-
-
-def _judged(maps: ForegroundMaps, prompts: list[GRPOPrompt], before: Measured, after: Measured) -> JudgedImages:
-    rows = []
-    for prompt, old, new in zip(prompts, before.masks, after.masks, strict=True):
-        image, truth = prompt.load()
-        rows.append(judged_row(maps, prompt.group_id, image, (unpacked(old), unpacked(new)), truth))
-    return judged_images(rows)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
+from tqdm import tqdm
 
 from rl_reward_network.data.annotations import compile_group_regex, phrase_key, read_annotations
 from rl_reward_network.data.grasp_any_region import is_hub_id
@@ -41,8 +42,7 @@ from rl_reward_network.inputs.unlabelled import Unlabelled, unlabelled_of
 from rl_reward_network.models.default import is_small
 from rl_reward_network.models.sa2va.arguments_sa2va import check_bits
 from rl_reward_network.models.sa2va.loading_sa2va import check_device, check_first_gpu, check_flash_attn
-from rl_reward_network.rewards.learned import ForegroundMaps
-from rl_reward_network.rewards.out_of_distribution import LoadImage, OODCheck, in_distribution
+from rl_reward_network.rewards.learned import DomainCheck, ForegroundMaps, in_domain
 
 VALIDATED = 48  # prompts of each validation
 CHECKED = 1000  # prompts whose files are decoded before a run
@@ -329,29 +329,32 @@ def labelled_prompts(prompts: Sequence[GRPOPrompt], use: str) -> list[GRPOPrompt
 
 
 def with_unlabelled(
-    inputs: GRPOInputs, prompts: list[GRPOPrompt], maps: ForegroundMaps | None
-) -> tuple[list[GRPOPrompt], OODCheck | None]:
-    """The training prompts with those of the unlabelled images, and how many of these were left out.
+    inputs: GRPOInputs, prompts: list[GRPOPrompt], maps: ForegroundMaps | None, by_labels: bool = False
+) -> tuple[list[GRPOPrompt], DomainCheck | None]:
+    """The training prompts with those of the unlabelled images, less those that the reward network cannot judge.
 
     Args:
         inputs: data, split, and perhaps unlabelled images.
         prompts: of the data.
-        maps: of the reward network, which leaves out images that are unlike those it knows; without one all join.
+        maps: of the reward network; without one all join.
+        by_labels: whether the objective learns from labels, so that labelled prompts need no network.
+
+    Returns:
+        The prompts, and how many were left out; None where none was looked at.
 
     Raises:
-        ValueError: an image cannot be read.
+        ValueError: an image cannot be read, or no prompt is left.
     """
-    if inputs.unlabelled is None or maps is None:
-        return [*prompts, *inputs.unlabelled_prompts], None
-    known = validation_prompts(inputs)
-    known = [prompt for prompt in known if prompt.labelled] or known
-    new = inputs.unlabelled_prompts
-    decided = [in_distribution(maps, [_image(prompt) for prompt in known], [_image(prompt) for prompt in new])]
+    prompts = [*prompts, *inputs.unlabelled_prompts]
+    asked = [] if maps is None else [prompt for prompt in prompts if not (by_labels and prompt.labelled)]
+    if maps is None or not asked:
+        return prompts, None
+    bar = tqdm(asked, "the reward network's domain", unit="image", leave=False)
+    decided = [in_domain(maps, (prompt.load()[0] for prompt in bar))]
     if PartialState().num_processes > 1:
         broadcast_object_list(decided)  # an image near a limit must not join on one rank alone
-    joins, ood_check = decided[0]
-    return [*prompts, *(prompt for prompt, join in zip(new, joins, strict=True) if join)], ood_check
-
-
-def _image(prompt: GRPOPrompt) -> LoadImage:
-    return lambda: prompt.load()[0]
+    inside, check = decided[0]
+    outside = {id(prompt) for prompt, is_inside in zip(asked, inside, strict=True) if not is_inside}
+    if len(outside) == len(prompts):
+        raise ValueError(f"no training image is left: {check.sentence}")
+    return [prompt for prompt in prompts if id(prompt) not in outside], check

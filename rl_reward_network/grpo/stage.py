@@ -54,8 +54,7 @@ from rl_reward_network.report.cost import RunCost
 from rl_reward_network.reward_training.stage import named
 from rl_reward_network.rewards.captions import meteor_variant
 from rl_reward_network.rewards.judge import Judge
-from rl_reward_network.rewards.learned import ForegroundMaps
-from rl_reward_network.rewards.out_of_distribution import OODCheck
+from rl_reward_network.rewards.learned import DomainCheck, ForegroundMaps
 from rl_reward_network.rewards.table import MASK_REWARDS, own_fingerprint
 from rl_reward_network.run import FINAL, GRPO_RUN, REFITTED, REWARD_NET, Run, peak_memory_gib
 
@@ -87,14 +86,14 @@ class _Training:
     Args:
         origin: the settings that a resumed run must share.
         trainer: on the run's prompts.
-        ood_check: which unlabelled images were left out; None without unlabelled images.
+        domain: how many images the reward network cannot judge; None without one.
         validation: None if the plan has none.
         refit: of the reward network; None if it stays as it is.
     """
 
     origin: dict[str, Any]
     trainer: Sa2VAGRPOTrainer
-    ood_check: OODCheck | None
+    domain: DomainCheck | None
     validation: ValidationCallback | None
     refit: RefitCallback | None = None
 
@@ -132,7 +131,7 @@ def run_grpo_stage(
         frozen = trainer.freeze_unreached(trainer.prompts[:PROBED])
     trainer.reset_reference()
     if trainer.args.should_save:
-        print("\n".join(startup_lines(trainer, frozen, training.ood_check)))
+        print("\n".join(startup_lines(trainer, frozen, training.domain)))
     with run.lock() if trainer.args.should_save else nullcontext():  # the first process locks the folder for all
         if resume:
             run.check_same(training.origin)
@@ -237,7 +236,7 @@ def _make_training(
     rewards = loop_rewards(plan, inputs.kind, judge, maps)
     pathwise = None if maps is None else PathwiseReward(maps, processor.sam_image_size)
     prompts = _training_prompts(inputs, plan, rewards, network is not None)
-    prompts, ood_check = with_unlabelled(inputs, prompts, maps)
+    prompts, domain = with_unlabelled(inputs, prompts, maps, plan.settings.objective in OF_LABELS)
     check_prompts(prompts)
     pairs = PairMaker(args.preferred_by, args.dpo_gap, maps)
     trainer = Sa2VAGRPOTrainer(model, processor, args, prompts, rewards, pathwise, plan.shuffle_rewards, pairs)
@@ -249,7 +248,7 @@ def _make_training(
         assert network is not None, "the plan refuses re-fits without a reward network"
         assert maps is not None
         refit = trainer.refit = RefitCallback(trainer, maps, refit_prompts(inputs, network))
-    return _Training(origin, trainer, ood_check, validation, refit)
+    return _Training(origin, trainer, domain, validation, refit)
 
 
 def _training_prompts(inputs: GRPOInputs, plan: GRPOPlan, rewards: LoopRewards, learned: bool) -> list[GRPOPrompt]:
@@ -325,13 +324,13 @@ def _fail_untrained(trainer: Sa2VAGRPOTrainer, reason: str) -> NoReturn:
 # ---- the output before the first step -------------------------------------------------------------------------------
 
 
-def startup_lines(trainer: Sa2VAGRPOTrainer, frozen: list[str], ood_check: OODCheck | None) -> Iterator[str]:
-    """Trained and frozen parts, the size of an optimisation step, unlabelled images left out, and the teacher's decay.
+def startup_lines(trainer: Sa2VAGRPOTrainer, frozen: list[str], domain: DomainCheck | None) -> Iterator[str]:
+    """Trained and frozen parts, the size of an optimisation step, images left out, and the teacher's decay.
 
     Args:
         trainer: before its first step.
         frozen: names of the tensors that no enabled loss reaches.
-        ood_check: of the unlabelled images.
+        domain: of the training images.
     """
     table = parameter_table(trainer.sa2va)
     yield from (f"{part}: {count:,} parameters, {trained:,} train" for part, count, trained in table)
@@ -343,8 +342,8 @@ def startup_lines(trainer: Sa2VAGRPOTrainer, frozen: list[str], ood_check: OODCh
         if count and not training:
             parts.setdefault(WHY_FROZEN.get(part, AS_SUPERVISED), []).append(part)
     yield from (f"not trained: {', '.join(names)} ({reason})" for reason, names in parts.items())
-    if ood_check:
-        yield ood_check.sentence
+    if domain and domain.outside:
+        yield domain.sentence
     for part, count in Counter(".".join(name.split(".")[:3]) for name in frozen).items():
         yield f"frozen, since no enabled loss reaches it: {part} ({count} tensors, named in config.json)"
     yield f"EMA teacher: {_teacher(trainer)}"
@@ -421,7 +420,7 @@ def _begin(run: Run, inputs: GRPOInputs, training: _Training, frozen: list[str],
         "data": inputs.summary,
         "images": count_images(training.trainer.prompts),
         "labels": sum(_labels_of(training, inputs.split).values()),
-        "unlabelled": None if training.ood_check is None else training.ood_check.facts,
+        "domain": None if training.domain is None else asdict(training.domain),
         "reward_net": None if network is None else named(network, run.path),
         "groups": {name: len(ids) for name, ids in inputs.split.groups.items()},
         "parameters": [list(row) for row in parameter_table(model)],

@@ -295,7 +295,8 @@ class ValidationCallback(TrainerCallback):
         points[EMPTY] = empty_share(measured)
         points[SILENT] = float(np.mean([mask is None for mask in measured.masks]))
         if self.maps is not None:
-            points[PROXY] = float(np.mean(known_means(scores(self.maps, self.prompts, measured), groups)))
+            proxy = known_means(scores(self.maps, self.prompts, measured), groups)
+            points |= {PROXY: float(np.mean(proxy))} if proxy else {}
         return points
 
 
@@ -308,7 +309,7 @@ def empty_share(measured: Measured) -> float:
 
 
 def scores(maps: ForegroundMaps, prompts: Sequence[GRPOPrompt], measured: Measured) -> np.ndarray:
-    """float64 (N,): the reward network's score of each prompt's mask; 0 without a mask."""
+    """float64 (N,): the reward network's score of each prompt's mask; 0 without a mask, NaN outside its domain."""
     reward = learned_reward(maps)
     values = [
         reward(images=[prompt.load()[0]], predicted_masks=[unpacked(mask)]).values[0]

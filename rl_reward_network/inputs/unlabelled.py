@@ -114,13 +114,6 @@ def open_unlabelled(
     return Unlabelled(root, tuple(own), data_fingerprint(bare))
 
 
-def unchanged(unlabelled: Unlabelled | None, fingerprint: str) -> bool:
-    """Whether a run's unlabelled images are there, and those of its training; a warning where they are others."""
-    if unlabelled is not None and unlabelled.fingerprint != fingerprint:
-        warnings.warn(f"{unlabelled.root}: other images than in training; they are left out", stacklevel=2)
-    return unlabelled is not None and unlabelled.fingerprint == fingerprint
-
-
 def _read(root: Path, text: str, group_regex: str | None, grey_levels: Mapping[str, Levels] | None) -> list[Sample]:
     if not root.is_dir():
         raise ValueError(f"{root}: no such folder; {FLAG} names a folder of images")

@@ -96,7 +96,7 @@ def _val_dice(method: Method, trained: Trained, samples: Sequence[Sample], make_
 
 
 def _score(view: ImageView, mask: np.ndarray) -> dict[str, float]:
-    """The reward network's score of a mask, if there is a network."""
+    """The reward network's score of a mask, if there is a network; NaN outside its domain."""
     if not view.has_scorer:
         return {}
     return {"score": float(view.scorer.quality(mask[None].astype(np.float32))["score"][0])}
@@ -115,7 +115,8 @@ def _truth(sample: Sample) -> np.ndarray:
 
 def save_result(path: Path, result: MethodResult) -> None:
     """Write a result as JSON, whole or not at all."""
-    write_json(path, {name: value for name, value in asdict(result).items() if name != "cost"})
+    test = {name: [None if np.isnan(value) else value for value in values] for name, values in result.test.items()}
+    write_json(path, {name: value for name, value in asdict(result).items() if name != "cost"} | {"test": test})
 
 
 def load_result(path: Path) -> MethodResult:
@@ -126,7 +127,7 @@ def load_result(path: Path) -> MethodResult:
     """
     try:
         value: dict[str, Any] = dict(read_json(path))
-        test = {name: tuple(numbers) for name, numbers in value["test"].items()}
+        test = {name: tuple(np.array(numbers, dtype=float).tolist()) for name, numbers in value["test"].items()}
         assert {*METRICS, ECE} <= test.keys()
         return MethodResult(**value | {"val": tuple(value["val"]), "test": test})
     except (KeyError, TypeError, AssertionError) as error:

@@ -69,8 +69,8 @@ def _of(index: int, view: ImageView, trained: Trained) -> np.ndarray:
 
 
 def _scores(view: ImageView, soft: np.ndarray) -> np.ndarray:
-    """float32 (P,): the reward network's score of the mask of each soft mask (P, H, W)."""
-    return view.scorer.quality((soft > 0.5).astype(np.float32))["score"]
+    """float32 (P,): the reward network's score of the mask of each soft mask (P, H, W); 0 outside its domain."""
+    return np.nan_to_num(view.scorer.quality((soft > 0.5).astype(np.float32))["score"])
 
 
 def _chooser(run: Path) -> Chooser:

@@ -3,12 +3,14 @@
 An ensemble of small U-Nets predicts the foreground probability of each pixel from the image alone. Dice, IoU,
 precision, recall and the error map of a mask follow from this probability and the mask in closed form. Therefore
 
-- the prediction for the image does not depend on the mask, so a mask cannot manipulate it;
+- the prediction for the image does not depend on the mask. Its errors remain, and a mask that shares them gets too
+  high numbers, the network's own segmentation first of all;
 - the score is differentiable in every pixel of the mask;
 - further masks of the same image need no further pass of the U-Nets.
 """
 
 import hashlib
+import warnings
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -25,11 +27,13 @@ from torch import Tensor, nn
 from torch.backends import cudnn
 
 from rl_reward_network.artefacts import read_json, weights_fingerprint, whole_folder, write_json
+from rl_reward_network.models.domain import Domain
 from rl_reward_network.models.weights import read_tensors
 
 VERSION = 3
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 TRAIN_ONE = "train one with `sa2va-rl reward quick`"
+UNKNOWN_DOMAIN = "its domain is unknown, so that it gives numbers for every image; train the reward network again"
 NUMBERS = ("dice", "iou", "precision", "recall")
 ONE_PIXEL = 1.0  # smoothing: keeps every ratio and its gradient finite for an empty mask
 INITIAL_LOGIT = -2.0  # foreground probability 0.12 before training
@@ -145,7 +149,9 @@ class RewardNetworkConfig:
     level: tuple[LevelCurve, ...] = ()
     """Corrects the level of predicted Dice, IoU, precision and recall; fitted on validation images."""
     intervals: dict[str, DiceInterval] = field(default_factory=dict)
-    """The 90 % interval of the Dice by source of masks; fitted on validation images. None can be given for others."""
+    """The 90 % interval of the Dice by source of masks; fitted on validation images."""
+    domain: Domain | None = field(default=None, repr=False)
+    """The images that it can judge; None before version 1.0.0, where it is unknown."""
 
     @property
     def stride(self) -> int:
@@ -289,9 +295,21 @@ class RewardNetwork(nn.Module):
     def foreground_probs(self, image: Tensor) -> Tensor:
         """Foreground probability by each of K members, float (K, B, 1, H, W); `image` as in `forward`.
 
-        Images larger than a tile are processed in tiles with margins: the same result in bounded memory. Computed in
-        float32, also under autocast and without the TF32 of GPUs, because fewer digits would change every score.
+        Images of another size than those of training are seen at the size that `Domain.seen_size` says. Images larger
+        than a tile are processed in tiles with margins: the same result in bounded memory. Computed in float32, also
+        under autocast and without the TF32 of GPUs, because fewer digits would change every score.
         """
+        size, domain = image.shape[-2:], self.config.domain
+        seen = size if domain is None else domain.seen_size(*size)
+        if tuple(seen) != tuple(size):
+            maps = self._probs_of(F.interpolate(image, size=seen, mode="bilinear", antialias=True))
+            return F.interpolate(maps.flatten(0, 1), size=size, mode="bilinear", antialias=True).unflatten(
+                0, maps.shape[:2]
+            )
+        return self._probs_of(image)
+
+    def _probs_of(self, image: Tensor) -> Tensor:
+        """`foreground_probs` of images as they are."""
         step = self.config.stride
         margin = 8 * step  # more than the receptive field reaches
         tile = max(step, TILE // step * step)
@@ -329,6 +347,19 @@ class RewardNetwork(nn.Module):
             numbers = (dice, iou, precision, recall, score, members, weighted, spread)
             return RewardOutput(*numbers, mask, foreground_probs)
 
+    def outside(self, image: np.ndarray, foreground_probs: Tensor) -> str | None:
+        """Why no number can be given for masks of an image, in one sentence; None where numbers can be given.
+
+        Args:
+            image: uint8 (H, W, 3), RGB.
+            foreground_probs: float (K, 1, 1, H, W), its maps.
+        """
+        if self.config.domain is not None:
+            return self.config.domain.outside(image, foreground_probs)
+        if self.source is not None:  # shown once: warnings are not repeated
+            warnings.warn(f"{self.source}: {UNKNOWN_DOMAIN}", stacklevel=2)
+        return None
+
     def member(self, index: int) -> "RewardNetwork":
         """One member as a network with one member and caution 0; the weights are shared."""
         single = RewardNetwork(replace(self.config, members=1, caution=0.0), self.training_info)
@@ -339,6 +370,7 @@ class RewardNetwork(nn.Module):
     def fingerprint(self) -> str:
         """16 hex digits: a hash of weights and config."""
         config = f"{self.config}"[:-1] + ", interval=None)"  # a field until 0.12: runs know networks by this hash
+        config += "" if self.config.domain is None else f"{self.config.domain}"  # maps depend on the size that is seen
         return hashlib.sha256(f"{weights_fingerprint(self)}{config}".encode()).hexdigest()[:16]
 
     def save_pretrained(self, folder: str | Path) -> None:
@@ -403,6 +435,7 @@ def _read_config(path: Path) -> tuple[RewardNetworkConfig, dict[str, Any]]:
     version = values.get("version") if isinstance(values, dict) else None
     if version != VERSION:
         raise ValueError(f"{path}: field version is {version!r}, this code reads {VERSION}; {TRAIN_ONE}")
+    values = {"domain": None} | values  # not in networks before version 1.0.0
     if wrong := {"training", *asdict(RewardNetworkConfig())} ^ set(values):
         raise ValueError(f"{path}: missing or unknown fields {sorted(wrong)}; {TRAIN_ONE}")
     training_info = values.pop("training")
@@ -412,6 +445,7 @@ def _read_config(path: Path) -> tuple[RewardNetworkConfig, dict[str, Any]]:
         values["intervals"] = {
             name: DiceInterval(**{"conformal": False, **found}) for name, found in values.get("intervals", {}).items()
         }
+        values["domain"] = values["domain"] and Domain.from_json(values["domain"])
         return RewardNetworkConfig(**values), training_info
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}; {TRAIN_ONE}") from None

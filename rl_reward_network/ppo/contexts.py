@@ -3,8 +3,10 @@
 `contexts_from_run`, `contexts_from_model` and `contexts_from_masks` make contexts for the environment.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from rl_reward_network.ppo.baselines import ridge_per_prompt
 from rl_reward_network.ppo.stage import donors
 from rl_reward_network.report.metrics import SampleTable, measure_sample
 from rl_reward_network.reward_training.stage import check_no_leak
-from rl_reward_network.rewards.learned import ForegroundMaps
+from rl_reward_network.rewards.learned import ForegroundMaps, in_domain
 from rl_reward_network.rewards.metrics import dice
 from rl_reward_network.rewards.table import IMAGE_REWARDS, RewardName
 
@@ -84,9 +86,7 @@ def _prompt_table(inputs: RunInputs, sample: Sample, maps: ForegroundMaps, visio
     scorer, truth = maps.scorer(image), sample.load_mask()
     scores = scorer.quality(masks.astype(np.float32))["score"]
     table = measure_sample(sample.sample_id, sample.group_id, scores, masks, truth)
-    own_dice = (
-        None if truth is None or not truth.any() else float(dice(scorer.foreground_prob[None] > 0.5, truth[None])[0])
-    )
+    own_dice = None if truth is None or not truth.any() else float(dice(scorer.own_mask[None], truth[None])[0])
     features = observe_image(image, answer.vision_features if vision_features else None)
     return PromptTable(features, table, own_dice, {name: of(masks, image) for name, of in IMAGE_REWARDS.items()})
 
@@ -137,7 +137,7 @@ def _to_json(entry: PromptTable) -> dict[str, Any]:
         "sample_id": table.sample_id,
         "group_id": table.group_id,
         "features": entry.features.tolist(),
-        "scores": table.scores.tolist(),
+        "scores": [None if np.isnan(score) else score for score in table.scores.tolist()],
         "own_dice": entry.own_dice,
         "metrics": {name: values.tolist() for name, values in table.metrics.items()} if table.metrics else None,
         **{name: values.tolist() for name, values in entry.image_rewards.items()},
@@ -149,7 +149,7 @@ def _from_json(entry: dict[str, Any]) -> PromptTable:
     table = SampleTable(
         entry["sample_id"],
         entry["group_id"],
-        np.array(entry["scores"], dtype=np.float32),
+        np.array(entry["scores"], dtype=np.float32),  # None is NaN
         {name: np.array(values) for name, values in metrics.items()} if metrics else None,
     )
     image_rewards = {name: np.array(entry[name]) for name in IMAGE_REWARDS if name in entry}  # runs before 0.15: none
@@ -158,6 +158,8 @@ def _from_json(entry: dict[str, Any]) -> PromptTable:
 
 def contexts_from_model(config: RunConfig, reward_net: str | Path, images: int = 20) -> list[PromptContext]:
     """The contexts that step 2 would train on: Sa2VA's mask of each prompt, scored by a reward network.
+
+    Images outside the network's domain are left out, with a warning.
 
     Masks and the network's maps are stored below the output folder, and read from there the next time.
 
@@ -173,6 +175,10 @@ def contexts_from_model(config: RunConfig, reward_net: str | Path, images: int =
     check_no_leak(inputs.split, network, Path(reward_net))
     maps = ForegroundMaps.beside(config.output_dir / "contexts", network.to(config.device))
     samples = inputs.pick("policy", images)
+    inside, check = in_domain(maps, (sample.load_image() for sample in samples))
+    if check.outside:
+        warnings.warn(check.sentence, stacklevel=2)
+    samples = list(compress(samples, inside))
     return [entry.context for entry in prompt_tables(inputs, samples, maps, "scores", vision_features=True)]
 
 

@@ -10,11 +10,9 @@ import numpy as np
 from stable_baselines3.common.policies import ActorCriticPolicy
 
 from rl_reward_network.data.items import Sample
-from rl_reward_network.data.splits import spread
 from rl_reward_network.data_import.write import import_notes
 from rl_reward_network.embedded.datasets import is_rendered
 from rl_reward_network.inputs.loading import RunInputs, open_inputs, saved_config
-from rl_reward_network.inputs.unlabelled import unchanged
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.reward_network import RewardNetwork, error_map
 from rl_reward_network.ppo.baselines import DEPLOYED, LAST, POLICY, RIDGE, Comparison, compare
@@ -31,18 +29,10 @@ from rl_reward_network.ppo.policy import choose_prompts, load_weights
 from rl_reward_network.ppo.prompt_report import EvaluationResult, Overlay, write_report
 from rl_reward_network.ppo.settings import TEST_IMAGES
 from rl_reward_network.ppo.train import LAST_WEIGHTS
-from rl_reward_network.report.deployment import AS_IT_IS, Deployment, labels_sentence
+from rl_reward_network.report.deployment import Deployment, labels_sentence
 from rl_reward_network.report.page import Origin, made_by
 from rl_reward_network.report.statistics import plain_segmenter
 from rl_reward_network.report.table import ORACLE
-from rl_reward_network.report.unlabelled import (
-    IMAGES,
-    JudgedImages,
-    UnlabelledSection,
-    judged_images,
-    judged_row,
-    unlabelled_section,
-)
 from rl_reward_network.reward_training.stage import check_no_leak
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.table import LEARNED, OF_LABELS
@@ -111,7 +101,6 @@ def run_evaluation_stage(
         rollouts,
         _names(inputs, samples) if show_names else {},
         _origin(config, inputs, final_model, {**vars(where), "images": images, "show_names": show_names}),
-        _unlabelled_section(inputs, config, policy, maps, (samples, chosen)),
     )
     return result, write_report(run / ("evaluation" if images is None else f"evaluation_{len(samples)}"), result)
 
@@ -196,42 +185,6 @@ def _rollouts(path: Path) -> tuple[dict[str, Any], ...]:
         return tuple(json.loads(line) for line in path.read_text().splitlines())
     except (OSError, json.JSONDecodeError) as error:
         raise ValueError(f"{path}: cannot be read ({error}); run step 2 again") from None
-
-
-def _unlabelled_section(
-    inputs: RunInputs,
-    config: dict[str, Any],
-    policy: ActorCriticPolicy,
-    maps: ForegroundMaps,
-    tests: tuple[list[Sample], np.ndarray],
-) -> UnlabelledSection | None:
-    """The section on unlabelled images: the deployed choice beside the default prompt.
-
-    None where the run had no unlabelled images, or their folder is no longer there. `tests` are the test images, and
-    the policy's prompts int64 (N,).
-    """
-    facts = config.get("unlabelled")
-    if facts is None or not unchanged(inputs.unlabelled, config["origin"]["unlabelled"]):
-        return None
-    assert inputs.unlabelled is not None
-    samples = spread(inputs.unlabelled.samples, IMAGES, inputs.config.seed)
-    entries = prompt_tables(inputs, samples, maps, "unlabelled images", config["plan"]["vision_features"])
-    deployment = Deployment.from_json(config["deployment"])
-    of_tests = _judged(inputs, maps, *tests, deployment)
-    of_unlabelled = _judged(inputs, maps, samples, _chosen(config, policy, entries), deployment)
-    return unlabelled_section(of_tests, of_unlabelled, facts, inputs.config.seed)
-
-
-def _judged(
-    inputs: RunInputs, maps: ForegroundMaps, samples: list[Sample], chosen: np.ndarray, deployment: Deployment
-) -> JudgedImages:
-    rows, fixed = [], deployment.best_fixed if deployment.choice == "fixed" else AS_IT_IS
-    for sample, prompt in zip(samples, chosen, strict=True):
-        image = sample.load_image()
-        masks = inputs.probabilities(image) > 0.5
-        after = masks[prompt if deployment.choice == "policy" else fixed]
-        rows.append(judged_row(maps, sample.group_id, image, (masks[AS_IT_IS], after), sample.load_mask()))
-    return judged_images(rows)
 
 
 def _overlays(

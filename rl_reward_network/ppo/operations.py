@@ -120,6 +120,8 @@ def run_post_stage(inputs: RunInputs, plan: PostPlan, reward_net: Path | None, r
         maps = None if rewards is None else ForegroundMaps.beside(run.path, rewards)
         with clock(seconds, "masks"):
             images, val = (edited_images(inputs, plan, samples[name], maps, name) for name in ("train", "val"))
+            if maps is not None:
+                images, val = (with_scores(part, name) for part, name in ((images, "training"), (val, "validation")))
         with clock(seconds, "searches"):
             searched = searched_images(images, val)  # in the control, too: PPO alone is rewarded otherwise
             sequences = list(best_sequences(searched, plan.ppo.max_steps))
@@ -163,6 +165,21 @@ def edited_images(
 ) -> list[EditedImage]:
     """Images with the soft mask of the default prompt, ready to be edited."""
     return [_edited(inputs, plan, sample, maps) for sample in tqdm(samples, f"masks of {desc}", unit="image")]
+
+
+def with_scores(images: list[EditedImage], desc: str) -> list[EditedImage]:
+    """The images that the reward network can judge; prints how many it cannot.
+
+    Raises:
+        ValueError: there are none.
+    """
+    outside = [image.scorer.outside for image in images if image.scorer is not None and image.scorer.outside]
+    if outside:
+        found = f"{len(outside)} of {len(images)} {desc} images have no learned reward and are left out: {outside[0]}"
+        if len(outside) == len(images):
+            raise ValueError(found)
+        print(found)
+    return [image for image in images if image.scorer is None or image.scorer.outside is None]
 
 
 def _edited(inputs: RunInputs, plan: PostPlan, sample: Sample, maps: ForegroundMaps | None) -> EditedImage:

@@ -77,7 +77,7 @@ def choose_prompts(
         batch = observations(contexts, step / max_steps, best if observe_scores else 0.0)
         tried.append(policy.predict(batch, deterministic=True)[0].astype(np.int64))
         if max_steps > 1:
-            scores.append((score or of_contexts)(tried[-1]))
+            scores.append(np.nan_to_num((score or of_contexts)(tried[-1])))  # 0 where the network gives no number
             best = np.maximum(best, scores[-1])
     best_step = np.argmax(scores, axis=0) if max_steps > 1 else np.zeros(len(contexts), dtype=np.int64)
     return np.stack(tried)[best_step, np.arange(len(contexts))]

@@ -24,7 +24,6 @@ from rl_reward_network.report.table import (
     percent,
     table_of,
 )
-from rl_reward_network.report.unlabelled import UnlabelledSection, section_html
 
 VALIDATION = {"custom/val_score": "val: reward net's score (proxy)", "custom/val_gt_dice": "val: Dice (gold)"}
 
@@ -65,7 +64,6 @@ class EvaluationResult:
         rollouts: lines of the training's metrics.jsonl, for the plot of proxy and gold.
         names: hash of an image or a patient -> the name to write in its place; empty by default.
         origin: date, version, command and files, for the top of the page alone.
-        unlabelled: the section on the run's unlabelled images.
     """
 
     comparison: Comparison
@@ -76,7 +74,6 @@ class EvaluationResult:
     rollouts: tuple[dict[str, Any], ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     origin: page.Origin = field(default_factory=page.Origin)
-    unlabelled: UnlabelledSection | None = None
 
     @property
     def all_notes(self) -> tuple[str, ...]:
@@ -128,7 +125,6 @@ def _summary(result: EvaluationResult) -> dict[str, Any]:
         "rows": rows,
         "notes": list(result.all_notes),
         "config": result.config,
-        **({"unlabelled": result.unlabelled.summary} if result.unlabelled else {}),
     }
 
 
@@ -170,7 +166,6 @@ def _page(result: EvaluationResult, header: str) -> str:
         [
             *_tables(comparison),
             *_choices(result),
-            *section_html(result.unlabelled),
             *_plots(result),
             *_images(result),
         ],

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,7 @@ from rl_reward_network.ppo.train import Task, Weights, make_vector_env, train_pp
 from rl_reward_network.report.deployment import Deployment, Labels, best_fixed_prompt, decide, stack
 from rl_reward_network.report.statistics import known_means
 from rl_reward_network.reward_training.stage import RewardPlan, check_no_leak, named, origin
-from rl_reward_network.rewards.learned import ForegroundMaps
-from rl_reward_network.rewards.out_of_distribution import OODCheck, in_distribution
+from rl_reward_network.rewards.learned import DomainCheck, ForegroundMaps, in_domain
 from rl_reward_network.rewards.table import LEARNED, OF_LABELS, RewardName, needs_truth, own_fingerprint
 from rl_reward_network.run import POLICY_RUN, REWARD_NET, Kind, Run, clock, differences
 
@@ -115,9 +115,9 @@ def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run:
         before = _counts(inputs)
         with clock(seconds, "masks and scores"):
             maps = ForegroundMaps.beside(run.path, network.to(inputs.config.device))
-            used, ood_check = with_unlabelled(inputs, plan.images, samples, maps)
-            if ood_check is not None:
-                print(ood_check.sentence)
+            used, check = judged_samples(inputs, plan, samples, maps)
+            if check is not None:
+                print(check.sentence)
             tables = _tables(inputs, plan, maps, used, run / TABLES)
         with clock(seconds, "PPO"):
             model = fit(tables, plan, run.path)
@@ -126,7 +126,7 @@ def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run:
         vision = tables["policy"][0].context.vision_features
         facts = {
             "bank": {name: count - before[name] for name, count in _counts(inputs).items()},
-            "unlabelled": None if ood_check is None else ood_check.facts,
+            "domain": None if check is None else asdict(check),
             "observation": [entry.name for entry in observation_table(vision)],
             "vision_features": vision,
         }
@@ -170,10 +170,14 @@ def train_prompt_policy(
         if not val_contexts:
             return {}
         chosen = choose_prompts(policy, val_contexts, settings.max_steps, reward == "net")
-        pairs = list(zip(val_contexts, chosen, strict=True))
+        pairs = list(zip(val_contexts, chosen.tolist(), strict=True))
         dices = [context.metrics["dice"][prompt] if "dice" in context.metrics else np.nan for context, prompt in pairs]
         proxy: RewardName = "net" if reward in (*LEARNED, *OF_LABELS) else reward
-        values = [float(prompt_rewards(context, proxy)[prompt]) for context, prompt in pairs]
+        judged = [proxy != "net" or context.judged for context in val_contexts]
+        values = [
+            float(prompt_rewards(context, proxy)[prompt]) if known else np.nan
+            for known, (context, prompt) in zip(judged, pairs, strict=True)
+        ]
         groups = [context.group_id or context.sample_id for context in val_contexts]
         return {"custom/val_score": known_means(values, groups), "custom/val_gt_dice": known_means(dices, groups)}
 
@@ -229,7 +233,8 @@ def _without(tables: Tables, patients: Collection[str]) -> Tables:
     left = {
         name: [entry for entry in entries if entry.table.group_id not in patients] for name, entries in tables.items()
     }
-    return left if len(left["policy"]) > 1 else {**left, "policy": left["policy"] + _labelled(left["val"])}
+    more = [entry for entry in _labelled(left["val"]) if entry.context.judged]
+    return left if len(left["policy"]) > 1 else {**left, "policy": left["policy"] + more}
 
 
 def _labelled(entries: Sequence[PromptTable]) -> list[PromptTable]:
@@ -259,29 +264,33 @@ def policy_samples(inputs: RunInputs, plan: PolicyPlan) -> dict[str, list[Sample
     }
 
 
-def with_unlabelled(
-    inputs: RunInputs, images: int, samples: dict[str, list[Sample]], maps: ForegroundMaps
-) -> tuple[dict[str, list[Sample]], OODCheck | None]:
-    """The samples with half of the training images from the unlabelled folder, and how many of those were left out.
+def judged_samples(
+    inputs: RunInputs, plan: PolicyPlan, samples: dict[str, list[Sample]], maps: ForegroundMaps
+) -> tuple[dict[str, list[Sample]], DomainCheck | None]:
+    """The samples with half of the training images from the unlabelled folder, if there is one.
 
-    Where fewer than half can join, images of the data take their place.
+    Where the reward is learned, training images outside the network's domain are left out, and counted. Where fewer
+    than half of the images are unlabelled ones that can join, images of the data take their place.
 
     Args:
         inputs: data, split, and perhaps unlabelled images.
-        images: training images of the policy.
+        plan: settings.
         samples: of the splits `policy` and `val`.
         maps: of the reward network.
 
     Raises:
-        ValueError: an image cannot be read.
+        ValueError: an image cannot be read, or none is left.
     """
-    if inputs.unlabelled is None:
-        return samples, None
-    candidates = spread(inputs.unlabelled.for_training, images, inputs.config.seed)
-    known = [sample for sample in samples["val"] if sample.labelled] or samples["val"]
-    joins, ood_check = in_distribution(maps, [one.load_image for one in known], [one.load_image for one in candidates])
-    joining = [sample for sample, join in zip(candidates, joins, strict=True) if join][: images // 2]
-    return {**samples, "policy": samples["policy"][: images - len(joining)] + joining}, ood_check
+    more = spread(inputs.unlabelled.for_training, plan.images, inputs.config.seed) if inputs.unlabelled else []
+    candidates = [*more, *samples["policy"]]
+    inside, check = np.ones(len(candidates), dtype=bool), None
+    if plan.reward in LEARNED:
+        inside, check = in_domain(maps, (sample.load_image() for sample in candidates))
+    joining = list(compress(more, inside))[: plan.images // 2]
+    of_data = list(compress(samples["policy"], inside[len(more) :]))[: plan.images - len(joining)]
+    if check is not None and not joining + of_data:
+        raise ValueError(f"no training image is left: {check.sentence}")
+    return {**samples, "policy": of_data + joining}, check
 
 
 def _tables(

@@ -269,7 +269,7 @@ class Validation(BaseCallback):
         if self.task.weights != "last unless over-optimised":
             return False
         proxy, gold = (self.curves.column(tag) for tag in ("custom/val_score", "custom/val_gt_dice"))
-        if values.get("custom/val_gt_dice"):
+        if values.get("custom/val_gt_dice") and values.get("custom/val_score"):
             proxy = [*proxy, float(np.mean(values["custom/val_score"]))]
             gold = [*gold, float(np.mean(values["custom/val_gt_dice"]))]
         return over_optimised(proxy, gold)

@@ -18,7 +18,6 @@ from rl_reward_network.report.figures import curves
 from rl_reward_network.report.overlays import BLUE, GREEN, ORANGE, picture
 from rl_reward_network.report.statistics import INTERVALS, Estimate, max_t_of
 from rl_reward_network.report.table import Column, Results, Row, Verdict, gain_verdict, p_words, table_of, word
-from rl_reward_network.report.unlabelled import UnlabelledSection, section_html
 from rl_reward_network.rewards.metrics import METRICS
 
 METRIC_TITLES = {
@@ -85,7 +84,6 @@ class BeforeAfter:
         curves: lines of metrics.jsonl.
         notice: a first sentence that matters more than the verdict, such as that training made the model worse.
         origin: date, version, command and files, for the top of the page alone.
-        unlabelled: the section on the run's unlabelled images.
         by_name: the section on classes that are asked for by name.
     """
 
@@ -97,7 +95,6 @@ class BeforeAfter:
     curves: tuple[dict[str, Any], ...] = ()
     notice: str = ""
     origin: page.Origin = field(default_factory=page.Origin)
-    unlabelled: UnlabelledSection | None = None
     by_name: NamesSection | None = None
 
     @property
@@ -172,7 +169,6 @@ def summary(result: BeforeAfter) -> dict[str, Any]:
         "totals": {name: {"before": old, "after": new} for name, (old, new) in result.totals.items()},
         "notes": list(result.notes),
         "config": result.config,
-        **({"unlabelled": result.unlabelled.summary} if result.unlabelled else {}),
         **({"by_name": result.by_name.summary} if result.by_name else {}),
     }
 
@@ -205,7 +201,6 @@ def _page(result: BeforeAfter, header: str) -> str:
             f"<p>{legend(result.gains)}</p>",
             page.table(["over all items", "before", "after"], totals) if totals else "",
             *by_name_html(result.by_name),
-            *section_html(result.unlabelled),
             "<h2>Training</h2>\n" + page.figure(plot, "Rewards and validation") if plot else "",
             _images_heading(result) if result.shown else "",
             *(_item(item) for item in result.shown),

@@ -202,11 +202,11 @@ def best_fixed_prompt(tables: Sequence[SampleTable]) -> tuple[int, str]:
     The metric is Dice on labelled images. If these are of fewer than `MIN_PATIENTS` patients and other images are
     unlabelled, it is the score on all images.
     """
-    compared, column = tables, "score"
+    compared, column = [table for table in tables if np.isfinite(table.scores).all()], "score"
     indices, criterion = comparable(tables)
     if criterion == "dice":
         labelled = [tables[index] for index in indices]
-        if len(labelled) == len(tables) or len({table.group_id for table in labelled}) >= MIN_PATIENTS:
+        if not compared or len(labelled) == len(tables) or len({table.group_id for table in labelled}) >= MIN_PATIENTS:
             compared, column = labelled, "dice"
     groups = [table.group_id for table in compared]
     by = f"Dice on {len(set(groups))} labelled" if column == "dice" else f"the reward net on {len(set(groups))}"
@@ -224,9 +224,19 @@ def oracle_gap(tables: Sequence[SampleTable], best_fixed: int, seed: int) -> Est
 
 
 def comparable(tables: Sequence[SampleTable]) -> tuple[list[int], str]:
-    """Indices of the labelled images and "dice"; without labels, of all images and "score"."""
+    """Indices of the labelled images and "dice"; without labels, of those with a score and "score".
+
+    Raises:
+        ValueError: there are neither.
+    """
     labelled = [index for index, table in enumerate(tables) if table.metrics is not None]
-    return (labelled, "dice") if labelled else (list(range(len(tables))), "score")
+    if labelled:
+        return labelled, "dice"
+    if judged := [index for index, table in enumerate(tables) if np.isfinite(table.scores).all()]:
+        return judged, "score"
+    raise ValueError(
+        f"none of {len(tables)} images has a true mask or is in the reward network's domain; annotate some"
+    )
 
 
 def stack(tables: Sequence[SampleTable], column: str) -> np.ndarray:

@@ -14,7 +14,7 @@ class SampleTable:
     Args:
         sample_id: hash that names the image and phrase.
         group_id: hash that names the patient.
-        scores: float (P,) in [0, 1], the reward network's score of each prompt's mask.
+        scores: float (P,) in [0, 1], the reward network's score of each prompt's mask; NaN outside its domain.
         metrics: float64 (P,) in [0, 1] for each name in `MASK_REWARDS`; None for an unlabelled image.
     """
 

@@ -6,6 +6,7 @@ after fine-tuning, and the comparison of methods. Axes: N test images (or items)
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import compress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -82,6 +83,8 @@ def make_row(
 ) -> Row:
     """A row with its intervals; rows of one seed resample the same patients.
 
+    An estimate is that of the images which have a value; without any it is left out.
+
     Args:
         name: of the method.
         values: metric -> float64 (N,).
@@ -89,12 +92,26 @@ def make_row(
         groups: patient of each image.
         seed: of the bootstrap.
     """
-    means = {metric: mean_interval(of, groups, seed, bounds=bounds_of(metric)) for metric, of in values.items()}
+    means = {
+        metric: mean_interval(*_known(of, groups), seed, bounds=bounds_of(metric))
+        for metric, of in values.items()
+        if not np.isnan(of).all()
+    }
     changes = {
-        other: {metric: change_interval(metric, of, groups, seed) for metric, of in columns.items()}
+        other: {
+            metric: change_interval(metric, *_known(of, groups), seed)
+            for metric, of in columns.items()
+            if not np.isnan(of).all()
+        }
         for other, columns in differences.items()
     }
     return Row(name, values, means, changes)
+
+
+def _known(values: np.ndarray, groups: Sequence[str]) -> tuple[np.ndarray, list[str]]:
+    """The values that are not NaN, and their groups."""
+    known = ~np.isnan(values)
+    return values[known], list(compress(groups, known))
 
 
 def paired_rows(

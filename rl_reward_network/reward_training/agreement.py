@@ -50,8 +50,8 @@ class SheetRow(NamedTuple):
     source: str
     """Source of the mask, one of `masks.SOURCES`."""
     predicted_dice: float
-    interval: tuple[float, float] | None
-    """Limits of the 90 % interval of the Dice; None where none can be given."""
+    interval: tuple[float, float] | str
+    """Limits of the 90 % interval of the Dice, or why none can be given."""
     true_dice: float
 
 
@@ -77,21 +77,28 @@ def measure_agreement(
         `tables`: source -> predictor -> column of `agreement`; `intervals`: source -> `interval_row`; `ascent`: share
         of shifted true masks that ten steps of gradient ascent improve, their mean Dice before and after;
         `own_dice`: mean Dice of the foreground probability thresholded at 0.5 over the images whose true mask has
-        foreground, None without any; `without_foreground`: number of the others; `masks`: source -> number of masks;
-        `labels`: whether they seem to leave out what is plain to see.
+        foreground, None without any; `without_foreground`: number of the others; `own_above_truth`: share of images
+        whose own segmentation gets a higher predicted Dice than the true mask although it differs, `predicted_own` and
+        `predicted_truth`: means of both; `masks`: source -> number of masks; `outside`: number of images outside the
+        network's domain, where no number would be given; `labels`: whether they seem to leave out what is plain to
+        see.
     """
-    measured, climbs, foreground_dice, labelled = [], [], [], []
+    measured, climbs, foreground_dice, labelled, favoured, outside = [], [], [], [], [], []
     for index, example in enumerate(examples):
-        stacks = source_masks(example, np.random.default_rng([*seed, index]), masks)
+        scorer, truth = ImageScorer(network, example.image), example.truth
+        foreground_dice += [true_dice(scorer.own_mask[None], truth)] * bool(truth.any())
+        labelled += [(example.image, truth)] * (index < IMAGES)
+        outside.append(scorer.outside is not None)
+        scorer.outside = None  # numbers of all images are compared, so that the domain cannot flatter them
+        stacks = source_masks(example, np.random.default_rng([*seed, index]), masks, own=scorer.own_mask)
         sizes = [len(stack) for stack in stacks.values()]
-        scorer = ImageScorer(network, example.image)
+        favoured.append(scorer.quality(np.stack([scorer.own_mask, truth]).astype(np.float32))["dice"])
         columns = _columns(scorer, network, pooled, mean, example, np.concatenate(list(stacks.values())))
         measured.append(columns | {"image": np.full(sum(sizes), index), "source": np.repeat(list(stacks), sizes)})
-        damaged, truth = stacks[SHIFTED][:CLIMBERS], example.truth
+        damaged = stacks[SHIFTED][:CLIMBERS]
         after = dice_after_ascent(scorer, truth, damaged, network.config.ascent_step)
         climbs.append(np.stack([true_dice(damaged, truth), after]))
-        foreground_dice += [true_dice(scorer.foreground_prob[None] > 0.5, truth)] * bool(truth.any())
-        labelled += [(example.image, truth)] * (index < IMAGES)
+    predicted = np.array(favoured, dtype=float)
     table = {name: np.concatenate([columns[name] for columns in measured]) for name in measured[0]}
     parts = {source: {k: v[table["source"] == source] for k, v in table.items()} for source in SOURCES}
     labels = check_labels(labelled)
@@ -105,6 +112,10 @@ def measure_agreement(
         "ascent": _ascent(*np.concatenate(climbs, axis=1)),
         "own_dice": float(np.mean(foreground_dice)) if foreground_dice else None,
         "without_foreground": len(measured) - len(foreground_dice),
+        "own_above_truth": float((predicted[:, 0] > predicted[:, 1]).mean()),
+        "predicted_own": float(predicted[:, 0].mean()),
+        "predicted_truth": float(predicted[:, 1].mean()),
+        "outside": sum(outside),
         "labels": {**labels._asdict(), "note": labels.note},
     }
 
@@ -127,12 +138,9 @@ def sheet_rows(network: RewardNetwork, examples: Iterable[RewardExample], seed: 
     """One mask of each example with its predicted and true errors; the sources take turns."""
     rows = []
     for index, example in enumerate(examples):
-        source = SOURCES[index % len(SOURCES)]
-        masks = source_masks(example, np.random.default_rng([*seed, index]), 1, (source,))[source]
+        source, scorer = SOURCES[index % len(SOURCES)], ImageScorer(network, example.image)
+        masks = source_masks(example, np.random.default_rng([*seed, index]), 1, (source,), scorer.own_mask)[source]
         mask = masks[index // len(SOURCES) % len(masks)]
-        scorer = ImageScorer(network, example.image)
-        dice = scorer.quality(mask[None].astype(np.float32))["members"][..., 0]
-        limits = given_interval(network.config, dice, source)
         rows.append(
             SheetRow(
                 example.image,
@@ -140,8 +148,8 @@ def sheet_rows(network: RewardNetwork, examples: Iterable[RewardExample], seed: 
                 error_map(mask.astype(np.float32), scorer.foreground_prob),
                 mask ^ example.truth,
                 source,
-                float(dice.mean()),
-                None if limits is None else tuple(limits[0].tolist()),
+                float(scorer.quality(mask[None].astype(np.float32))["dice"][0]),
+                given_interval(network.config, scorer, mask, source),
                 float(true_dice(mask[None], example.truth)[0]),
             )
         )
@@ -220,6 +228,8 @@ def write_sheet(path: Path, rows: Sequence[SheetRow]) -> None:
 
 
 def predicted_title(row: SheetRow) -> str:
-    """The predicted Dice with its interval, if one can be given."""
-    limits = "no interval" if row.interval is None else "[{:.2f}, {:.2f}]".format(*row.interval)
+    """The predicted Dice with its interval, if they can be given."""
+    if np.isnan(row.predicted_dice):
+        return "outside the network's domain"
+    limits = "no interval" if isinstance(row.interval, str) else "[{:.2f}, {:.2f}]".format(*row.interval)
     return f"predicted Dice {row.predicted_dice:.2f}, {limits}"

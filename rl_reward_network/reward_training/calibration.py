@@ -1,4 +1,4 @@
-"""Calibration of a trained reward network on validation images: level, k, intervals and step size of the ascent."""
+"""Calibration of a trained reward network on validation images: level, k, intervals, ascent's step size and domain."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -8,8 +8,10 @@ import numpy as np
 import torch
 from scipy.optimize import minimize
 
+from rl_reward_network.models.domain import Judged, fit_domain, map_statistics
 from rl_reward_network.models.reward_network import (
     COVERAGE,
+    MAX_HALF_WIDTH,
     MIDPOINTS,
     NUMBERS,
     STEEPEST,
@@ -20,7 +22,15 @@ from rl_reward_network.models.reward_network import (
     interval_unit,
 )
 from rl_reward_network.report.agreement import agreement
-from rl_reward_network.reward_training.masks import DAMAGED, SEGMENTER, SOURCES, RewardExample, source_masks, true_dice
+from rl_reward_network.reward_training.masks import (
+    DAMAGED,
+    OWN,
+    SEGMENTER,
+    SOURCES,
+    RewardExample,
+    source_masks,
+    true_dice,
+)
 from rl_reward_network.rewards.learned import ImageScorer
 from rl_reward_network.rewards.table import MASK_REWARDS
 
@@ -30,6 +40,8 @@ ASCENT_STEPS = 10
 CLIMBERS = 3  # masks per image for the gradient ascent
 CLIMBING_IMAGES = 12  # of the validation images; they choose the ascent's step size, and their maps stay in memory
 STEP_SIZES = (0.05, 0.1, 0.2, 0.4)
+NEAR = 0.8  # Dice with the network's own segmentation from which a mask counts as one that shares its errors
+NEAR_OWN = "the mask agrees with the network's own segmentation and shares its errors"
 STARTS = ((1.0, 0.5), (4.0, 0.5), (4.0, 0.0), (1.0, -0.3), (1.0, 1.3))  # steepness and midpoint
 
 
@@ -43,8 +55,11 @@ class QualityTable(NamedTuple):
 
     def of(self, source: str) -> "QualityTable":
         """The rows of one source."""
-        chosen = self.sources == source
-        return QualityTable(*(column[chosen] for column in self))
+        return QualityTable(*(column[self.sources == source] for column in self))
+
+    def without(self, source: str) -> "QualityTable":
+        """The rows of the other sources."""
+        return QualityTable(*(column[self.sources != source] for column in self))
 
 
 class Climb(NamedTuple):
@@ -58,12 +73,18 @@ class Climb(NamedTuple):
 
 
 def calibrated(
-    network: RewardNetwork, examples: Iterable[RewardExample], groups: Sequence[str], masks: int, seed: Sequence[int]
+    network: RewardNetwork,
+    examples: Iterable[RewardExample],
+    groups: Sequence[str],
+    masks: int,
+    seed: Sequence[int],
+    train_images: Sequence[np.ndarray] = (),
 ) -> RewardNetwork:
-    """The same network with `level`, `caution`, `intervals` and `ascent_step` fitted on validation images.
+    """The same network with `level`, `caution`, `intervals`, `ascent_step` and `domain` fitted on validation images.
 
     The maps of each image are computed once. Masks of all sources take part, also of those that are not in training:
-    masks that know the truth need a higher level than masks that do not, and one curve serves both.
+    masks that know the truth need a higher level than masks that do not, and one curve serves both. The network's own
+    segmentation has an interval alone: it shares the network's errors, and no curve could correct that for it.
 
     Args:
         network: an ensemble; its previous values of these fields are ignored.
@@ -71,25 +92,42 @@ def calibrated(
         groups: patient of each of `examples`.
         masks: damaged masks per image and kind, beside the segmenter's masks.
         seed: seed of the damage.
+        train_images: uint8 (H, W, 3), which belong to the domain.
     """
-    network = reconfigured(network, replace(network.config, level=(), intervals={}))
-    table, climbs = measure(network, examples, masks, seed)
-    level, weights = fit_levels(table), network.config.score_weights
-    table = table._replace(predicted=levelled(level, table.predicted))
-    k = choose_k(table.predicted @ weights, table.true @ weights, table.image_ids)
+    network = reconfigured(network, replace(network.config, level=(), intervals={}, domain=None))
+    seen: list[tuple[np.ndarray, Judged]] = []
+    table, climbs = measure(network, examples, masks, seed, seen)
+    others, weights = table.without(OWN), network.config.score_weights
+    level = fit_levels(others)
+    table, others = (part._replace(predicted=levelled(level, part.predicted)) for part in (table, others))
+    k = choose_k(others.predicted @ weights, others.true @ weights, others.image_ids)
     intervals = fit_intervals(table, groups)
     network = reconfigured(network, replace(network.config, level=level, caution=k, intervals=intervals))
-    return reconfigured(network, replace(network.config, ascent_step=choose_ascent_step(network, climbs)))
+    domain = fit_domain([judged for _, judged in seen], [*train_images, *(image for image, _ in seen)])
+    return reconfigured(
+        network, replace(network.config, ascent_step=choose_ascent_step(network, climbs), domain=domain)
+    )
 
 
 def measure(
-    network: RewardNetwork, examples: Iterable[RewardExample], masks: int, seed: Sequence[int]
+    network: RewardNetwork,
+    examples: Iterable[RewardExample],
+    masks: int,
+    seed: Sequence[int],
+    seen: list[tuple[np.ndarray, Judged]] | None = None,
 ) -> tuple[QualityTable, list[Climb]]:
-    """Predicted and true numbers of the masks of every example, and the first examples for the gradient ascent."""
+    """Predicted and true numbers of the masks of every example, and the first examples for the gradient ascent.
+
+    Each image is appended to `seen` with what the network saw in it.
+    """
     parts, climbs = [], []
     for index, example in enumerate(examples):
-        stacks = source_masks(example, np.random.default_rng([*seed, index]), masks)
-        scorer, stack = ImageScorer(network, example.image), np.concatenate(list(stacks.values()))
+        scorer = ImageScorer(network, example.image)
+        stacks = source_masks(example, np.random.default_rng([*seed, index]), masks, own=scorer.own_mask)
+        stack = np.concatenate(list(stacks.values()))
+        if seen is not None:
+            share = float(scorer.foreground_prob.mean())
+            seen.append((example.image, Judged(map_statistics(scorer.probs), share, float(example.truth.mean()))))
         names = np.repeat(list(stacks), [len(found) for found in stacks.values()])
         true = true_numbers_of(stack, example.truth)
         predicted = scorer.quality(stack.astype(np.float32))["members"]
@@ -166,10 +204,30 @@ def fit_interval(dice: np.ndarray, true: np.ndarray, patients: np.ndarray) -> Di
     return replace(widest, half_width=float(np.median(np.diff(widest.around(dice))) / 2))
 
 
-def given_interval(config: RewardNetworkConfig, dice: np.ndarray, source: str = SEGMENTER) -> np.ndarray | None:
-    """Limits (n, 2) of the 90 % intervals for members' Dice (n, K) of masks of a source, or None."""
-    interval = config.intervals.get(source)
-    return None if interval is None or interval.refusal else interval.around(dice)
+def given_interval(
+    config: RewardNetworkConfig, scorer: ImageScorer, mask: np.ndarray, source: str = SEGMENTER
+) -> tuple[float, float] | str:
+    """Limits of the 90 % interval of the Dice of a mask bool (H, W) of a source, or why none can be given.
+
+    A mask that agrees with the network's own segmentation shares its errors, whatever made it. Its interval contains
+    that of the own segmentation, too.
+    """
+    if scorer.outside:
+        return scorer.outside
+    near = true_dice(mask[None], scorer.own_mask)[0] >= NEAR
+    fitted = [config.intervals.get(name) for name in dict.fromkeys([source, OWN] if near else [source])]
+    intervals = [interval for interval in fitted if interval is not None]
+    if len(intervals) < len(fitted):
+        return "none was fitted to masks of these weights, or to the network's own"
+    if reason := next((interval.refusal for interval in intervals if interval.refusal), None):
+        return reason
+    dice = scorer.quality(mask[None].astype(np.float32))["members"][..., 0]
+    limits = np.concatenate([interval.around(dice) for interval in intervals])
+    low, high = float(limits[:, 0].min()), float(limits[:, 1].max())
+    half_width = (high - low) / 2
+    if len(intervals) > 1 and half_width > MAX_HALF_WIDTH:
+        return f"{NEAR_OWN}: the half width would be {half_width:.3f}, more than {MAX_HALF_WIDTH} says too little"
+    return low, high
 
 
 def choose_k(scores: np.ndarray, true: np.ndarray, image_ids: np.ndarray) -> float:

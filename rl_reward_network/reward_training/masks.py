@@ -1,7 +1,7 @@
 """The masks on which a reward network is calibrated and tested, and the labelled images that they belong to.
 
-Masks of real segmenters, damaged true masks, shifted ones and those of a ridge filter differ in how they are wrong, so
-the numbers are reported for each source.
+Masks of real segmenters, damaged true masks, shifted ones, those of a ridge filter and the reward network's own differ
+in how they are wrong, so the numbers are reported for each source.
 
 Each family of damage is a pure function of a mask bool (H, W) and a random generator; the input is not modified. The
 result may be empty (an eroded vessel of one pixel disappears); empty masks are kept.
@@ -23,7 +23,8 @@ from rl_reward_network.rewards.metrics import dice
 
 SHIFT = "shift"
 SEGMENTER, DAMAGED, SHIFTED, RIDGE = "Sa2VA", "damaged true masks", "shifted true masks", "ridge filter"
-SOURCES = (SEGMENTER, DAMAGED, SHIFTED, RIDGE)
+OWN = "own segmentation"  # of the reward network: the mask that shares all of its errors
+SOURCES = (SEGMENTER, DAMAGED, SHIFTED, RIDGE, OWN)
 OTSU_FACTORS = (0.6, 1.0, 1.5)
 RIDGE_SIGMAS = (1, 2, 3)  # pixels
 
@@ -72,14 +73,22 @@ def true_mask(sample: Sample) -> np.ndarray:
 
 
 def source_masks(
-    example: RewardExample, rng: np.random.Generator, count: int, sources: Sequence[str] = SOURCES
+    example: RewardExample,
+    rng: np.random.Generator,
+    count: int,
+    sources: Sequence[str] = SOURCES,
+    own: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
-    """Masks of a whole image by source, bool (n, H, W): `count` for each kind of damage, all of the other sources."""
+    """Masks of a whole image by source, bool (n, H, W): `count` for each kind of damage, all of the other sources.
+
+    `own`, bool (H, W), is the network's own segmentation, which the source `OWN` needs.
+    """
     make = {
         SEGMENTER: lambda: example.masks,
         DAMAGED: lambda: np.stack([damage(example.truth, rng, OTHER_FAMILIES) for _ in range(count)]),
         SHIFTED: lambda: np.stack([DAMAGES[SHIFT](example.truth, rng) for _ in range(count)]),
         RIDGE: lambda: ridge_masks(example.image),
+        OWN: lambda: np.stack([own]),  # type: ignore[list-item]  # given where it is asked for
     }
     return {name: make[name]() for name in sources}
 

@@ -117,7 +117,8 @@ def run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Run) -> RewardNet
         with clock(seconds, "calibrating"):
             groups = {name: [sample.group_id for sample in samples] for name, samples in picked.items()}
             examples = RewardExamples(inputs, picked["val"], "calibrating on val patients")
-            network = calibrated(network, examples, groups["val"], DAMAGED_MASKS, [config.seed, CALIBRATION])
+            stream = [config.seed, CALIBRATION]
+            network = calibrated(network, examples, groups["val"], DAMAGED_MASKS, stream, train.images)
             patients = {"train_groups": sorted(set(groups["reward"])), "val_groups": sorted(set(groups["val"]))}
             if others:
                 patients["unlabelled_groups"] = sorted({sample.group_id for sample in others})

@@ -37,7 +37,7 @@ class EnsembleScores(NamedTuple):
         members: float (N, K), the rewards by each of its members.
     """
 
-    values: list[float]
+    values: Sequence[float | None]
     members: np.ndarray
 
 
@@ -103,21 +103,26 @@ def judged_caption_reward(judge: Judge) -> GroupFunction:
 
 
 def learned_reward(maps: ForegroundMaps) -> Callable[..., EnsembleScores]:
-    """The reward network's score of each mask, in [0, 1], and those of its members; needs no ground truth."""
+    """The reward network's score of each mask, in [0, 1], and those of its members; needs no ground truth.
+
+    It is missing where the image is outside the network's domain.
+    """
 
     def of_one_image(image: np.ndarray, masks: Sequence[Mask]) -> np.ndarray:
         """Score and members' scores (N, 1 + K); 0 without a mask."""
         present = np.array([mask is not None for mask in masks])
         stack = [mask.astype(np.float32) for mask in masks if mask is not None]
-        quality = maps.scorer(image).quality(np.array(stack, dtype=np.float32).reshape(-1, *image.shape[:2]))
+        scorer = maps.scorer(image)
+        quality = scorer.quality(np.array(stack, dtype=np.float32).reshape(-1, *image.shape[:2]))
         columns = np.column_stack([quality["score"], quality["member_scores"]])
-        scores = np.zeros((len(masks), columns.shape[1]))
+        scores = np.full((len(masks), columns.shape[1]), np.nan if scorer.outside else 0.0)
         scores[present] = columns
         return scores
 
     def reward(*, images: Sequence[np.ndarray], predicted_masks: Sequence[Mask], **_: Any) -> EnsembleScores:
         scores = np.concatenate([of_one_image(*group) for group in _runs(images, predicted_masks)])
-        return EnsembleScores(scores[:, 0].tolist(), scores[:, 1:])
+        values = [None if np.isnan(score) else float(score) for score in scores[:, 0]]
+        return EnsembleScores(values, np.nan_to_num(scores[:, 1:]))
 
     return reward
 

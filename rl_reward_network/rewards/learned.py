@@ -6,7 +6,9 @@ one pass for each image, not one for each mask or epoch.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,6 +38,9 @@ class MaskQualityModel(Protocol):
     def mask_quality(self, mask: Tensor, foreground_probs: Tensor) -> Any:
         """The RewardOutput of float masks (B, 1, H, W) in [0, 1]."""
 
+    def outside(self, image: np.ndarray, foreground_probs: Tensor) -> str | None:
+        """Why no number can be given for masks of an image uint8 (H, W, 3) with these maps; None where it can."""
+
 
 class ImageScorer:
     """A reward network applied to one image: the U-Nets run once, in the constructor.
@@ -52,7 +57,7 @@ class ImageScorer:
 
     def __init__(self, network: MaskQualityModel, image: np.ndarray, probs: Tensor | None = None) -> None:
         check_image(image)
-        self.network, self.size = network, image.shape[:2]
+        self.network, self.image, self.size = network, image, image.shape[:2]
         with torch.no_grad():
             self.probs = network.foreground_probs(image_tensor(network, image)) if probs is None else probs
 
@@ -60,6 +65,16 @@ class ImageScorer:
     def foreground_prob(self) -> np.ndarray:
         """float32 (H, W) in [0, 1]: probability that each pixel belongs to the object, mean over members."""
         return self.probs.mean(dim=0)[0, 0].float().cpu().numpy()
+
+    @property
+    def own_mask(self) -> np.ndarray:
+        """bool (H, W): the network's own segmentation."""
+        return np.asarray(self.foreground_prob > 0.5)
+
+    @cached_property
+    def outside(self) -> str | None:
+        """Why no number can be given for masks of this image, in one sentence; None where numbers can be given."""
+        return self.network.outside(self.image, self.probs)
 
     def quality(self, masks: np.ndarray) -> dict[str, np.ndarray]:
         """The predicted quality of each mask.
@@ -69,7 +84,8 @@ class ImageScorer:
 
         Returns:
             float32 arrays: `score` (P,), the reward, clipped to [0, 1]; `dice` and `spread` (P,); `members` (P, K, 4),
-            Dice, IoU, precision and recall by each member; `member_scores` (P, K), the weighted numbers of each.
+            Dice, IoU, precision and recall by each member; `member_scores` (P, K), the weighted numbers of each. All
+            are NaN where the image is outside the network's domain.
 
         Raises:
             ValueError: another dtype, shape or range, or a prediction that is not finite.
@@ -82,7 +98,7 @@ class ImageScorer:
         result = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         if not all(np.isfinite(column).all() for column in result.values()):
             raise ValueError("the reward network returned a score that is not finite; its weights are damaged")
-        return result
+        return {name: np.full_like(column, np.nan) for name, column in result.items()} if self.outside else result
 
     def ascend(self, masks: np.ndarray, step_size: float, steps: int) -> Iterator[np.ndarray]:
         """Gradient ascent on the score, each mask by itself: m <- clip(m + step_size * g / max |g|, 0, 1).
@@ -201,6 +217,38 @@ class ForegroundMaps:
     def _compute(self, image: np.ndarray) -> np.ndarray:
         self.computed += 1
         return self.network.foreground_probs(image_tensor(self.network, image)).half().cpu().numpy()
+
+
+@dataclass(frozen=True)
+class DomainCheck:
+    """How many images a training uses.
+
+    Args:
+        images: that were looked at.
+        outside: those that the reward network cannot judge.
+        reason: why the first of them is outside; None without any.
+    """
+
+    images: int
+    outside: int
+    reason: str | None
+
+    @property
+    def sentence(self) -> str:
+        """What was left out and why, for the screen."""
+        if self.reason is None:
+            return f"The reward network can judge all {self.images} images"
+        return (
+            f"{self.outside} of {self.images} images have no learned reward and are left out; the first: {self.reason}"
+        )
+
+
+def in_domain(maps: ForegroundMaps, images: Iterable[np.ndarray]) -> tuple[np.ndarray, DomainCheck]:
+    """Which of N images, uint8 (H, W, 3), the reward network can judge: bool (N,), and how many it cannot."""
+    reasons = [maps.scorer(image).outside for image in images]
+    inside = np.array([reason is None for reason in reasons], dtype=bool)
+    first = next((reason for reason in reasons if reason), None)
+    return inside, DomainCheck(len(reasons), int((~inside).sum()), first)
 
 
 def predict_mask_quality(network: MaskQualityModel, image: np.ndarray, masks: np.ndarray) -> dict[str, np.ndarray]:

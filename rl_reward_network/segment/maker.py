@@ -37,7 +37,7 @@ class Segmented:
         prompt, answer: input and output text of Sa2VA.
         share: of the image that the mask covers, [0, 1].
         segs: number of `[SEG]` in the answer; None where several answers make the mask.
-        quality: Dice and score predicted by the reward network, as text; empty without a network.
+        quality: Dice and score predicted by the reward network, as text, or why it gives none; empty without one.
     """
 
     target: Target
@@ -128,7 +128,7 @@ class MaskMaker:
         return None if self.network is None else ImageScorer(self.network, image)
 
     def quality(self, result: Answered) -> str:
-        """Dice and score predicted by the reward network, as text; empty without a network."""
+        """Dice and score predicted by the reward network, as text, or why it gives none; empty without a network."""
         if result.scorer is None or self.network is None:
             return ""
         return predicted_quality(result.scorer, self.network.config, result.mask)
@@ -156,10 +156,14 @@ class MaskMaker:
 
 
 def predicted_quality(scorer: ImageScorer, config: RewardNetworkConfig, mask: np.ndarray) -> str:
-    """The Dice that a reward network predicts for a mask of Sa2VA, its 90 % interval if one can be given, its score."""
-    quality = scorer.quality(mask[None].astype(np.float32))
-    limits = given_interval(config, quality["members"][..., 0])
-    interval = " (no interval can be given)" if limits is None else " [{:.3f}, {:.3f}]".format(*limits[0])
+    """The Dice that a reward network predicts for a mask of Sa2VA, its 90 % interval if one can be given, its score.
+
+    Outside the network's domain, the reason instead.
+    """
+    if scorer.outside:
+        return f"none, {scorer.outside}"
+    quality, limits = scorer.quality(mask[None].astype(np.float32)), given_interval(config, scorer, mask)
+    interval = " (no interval can be given)" if isinstance(limits, str) else " [{:.3f}, {:.3f}]".format(*limits)
     return f"{float(quality['dice'][0]):.3f}{interval}, score {float(quality['score'][0]):.3f}"
 
 

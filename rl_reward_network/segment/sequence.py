@@ -324,16 +324,20 @@ def write_results(checked: CheckedSequence, network: RewardNetwork | None) -> tu
     """Write the animation, frames.csv and strip of a sequence with all of its masks; one frame is in memory at a time.
 
     Returns:
-        Measures of each mask, and means of `PREDICTED`, empty without a reward network.
+        Measures of each mask, and means of `PREDICTED` over the frames in the domain of the reward network; empty
+        without one.
     """
     predicted: list[tuple[float, ...]] = []
+    outside: list[str] = []
     in_strip, strip = set(key_frames(len(checked.frames), "uniform", [], STRIP)), list[np.ndarray]()
     with animation(checked.target.results[0], checked.frames.size, checked.frames.rate) as append:
         for index, frame in enumerate(checked.frames.frames()):
             mask, truth = checked.mask(index), checked.truth(index)
             if network is not None:
-                quality = ImageScorer(network, frame).quality(mask[None].astype(np.float32))
+                scorer = ImageScorer(network, frame)
+                quality = scorer.quality(mask[None].astype(np.float32))
                 predicted.append(tuple(float(quality[name][0]) for name in PREDICTED))
+                outside += [scorer.outside] if scorer.outside else []
             if truth is not None:
                 frame = paint_mask(frame, truth, GREEN, opacity=0)
             painted = paint_mask(frame, mask, ORANGE, opacity=0)
@@ -345,15 +349,17 @@ def write_results(checked: CheckedSequence, network: RewardNetwork | None) -> tu
     measures = list(measure_frames(masks, checked.contrast))
     heads = ["number", "frame", "share", "dice", "iou_before", "true_iou_before", "dice_before", "border_before"]
     heads += [f"predicted_{name}" for name in PREDICTED] if predicted else []
+    if outside:
+        tqdm.write(f"no Dice is predicted for {len(outside)} of {len(predicted)} frames; the first: {outside[0]}")
     rows = [
-        (number + 1, name, *astuple(frame), *quality)
+        (number + 1, name, *astuple(frame), *(None if np.isnan(value) else value for value in quality))
         for number, (name, frame, quality) in enumerate(
             zip(checked.frames.names, measures, predicted or [()] * len(measures), strict=True)
         )
     ]
     with whole_file(checked.target.results[1]) as temporary:  # names of frames may be Latin-1
         temporary.write_text(csv_text([heads, *rows]), encoding="utf-8", errors="backslashreplace")
-    return measures, np.mean(predicted, axis=0).tolist() if predicted else []
+    return measures, np.nanmean(predicted, axis=0).tolist() if len(predicted) > len(outside) else []
 
 
 @contextmanager

@@ -22,7 +22,6 @@ from examples.demo.answers import (
     LOOKS,
     Answers,
     enlarged,
-    interval_refusal,
     load_answers,
     open_layer,
     open_upload,
@@ -66,7 +65,7 @@ def test_an_answer_has_every_picture_and_the_predicted_quality(answers: Answers,
     assert lines[:2] == [f"Prompt: {PROMPTS[0]}", "Answer: Sure, [SEG]."]
     assert re.fullmatch(r"Predicted Dice: 0\.\d{3}, score 0\.\d{3}", lines[3])
     assert lines[4].startswith("Spread between the networks: 0.")
-    assert lines[5:] == ["No 90 % interval: none was fitted to masks of these weights"]
+    assert lines[5:] == ["No 90 % interval: none was fitted to masks of these weights, or to the network's own"]
     own, fused = (answers.segment(images[0], PROMPTS[0], False, weight).fused for weight in (0.0, 1.0))
     painted = (shown.overlay != image).any(axis=2)
     np.testing.assert_array_equal((own != image).any(axis=2), painted, "weight 0 is Sa2VA's own mask")
@@ -76,12 +75,24 @@ def test_an_answer_has_every_picture_and_the_predicted_quality(answers: Answers,
 def test_an_interval_is_shown_where_there_is_one(answers: Answers, images: list[str]) -> None:
     assert answers.maker.network is not None
     fitted = copy(answers.maker.network)
-    fitted.config = replace(fitted.config, intervals={"Sa2VA": DiceInterval(-1.0, 1.0, 0.02, 40)})
+    fitted.config = replace(
+        fitted.config, intervals=dict.fromkeys(("Sa2VA", "own segmentation"), DiceInterval(-1.0, 1.0, 0.02, 40))
+    )
     shown = replace(answers, maker=replace(answers.maker, network=fitted)).segment(images[0], "one", False, 0.5)
     assert re.search(r"^Predicted Dice \[90 % interval\]: 0\.\d{3} \[0\.\d{3}, [01]\.\d{3}\], score", shown.words, re.M)
     assert "No 90 %" not in shown.words
-    few = replace(fitted.config, intervals={"Sa2VA": DiceInterval(-1.0, 1.0, 0.02, 8)})
-    assert interval_refusal(few) == "it needs 9 validation patients, got 8"
+    fitted.config = replace(fitted.config, intervals={"Sa2VA": DiceInterval(-1.0, 1.0, 0.02, 8)})
+    few = replace(answers, maker=replace(answers.maker, network=fitted)).segment(images[0], "one", False, 0.5)
+    assert "No 90 % interval: it needs 9 validation patients, got 8" in few.words
+
+
+def test_outside_the_networks_domain_there_is_a_sentence_and_no_number(
+    answers: Answers, images: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RewardNetwork, "outside", lambda *_: "outside the reward network's domain: too dark")
+    lines = answers.segment(images[0], PROMPTS[0], False, 0.5).words.splitlines()
+    assert lines[3:] == ["Predicted Dice: none, outside the reward network's domain: too dark"]
+    assert ["Please segment " + label for _, label in answers.all_prompts(images[0])] == list(PROMPTS)
 
 
 def test_without_a_network_its_pictures_are_left_out(answers: Answers, images: list[str]) -> None:

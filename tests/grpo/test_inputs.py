@@ -21,7 +21,6 @@ from rl_reward_network.embedded import datasets as embedded
 from rl_reward_network.embedded.regions import write_regions
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.grpo import inputs as inputs_file
-from rl_reward_network.grpo.evaluate import run_grpo_evaluation
 from rl_reward_network.grpo.inputs import GRPOInputs, check_prompts, open_grpo_inputs, with_unlabelled, within_budget
 from rl_reward_network.grpo.plan import RewardArgs
 from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL, GRPOPrompt
@@ -32,8 +31,6 @@ from rl_reward_network.inputs.loading import portable_settings, read_samples
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
-from rl_reward_network.report.unlabelled import LEFT_OUT, TEST, USED
-from rl_reward_network.rewards import out_of_distribution
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.run import GRPO_RUN, Run
 from tests.conftest import write_deep_data, write_tiny_data
@@ -293,39 +290,28 @@ def test_they_join_the_training_prompts_without_masks(
 ) -> None:
     own, maps = inputs.pick("policy"), ForegroundMaps(network)
     with monkeypatch.context() as patch:
-        patch.setattr(out_of_distribution, "within", lambda scores, *_: np.ones(len(scores), bool))
-        prompts, ood_check = with_unlabelled(inputs, own, maps)
+        patch.setattr(RewardNetwork, "outside", lambda *_: None)
+        prompts, check = with_unlabelled(inputs, own, maps)
     assert prompts[: len(own)] == own
     assert len(prompts) == len(own) + 6
-    assert ood_check is not None
-    assert (ood_check.looked_at, ood_check.left_out) == (6, 0)
+    assert check is not None
+    assert (check.images, check.outside) == (len(own) + 6, 0)
     for prompt in prompts[len(own) :]:
         image, truth = prompt.load()
         assert (image.shape, truth, prompt.labelled) == ((64, 64, 3), None, False)
     assert len({prompt.sample_id for prompt in prompts}) == len(prompts)
-    monkeypatch.setattr(out_of_distribution, "FACTOR", 0.0)  # of the largest spread
-    prompts, ood_check = with_unlabelled(inputs, own, maps)
-    assert (prompts, ood_check and ood_check.left_out) == (own, 6)
-    assert with_unlabelled(replace(inputs, unlabelled=None), own, maps) == (own, None)
-    prompts, ood_check = with_unlabelled(inputs, own, None)
-    assert (len(prompts), ood_check) == (len(own) + 6, None), "without a reward network nothing leaves any out"
-
-
-def test_the_report_shows_them_before_and_after(inputs: GRPOInputs, run: Path) -> None:
-    result, page = run_grpo_evaluation(run / "final_model")
-    section = read_json(page.parent / "eval.json")["unlabelled"]
-    by_name = {row["name"]: row for row in section["rows"]}
-    assert set(by_name) <= {TEST, USED, LEFT_OUT}
-    assert sum(row["images"] for name, row in by_name.items() if name != TEST) == 6
-    tests = by_name[TEST]
-    for when, estimate in zip(("before", "after"), tests["score"], strict=False):
-        assert estimate["mean"] == pytest.approx(np.mean(getattr(result, when).values["learned"]), abs=1e-6)
-    for when, estimate in zip(("before", "after"), tests["dice"], strict=False):
-        assert estimate["mean"] == pytest.approx(np.mean(getattr(result, when).values["dice"]), abs=1e-6)
-    facts = read_json(run / "final_model" / "config.json")["unlabelled"]
-    assert sum(row["images"] for name, row in by_name.items() if name == LEFT_OUT) == facts["left_out"]
-    assert "<h2>Unlabelled images</h2>" in page.read_text()
-    assert "labels read by the evaluation only" in page.read_text()
+    dark = [prompt.load()[0].mean() for prompt in prompts]
+    monkeypatch.setattr(RewardNetwork, "outside", lambda _, image, maps: "dark" if image.mean() in dark[1:] else None)
+    left, check = with_unlabelled(inputs, own, maps)
+    assert left == own[:1], "images of the data, too"
+    assert check is not None
+    assert check.sentence.startswith(f"{len(own) + 5} of {len(own) + 6} images have no learned reward and are left out")
+    assert with_unlabelled(inputs, own, maps, by_labels=True)[0] == own, "true masks need no network"
+    monkeypatch.setattr(RewardNetwork, "outside", lambda *_: "dark")
+    with pytest.raises(ValueError, match=r"no training image is left: .*dark"):
+        with_unlabelled(inputs, own, maps)
+    prompts, check = with_unlabelled(inputs, own, None)
+    assert (len(prompts), check) == (len(own) + 6, None), "without a reward network nothing leaves any out"
 
 
 def test_a_resumed_run_has_the_same_unlabelled_images(inputs: GRPOInputs, run: Path, plan: GRPOPlan) -> None:

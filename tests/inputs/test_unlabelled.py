@@ -12,7 +12,7 @@ from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.data.items import Sample, pseudonym
 from rl_reward_network.data.splits import Split, make_split
 from rl_reward_network.depth import Levels
-from rl_reward_network.inputs.unlabelled import open_unlabelled, unchanged
+from rl_reward_network.inputs.unlabelled import open_unlabelled
 from tests.conftest import tube_image, write_tiny_data
 
 Data = tuple[list[Sample], Split]
@@ -132,14 +132,6 @@ def test_deep_grey_has_levels_of_this_folder(data: Data, tmp_path: Path) -> None
     assert 990 <= sample.levels.white <= 1000
     (given,) = open_unlabelled(root, *data, grey_levels={"data set": Levels(0, 4095)}).samples
     assert given.levels == (0, 4095)
-
-
-def test_other_images_than_in_training_are_told(data: Data, tmp_path: Path) -> None:
-    unlabelled = open_unlabelled(write_plain(tmp_path / "new", ["a.png"]), *data)
-    assert unchanged(unlabelled, unlabelled.fingerprint)
-    assert not unchanged(None, unlabelled.fingerprint)
-    with pytest.warns(UserWarning, match="new: other images than in training"):
-        assert not unchanged(unlabelled, "another")
 
 
 def test_masks_beside_unlabelled_images_are_no_images(data: Data, tmp_path: Path) -> None:

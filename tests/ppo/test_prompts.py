@@ -22,27 +22,24 @@ from rl_reward_network.models.reward_network import RewardNetwork, RewardNetwork
 from rl_reward_network.ppo import prompts as stage
 from rl_reward_network.ppo.baselines import LAST, POLICY, RIDGE, Comparison, compare
 from rl_reward_network.ppo.contexts import PromptTable, Tables, load_tables, ridge_choices
-from rl_reward_network.ppo.evaluate import MovedInputs, run_evaluation_stage
 from rl_reward_network.ppo.policy import choose_prompts
 from rl_reward_network.ppo.prompts import (
     PolicyPlan,
     decide_prompts,
     fit,
     has_network,
+    judged_samples,
     labels_used,
     policy_plan,
     run_policy_stage,
     run_settings,
     train_prompt_policy,
-    with_unlabelled,
 )
 from rl_reward_network.ppo.settings import PPOSettings
 from rl_reward_network.ppo.train import RolloutCurves
 from rl_reward_network.report.metrics import SampleTable
-from rl_reward_network.report.unlabelled import LEFT_OUT, TEST, USED
 from rl_reward_network.reward_training import stage as reward_stage
 from rl_reward_network.reward_training.stage import reward_plan
-from rl_reward_network.rewards import out_of_distribution
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.table import MASK_REWARDS
 from rl_reward_network.run import POLICY_RUN, REWARD_RUN, Run
@@ -452,16 +449,14 @@ def run_with_new(with_new: RunInputs, reward_run: Run) -> Run:
     for mask in masks:
         mask.write_bytes(b"no picture")  # training never reads them
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(out_of_distribution, "within", lambda scores, *_: np.ones(len(scores), bool))
+        patch.setattr(RewardNetwork, "outside", lambda *_: None)
         run = trained(with_new, reward_run / "best_reward_net", with_new.config.output_dir / "sa2va_rl_finetune_1")
     for mask, content in masks.items():
         mask.write_bytes(content)
     return run
 
 
-def test_half_of_the_training_images_are_unlabelled_and_the_report_shows_them(
-    with_new: RunInputs, run_with_new: Run
-) -> None:
+def test_half_of_the_training_images_are_unlabelled(with_new: RunInputs, run_with_new: Run) -> None:
     assert with_new.unlabelled is not None
     new = {sample.sample_id for sample in with_new.unlabelled.samples}
     tables = read_json(run_with_new / "tables.json")
@@ -469,37 +464,9 @@ def test_half_of_the_training_images_are_unlabelled_and_the_report_shows_them(
     assert (len(used), len(tables["policy"]) - len(used)) == (6, len(with_new.pick("policy", 100)))
     assert all(entry["metrics"] is None for entry in used)
     assert not new & {entry["sample_id"] for entry in tables["val"]}
-    facts = read_json(run_with_new / "final_model" / "config.json")["unlabelled"]
-    assert (facts["looked_at"], facts["left_out"]) == (6, 0)
+    facts = read_json(run_with_new / "final_model" / "config.json")["domain"]
+    assert facts == {"images": 6 + len(with_new.pick("policy", 100)), "outside": 0, "reason": None}
     assert "6 unlabelled images of 6 groups, 6 of them with a mask" in with_new.summary
-    _, page = run_evaluation_stage(run_with_new / "final_model", MovedInputs())
-    section = read_json(page.parent / "eval.json")["unlabelled"]
-    names, rows = zip(*((row["name"], row) for row in section["rows"]), strict=True)
-    assert names[0] == TEST
-    assert set(names[1:]) <= {USED, LEFT_OUT}
-    assert sum(row["images"] for row in rows[1:]) == sum(row["labelled"] for row in rows[1:]) == 6
-    assert section["notes"][0].startswith("None of 6 unlabelled images was left out")
-    assert "labels read by the evaluation only" in page.read_text().split("<h2>Unlabelled images</h2>")[1]
-
-
-def test_a_folder_that_is_gone_or_changed_since_training_has_no_section(with_new: RunInputs, run_with_new: Run) -> None:
-    def has_section() -> bool:
-        _, page = run_evaluation_stage(run_with_new / "final_model", MovedInputs(), images=2)
-        return "unlabelled" in read_json(page.parent / "eval.json")
-
-    root = with_new.config.unlabelled_root
-    assert root is not None
-    root.rename(root.with_name("gone"))
-    assert not has_section()
-    root.with_name("gone").rename(root)
-    records = root / "annotations.json"
-    stored = records.read_text()
-    fewer = json.dumps(json.loads(stored)[:4])
-    for text, message in ((fewer, "other images than in training"), ("[]", "left out of the evaluation")):
-        records.write_text(text)
-        with pytest.warns(UserWarning, match=message):
-            assert not has_section()
-    records.write_text(stored)
 
 
 def test_a_resumed_run_has_the_same_unlabelled_images(with_new: RunInputs, run_with_new: Run) -> None:
@@ -517,15 +484,20 @@ def test_images_of_the_data_take_the_place_of_those_left_out(
     samples = {"policy": with_new.pick("policy", 3), "val": with_new.pick("val", 9)}
 
     def joined() -> list[bool]:
-        found, _ = with_unlabelled(with_new, 3, samples, maps)
+        found, _ = judged_samples(with_new, replace(PLAN, images=3), samples, maps)
         assert found["val"] == samples["val"]
         return [sample.sample_id in new for sample in found["policy"]]
 
-    with monkeypatch.context() as patch:
-        patch.setattr(out_of_distribution, "within", lambda scores, *_: np.ones(len(scores), bool))
-        assert joined() == [False, False, True]
-    monkeypatch.setattr(out_of_distribution, "FACTOR", 0.0)  # of the largest spread
+    monkeypatch.setattr(RewardNetwork, "outside", lambda *_: None)
+    assert joined() == [False, False, True]
+    own = [sample.load_image().mean() for sample in samples["policy"]]
+    monkeypatch.setattr(RewardNetwork, "outside", lambda _, image, maps: None if image.mean() in own else "new")
     assert joined() == [False, False, False]
+    monkeypatch.setattr(RewardNetwork, "outside", lambda _, image, maps: None if image.mean() in own[:1] else "new")
+    assert joined() == [False], "images of the data are left out, too"
+    monkeypatch.setattr(RewardNetwork, "outside", lambda *_: "new")
+    with pytest.raises(ValueError, match=r"no training image is left: .* the first: new"):
+        joined()
 
 
 @pytest.mark.parametrize("reward", ["dice", "mix"])

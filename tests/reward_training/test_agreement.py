@@ -3,12 +3,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 
 from rl_reward_network.cli.reward import own_dice_line
 from rl_reward_network.data.ridges import LabelCheck
 from rl_reward_network.models.reward_network import DiceInterval, RewardNetwork, RewardNetworkConfig
 from rl_reward_network.reward_training import agreement as reward_agreement
+from rl_reward_network.reward_training import calibration
 from rl_reward_network.reward_training.agreement import (
     CAUTIOUS,
     MEAN,
@@ -25,8 +27,10 @@ from rl_reward_network.reward_training.agreement import (
     sheet_rows,
     write_sheet,
 )
+from rl_reward_network.reward_training.calibration import given_interval
 from rl_reward_network.reward_training.masks import (
     DAMAGED,
+    OWN,
     RIDGE,
     SEGMENTER,
     SHIFTED,
@@ -34,6 +38,7 @@ from rl_reward_network.reward_training.masks import (
     RewardExample,
     true_dice,
 )
+from rl_reward_network.rewards.learned import ImageScorer
 
 
 class KnowsTheTruth(RewardNetwork):
@@ -67,22 +72,55 @@ def result():
 
 
 def test_every_source_has_every_row(result):
-    assert tuple(result["tables"]) == SOURCES == (SEGMENTER, DAMAGED, SHIFTED, RIDGE)
-    assert result["masks"] == {SEGMENTER: 8, DAMAGED: 20, SHIFTED: 20, RIDGE: 24}
+    assert tuple(result["tables"]) == SOURCES == (SEGMENTER, DAMAGED, SHIFTED, RIDGE, OWN)
+    assert result["masks"] == {SEGMENTER: 8, DAMAGED: 20, SHIFTED: 20, RIDGE: 24, OWN: 4}
     for rows in result["tables"].values():
         assert tuple(rows) == (NETWORK, MEMBER, CAUTIOUS, POOLED, MEAN, SOURCE_MEAN)
         assert rows[MEAN]["pearson"] is rows[SOURCE_MEAN]["pearson"] is None
 
 
 def test_a_network_that_knows_the_truth_is_found_to_know_it(result):
-    for rows in result["tables"].values():
+    for source, rows in result["tables"].items():
         assert rows[NETWORK]["mae"] < 0.01
         assert rows[MEMBER]["mae"] < 0.005
-        assert rows[NETWORK]["mae"] < min(rows[name]["mae"] for name in (POOLED, MEAN, SOURCE_MEAN))
+        assert source == OWN or rows[NETWORK]["mae"] < min(rows[name]["mae"] for name in (POOLED, MEAN, SOURCE_MEAN))
     assert result["own_dice"] == 1
     assert result["without_foreground"] == 0
+    assert (result["own_above_truth"], result["outside"]) == (0, 0), "its own segmentation is the truth"
+    assert result["predicted_own"] == result["predicted_truth"] > 0.99
     assert result["ascent"]["raised"] == 1
     assert result["ascent"]["dice_after"] > 0.99 > result["ascent"]["dice_before"]
+
+
+class SeesMore(RewardNetwork):
+    """Sure of an object that is larger than it is: it prefers its own segmentation to the truth."""
+
+    def foreground_probs(self, image):
+        wide = F.max_pool2d((image.mean(dim=1, keepdim=True) > 0.5).float(), 15, 1, 7)
+        return torch.stack([wide, 0.97 * wide])
+
+
+def test_that_a_network_prefers_its_own_mask_to_the_truth_is_measured_and_calibrated():
+    thick = [example(0)._replace(group_id=f"p{n}") for n in range(12)]
+    for n, one in enumerate(thick):
+        truth = np.zeros_like(one.truth)
+        truth[20 : 32 + 3 * (n % 4), 10:70] = True
+        image = np.repeat((40 + 180 * truth[..., None]).astype(np.uint8), 3, axis=2)
+        thick[n] = one._replace(image=image, truth=truth, masks=np.stack([np.roll(truth, 25, axis=0)]))
+    known, new = [one for n, one in enumerate(thick) if n not in (5, 6)], [thick[5], thick[6]]
+    network = SeesMore(replace(NETWORK_CONFIG, intervals={}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calibration, "RewardNetwork", SeesMore)
+        network = calibration.calibrated(network, known, [one.group_id for one in known], 2, [0])
+    found = measure_agreement(network, new, lambda _, stack: np.zeros(len(stack)), 0.6, 2, [0])
+    assert found["own_above_truth"] == 1
+    assert found["predicted_own"] > found["predicted_truth"] + 0.1
+    assert found["own_dice"] < 0.75, "the mask that it likes best is not good"
+    assert found["intervals"][OWN]["coverage"] == 1
+    scorer = ImageScorer(network, new[0].image)
+    low, high = given_interval(network.config, scorer, scorer.own_mask, OWN)
+    assert low <= true_dice(scorer.own_mask[None], new[0].truth)[0] <= high
+    assert high < scorer.quality(scorer.own_mask[None].astype(np.float32))["dice"][0], "it is told that it is too sure"
 
 
 def test_the_reward_is_compared_with_the_score_that_it_predicts():
@@ -148,15 +186,15 @@ def test_labels_are_checked_on_the_test_images(monkeypatch):
 
 
 def test_the_sheet_shows_each_source_in_turn_with_its_true_numbers():
-    examples = [example(seed) for seed in range(5)]
+    examples = [example(seed) for seed in range(6)]
     rows = sheet_rows(KnowsTheTruth(NETWORK_CONFIG), examples, [0])
     assert [row.source for row in rows] == [*SOURCES, SEGMENTER]
     for row, shown in zip(rows, examples, strict=True):
         assert np.array_equal(row.true_error, row.mask ^ shown.truth)
         assert row.true_dice == pytest.approx(true_dice(row.mask[None], shown.truth)[0])
         np.testing.assert_allclose(row.predicted_error, row.true_error, atol=0.01)
-    assert np.array_equal(rows[4].mask, examples[4].masks[1]), "the second mask of that source"
-    assert rows[3].interval is None, "the ridge filter's has none"
+    assert np.array_equal(rows[5].mask, examples[5].masks[1]), "the second mask of that source"
+    assert "none was fitted" in rows[3].interval, "the ridge filter's has none"
     for row in rows[:3]:
         low, high = row.interval
         assert 0 <= low < row.predicted_dice < high <= 1
@@ -176,4 +214,5 @@ def test_a_sheet_is_a_picture_with_a_line_for_each_mask(tmp_path):
     assert three.height - scale == pytest.approx(3 * (one.height - scale), abs=3)
     assert len(np.unique(np.asarray(three.convert("L")))) > 50
     assert predicted_title(row()) == "predicted Dice 0.70, [0.60, 0.80]"
-    assert predicted_title(row()._replace(interval=None)) == "predicted Dice 0.70, no interval"
+    assert predicted_title(row()._replace(interval="why")) == "predicted Dice 0.70, no interval"
+    assert predicted_title(row()._replace(predicted_dice=np.nan)) == "outside the network's domain"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl_reward_network.models.reward_network import LevelCurve, RewardNetwork, RewardNetworkConfig
+from rl_reward_network.models.reward_network import DiceInterval, LevelCurve, RewardNetwork, RewardNetworkConfig
 from rl_reward_network.reward_training import calibration
 from rl_reward_network.reward_training.calibration import (
     CLIMBERS,
@@ -25,6 +25,7 @@ from rl_reward_network.reward_training.calibration import (
 )
 from rl_reward_network.reward_training.masks import (
     DAMAGED,
+    OWN,
     RIDGE,
     SEGMENTER,
     SHIFTED,
@@ -70,7 +71,7 @@ def test_k_is_chosen_for_the_weights_of_the_score_at_the_calibrated_level(networ
     config = replace(SMALL, score_weights=(0.0, 0.0, 0.0, 1.0))
     result = calibrated(reconfigured(network, config), examples, GROUPS, 2, [0])
     scores, true, _ = calls[0]
-    table, _ = measure(result, examples, 2, [0])
+    table = measure(result, examples, 2, [0])[0].without(OWN)
     np.testing.assert_allclose(scores, table.predicted[..., 3], atol=1e-5)
     np.testing.assert_allclose(true, table.true[:, 3])
 
@@ -151,12 +152,12 @@ def test_the_intervals_of_each_source_hold_90_percent_of_other_images(noise):
 
     def table(count):
         dice = rng.uniform(0.2, 0.8, (count, 1)) + rng.normal(0, 0.01, (count, 3))
-        sources = np.repeat(SOURCES, count // 4)
+        sources = np.repeat(SOURCES, count // 5)
         wide = np.where(sources == DAMAGED, 2, 1)  # twice the error, and masks are better than predicted
         true = dice.mean(axis=1) + wide * (noise * rng.standard_exponential(count))
         return QualityTable(np.repeat(dice[..., None], 4, axis=2), np.tile(true[:, None], 4), np.arange(count), sources)
 
-    intervals, test = fit_intervals(table(4000), [f"p{index}" for index in range(4000)]), table(8000)
+    intervals, test = fit_intervals(table(5000), [f"p{index}" for index in range(5000)]), table(10000)
     assert set(intervals) == set(SOURCES)
     for source, interval in intervals.items():
         part = test.of(source)
@@ -173,13 +174,27 @@ def test_a_network_that_knows_nothing_gives_no_interval():
     dice, true = rng.uniform(0.3, 0.7, (2000, 3)), rng.random(2000)
     patients = np.arange(2000) % 48
     interval = fit_interval(dice, true, patients)
-    config = replace(SMALL, intervals={DAMAGED: interval})
     assert "half width" in interval.refusal
-    assert given_interval(config, dice, DAMAGED) is None
-    assert given_interval(config, dice) is None, "nothing is known about the segmenter's masks"
     near = dice.mean(axis=1) + rng.normal(0, 0.01, 2000)
-    good = replace(SMALL, intervals={DAMAGED: fit_interval(dice, near, patients)})
-    assert given_interval(good, dice, DAMAGED).shape == (2000, 2)
+    assert fit_interval(dice, near, patients).refusal is None
+
+
+def test_a_mask_that_agrees_with_the_networks_own_gets_the_wider_interval_of_both(network, examples):
+    scorer, truth = ImageScorer(network, examples[0].image), examples[0].truth
+    far, own = np.roll(truth, 20, axis=1), scorer.own_mask
+    good, poor = DiceInterval(-1.0, 1.0, 0.03, 40), DiceInterval(-3.0, 0.5, 0.05, 40)
+
+    def given(mask, **intervals):
+        return given_interval(replace(SMALL, intervals=intervals), scorer, mask)
+
+    both = {SEGMENTER: good, OWN: poor}
+    of_own, of_far = (scorer.quality(mask[None].astype(np.float32))["members"][..., 0] for mask in (own, far))
+    assert given(far, **both) == pytest.approx(good.around(of_far)[0])
+    assert given(own, **both) == pytest.approx((poor.around(of_own)[0, 0], good.around(of_own)[0, 1]))
+    assert "none was fitted" in given(own, **{SEGMENTER: good}), "of networks before 1.0"
+    assert "none was fitted" in given(far, **{OWN: good})
+    assert "shares its errors: the half width would be" in given(own, **{SEGMENTER: good, OWN: replace(poor, low=-9.0)})
+    assert "got 3" in given(far, **{SEGMENTER: replace(good, patients=3)})
 
 
 def test_every_mask_of_every_image_is_measured_and_each_image_once(network, examples, monkeypatch):
@@ -187,9 +202,9 @@ def test_every_mask_of_every_image_is_measured_and_each_image_once(network, exam
     forward = BrightnessNetwork.foreground_probs
     monkeypatch.setattr(BrightnessNetwork, "foreground_probs", lambda *args: passes.append(1) or forward(*args))
     table, climbs = measure(network, examples, 4, [0])
-    assert (table.predicted.shape, table.true.shape) == ((51, 2, 4), (51, 4))
-    assert np.array_equal(table.image_ids, np.repeat([0, 1, 2], 17))
-    assert table.sources.tolist() == ([SEGMENTER] * 3 + [DAMAGED] * 4 + [SHIFTED] * 4 + [RIDGE] * 6) * 3
+    assert (table.predicted.shape, table.true.shape) == ((54, 2, 4), (54, 4))
+    assert np.array_equal(table.image_ids, np.repeat([0, 1, 2], 18))
+    assert table.sources.tolist() == ([SEGMENTER] * 3 + [DAMAGED] * 4 + [SHIFTED] * 4 + [RIDGE] * 6 + [OWN]) * 3
     np.testing.assert_allclose(table.true[:3, 0], true_dice(examples[0].masks, examples[0].truth))
     assert [len(climb.masks) for climb in climbs] == [CLIMBERS] * 3
     assert len(passes) == 3

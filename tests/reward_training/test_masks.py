@@ -14,6 +14,7 @@ from rl_reward_network.reward_training.masks import (
     DAMAGED,
     DAMAGES,
     OTHER_FAMILIES,
+    OWN,
     RIDGE,
     SEGMENTER,
     SHIFT,
@@ -118,8 +119,9 @@ def test_each_source_has_its_masks_and_only_the_named_ones_are_made(monkeypatch)
     truth = tree()
     image = np.repeat((60 + 130 * truth[..., None]).astype(np.uint8), 3, axis=2)
     example = RewardExample(image, truth, np.stack([np.roll(truth, 2 * n + 1, axis=1) for n in range(3)]), "patient")
-    result = source_masks(example, np.random.default_rng(0), 4)
-    assert {name: len(stack) for name, stack in result.items()} == {SEGMENTER: 3, DAMAGED: 4, SHIFTED: 4, RIDGE: 6}
+    result = source_masks(example, np.random.default_rng(0), 4, own=~truth)
+    counts = {SEGMENTER: 3, DAMAGED: 4, SHIFTED: 4, RIDGE: 6, OWN: 1}
+    assert {name: len(stack) for name, stack in result.items()} == counts
     assert tuple(result) == SOURCES
     assert all(stack.dtype == bool and stack.shape[1:] == (96, 96) for stack in result.values())
     assert (true_dice(result[SHIFTED], truth) < 1).all()
