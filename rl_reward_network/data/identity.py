@@ -5,22 +5,21 @@ one organ, which share their large shapes, differ (docs/how-to/your-data.md has 
 picture. Blank images are like no other: equal ones tell nothing about patients.
 """
 
-import zipfile
+import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 from PIL import Image
 from scipy.ndimage import gaussian_filter
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 from tqdm import tqdm
 
-from rl_reward_network.artefacts import whole_file
+from rl_reward_network.artefacts import PICTURES
 from rl_reward_network.data.images import decoded_once, file_stamp
 from rl_reward_network.data.items import Sample
 from rl_reward_network.data.splits import patient_key
@@ -30,7 +29,6 @@ SURROUNDINGS = 4.0  # sigma of the Gaussian mean around a pixel of a thumbnail
 BLANK = 0.5  # grey levels; a thumbnail that deviates less from its surroundings shows nothing
 SAME = 0.97  # correlation; 150,000 pairs of different patients stay below 0.95
 BLOCK = 1000  # rows of the correlation matrix at once
-PICTURES = "pictures.npz"  # beside weights: what they were trained on; not safetensors, which would be taken for weights
 
 S = TypeVar("S", bound=Sample)
 
@@ -41,8 +39,8 @@ def thumbnail(image: np.ndarray) -> np.ndarray:
     Args:
         image: grey (H, W) of any depth, or RGB (H, W, 3).
     """
-    channels = [image] if image.ndim == 2 else np.moveaxis(image, -1, 0)
-    grey = sum(channel.astype(np.float32) for channel in channels) / len(channels)  # faster than a mean over axis 2
+    channels = [image] if image.ndim == 2 else list(np.moveaxis(image, 2, 0))  # faster than a mean over axis 2
+    grey = np.mean([channel.astype(np.float32) for channel in channels], axis=0)
     small = np.asarray(Image.fromarray(grey).resize((SIDE, SIDE), Image.Resampling.BOX))
     detail = small - _surroundings(small)
     if (overall := float(detail.std())) < BLANK:
@@ -58,47 +56,29 @@ def _surroundings(values: np.ndarray) -> np.ndarray:
 def thumbnails(samples: Sequence[Sample]) -> np.ndarray:
     """int8 (N, SIDE, SIDE): the thumbnails of samples, each image decoded once per process.
 
-    Each image has its own levels, so that a copy in another format or data set is found, too.
+    Each image has its own levels, so that a copy in another format or data set is found, too. A file that cannot be
+    read is blank here: whoever uses it says so.
     """
 
     def read(sample: Sample) -> np.ndarray:
         key = "thumbnail", file_stamp(sample.image_path)
-        return decoded_once(key, lambda: thumbnail(replace(sample, levels=None).load_image()))
+        try:
+            return decoded_once(key, lambda: thumbnail(replace(sample, levels=None).load_image()))
+        except ValueError:
+            return np.zeros((SIDE, SIDE), np.int8)
 
     with ThreadPoolExecutor() as threads:
-        rows = threads.map(read, samples)
-        read_ = list(tqdm(rows, "comparing images", len(samples), leave=False, unit="image", delay=2))
-    return np.stack(read_) if read_ else np.zeros((0, SIDE, SIDE), np.int8)
+        bar = tqdm(threads.map(read, samples), "comparing images", len(samples), leave=False, unit="image", delay=2)
+        return np.array(list(bar), np.int8).reshape(-1, SIDE, SIDE)
 
 
-def same_pictures(ones: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which pictures of two sets are the same, in any of the eight orientations.
+def among(small: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """bool (N,): which pictures are among others, in any of the eight orientations.
 
     Args:
-        ones, others: int8 (N, SIDE, SIDE) and (M, SIDE, SIDE), as `thumbnail` gives them.
-
-    Returns:
-        int64 (K, 2): indices into both sets; and float32 (K,): their correlation, above `SAME`.
+        small, others: int8 (N, SIDE, SIDE) and (M, SIDE, SIDE), as `thumbnail` gives them.
     """
-    turned = [np.rot90(side, turns, (1, 2)) for side in (others, others[:, :, ::-1]) for turns in range(4)]
-    targets, sources, found = [_standardised(one) for one in turned], _standardised(ones), []
-    for start in range(0, len(ones), BLOCK):
-        rows = sources[start : start + BLOCK]
-        likeness = rows @ targets[0].T  # (rows, M)
-        for target in targets[1:]:
-            np.maximum(likeness, rows @ target.T, out=likeness)
-        pairs = np.argwhere(likeness > SAME)
-        found.append((pairs + [start, 0], likeness[tuple(pairs.T)]))
-    if not found:
-        return np.zeros((0, 2), np.int64), np.zeros(0, np.float32)
-    return np.concatenate([pairs for pairs, _ in found]), np.concatenate([values for _, values in found])
-
-
-def _standardised(small: np.ndarray) -> np.ndarray:
-    """float32 (N, SIDE * SIDE) of mean 0 and norm 1 each, 0 of a blank one: their products are correlations."""
-    flat = small.reshape(len(small), SIDE * SIDE).astype(np.float32)
-    flat -= flat.mean(axis=1, keepdims=True)
-    return flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1.0)
+    return np.concatenate([np.zeros(0, bool), *((block > SAME).any(axis=1) for _, block in _likeness(small, others))])
 
 
 def same_in_two_groups(small: np.ndarray, groups: Sequence[str]) -> list[tuple[int, int, float]]:
@@ -108,27 +88,41 @@ def same_in_two_groups(small: np.ndarray, groups: Sequence[str]) -> list[tuple[i
         small: int8 (N, SIDE, SIDE) as `thumbnail` gives them.
         groups: N group names.
     """
-    pairs, likeness = same_pictures(small, small)
-    listed = [(int(i), int(j), float(value)) for (i, j), value in zip(pairs, likeness, strict=True)]
-    return sorted((pair for pair in listed if pair[0] < pair[1] and groups[pair[0]] != groups[pair[1]]), key=_unlike)
+    _, number = np.unique(groups, return_inverse=True)
+    pairs = list[tuple[int, int, float]]()
+    for start, block in _likeness(small, small):
+        apart = number[start : start + len(block), None] != number
+        rows, columns = np.nonzero(np.triu((block > SAME) & apart, start + 1))
+        pairs += zip((rows + start).tolist(), columns.tolist(), block[rows, columns].tolist(), strict=True)
+    return sorted(pairs, key=lambda pair: -pair[2])
 
 
-def _unlike(pair: tuple[int, int, float]) -> float:
-    return -pair[2]
+def _likeness(small: np.ndarray, others: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Blocks of rows of the correlations, the highest over all orientations: first row, float32 (BLOCK, M)."""
+    turned = [np.rot90(side, turns, (1, 2)) for side in (others, others[:, :, ::-1]) for turns in range(4)]
+    sources, targets = _standardised(small), [_standardised(one).T for one in turned]
+    for start in range(0, len(small), BLOCK):
+        rows = sources[start : start + BLOCK]
+        yield start, reduce(np.maximum, (rows @ target for target in targets))
+
+
+def _standardised(small: np.ndarray) -> np.ndarray:
+    """float32 (N, SIDE * SIDE) of mean 0 and norm 1 each, 0 of a blank one: their products are correlations."""
+    flat = small.reshape(len(small), SIDE * SIDE).astype(np.float32)
+    flat -= flat.mean(axis=1, keepdims=True)
+    return np.asarray(flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1.0))
 
 
 def join_groups(samples: list[S]) -> list[S]:
     """The samples with one `group_id` for groups that hold the same picture, so that no split parts them."""
-    ids = sorted({sample.group_id for sample in samples})
-    number = {group_id: index for index, group_id in enumerate(ids)}
-    own = [sample.group_id for sample in samples]
-    pairs = [(number[own[i]], number[own[j]]) for i, j, _ in same_in_two_groups(thumbnails(samples), own)]
-    if not pairs:
-        return samples
-    rows, columns = zip(*pairs, strict=True)
-    _, label = connected_components(coo_array((np.ones(len(pairs)), (rows, columns)), (len(ids), len(ids))), False)
-    first = {int(label[index]): group_id for index, group_id in reversed(list(enumerate(ids)))}
-    return [replace(sample, group_id=first[int(label[number[sample.group_id]])]) for sample in samples]
+    images = list({sample.image_path: sample for sample in samples}.values())
+    own = [sample.group_id for sample in images]
+    stands_for = {group_id: group_id for group_id in own}
+    for i, j, _ in same_in_two_groups(thumbnails(images), own):
+        kept, dropped = sorted((stands_for[own[i]], stands_for[own[j]]))
+        if kept != dropped:
+            stands_for = {name: kept if other == dropped else other for name, other in stands_for.items()}
+    return [replace(sample, group_id=stands_for[sample.group_id]) for sample in samples]
 
 
 def joined_note(samples: Iterable[Sample]) -> str:
@@ -146,29 +140,13 @@ Pictures = Mapping[str, np.ndarray]
 """Use (key of `USES`) -> int8 (N, SIDE, SIDE): the thumbnails of the images that weights were trained or chosen on."""
 
 
-def save_pictures(folder: Path, pictures: Pictures) -> None:
-    """Write the pictures beside weights, for `check_apart`; they name nobody, and hold no image in its resolution."""
-    with whole_file(folder / PICTURES) as temporary:
-        np.savez_compressed(temporary, **pictures)
-
-
-def load_pictures(folder: Path) -> dict[str, np.ndarray]:
-    """The pictures beside weights; {} where none are recorded.
-
-    Raises:
-        ValueError: the file is damaged; names it.
-    """
-    path = folder / PICTURES
-    if not path.is_file():
-        return {}
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            found = {name: file[name] for name in file.files}
-        if any(name not in USES or one.shape[1:] != (SIDE, SIDE) or one.dtype != np.int8 for name, one in found.items()):
-            raise ValueError(f"arrays are {sorted(found)}, expected int8 (N, {SIDE}, {SIDE}) of {', '.join(USES)}")
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path}: damaged ({error}); copy the folder again, or delete the file") from None
-    return found
+def copy_pictures(trained: Path, folder: Path) -> None:
+    """Copy the pictures of trained weights, those of a checkpoint from its run; older runs have none."""
+    for place in (trained, trained.parent):
+        if (place / PICTURES).is_file():
+            (folder / PICTURES).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(place / PICTURES, folder / PICTURES)
+            return
 
 
 def together(*pictures: Pictures) -> dict[str, np.ndarray]:
@@ -194,7 +172,8 @@ def check_apart(known: Pictures, parts: Mapping[str, Sequence[Sample]], whose: s
         for use, pictures in known.items():
             if (use, part) == ("val", VAL):
                 continue
-            if shared := {samples[j].image_path for j in same_pictures(pictures, small)[0][:, 1]}:
+            shared = {sample.image_path for sample, same in zip(samples, among(small, pictures), strict=True) if same}
+            if shared:
                 total = len({sample.image_path for sample in samples})
                 raise ValueError(
                     f"{whose} was {USES[use]} on {len(shared)} of the {total} images of {part}, perhaps under other"

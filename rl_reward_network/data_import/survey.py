@@ -402,5 +402,7 @@ def _leak_lines(survey: Survey) -> list[str]:
     # Paths of DICOM files name patients, and the main job's output may be kept.
     names = [one.item.name if survey.layout == "dicom" else one.item.found_as for one in survey.seen]
     shown = [f"  {names[first]} and {names[second]} ({likeness:.3f})" for first, second, likeness in survey.leaks]
-    rest = "  a run takes such groups for one; look at them, and give images of one patient one group (--groups patients.csv)"
+    rest = (
+        "  look at them: a run takes such groups for one; images of one patient need one group (--groups patients.csv)"
+    )
     return [head, *shown[:LEAKS_SHOWN], rest]

@@ -63,6 +63,7 @@ class GRPOInputs:
         split: by image, video or patient.
         unlabelled: further images for training alone, without masks.
         wordings: fingerprint of the wordings of classes that are asked for by name; None without `CLASSES_FILE`.
+        samples: the annotated images, of which the prompts are; () of captioned regions.
     """
 
     config: RunConfig
@@ -73,6 +74,7 @@ class GRPOInputs:
     split: Split
     unlabelled: Unlabelled | None = None
     wordings: str | None = None
+    samples: Sequence[Sample] = ()
 
     @property
     def by_name(self) -> bool:
@@ -157,7 +159,7 @@ def _open_images(config: RunConfig, regions: RegionConfig, split_file: Path | No
     prompts = [image_prompt(sample, regions.segment_question) for sample in samples]
     unlabelled = unlabelled_of(config, samples, split, finished=split_file is not None)
     summary = images_summary(samples, root, unlabelled)
-    return GRPOInputs(config, regions, "images", summary, prompts, split, unlabelled)
+    return GRPOInputs(config, regions, "images", summary, prompts, split, unlabelled, samples=samples)
 
 
 def _open_named(config: RunConfig, regions: RegionConfig, samples: list[Sample], split: Split) -> GRPOInputs:
@@ -178,7 +180,9 @@ def _open_named(config: RunConfig, regions: RegionConfig, samples: list[Sample],
         f"{len(images)} annotated images, {len(phrases)} phrases, {labelled} of {len(samples)} questions with a mask"
     )
     return GRPOInputs(
-        config, regions, "images", summary, prompts, split, wordings=wordings_fingerprint(classes.values())
+        *(config, regions, "images", summary, prompts, split),
+        wordings=wordings_fingerprint(classes.values()),
+        samples=samples,
     )
 
 

@@ -9,6 +9,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from rl_reward_network.artefacts import read_json, weights_fingerprint, whole_folder
 from rl_reward_network.curves import load_checkpoint
+from rl_reward_network.data.identity import copy_pictures
 from rl_reward_network.grpo.card import card_text, trained_in_bits
 from rl_reward_network.grpo.checkpoint import STATE
 from rl_reward_network.inputs.loading import located_model
@@ -53,6 +54,7 @@ def merge_run(model_path: Path, output: Path, base_model: str | None = None, dty
     with whole_folder(output) as folder:
         model.save_pretrained(folder)
         processor.save_pretrained(folder)
+        copy_pictures(final_model, folder)
         check_checkpoint(open_checkpoint(folder))
         evaluation = evaluation_folder(final_model) / "eval.json"  # the card shows results of a final_model only
         results = read_json(evaluation) if final_model.name == FINAL and evaluation.exists() else None

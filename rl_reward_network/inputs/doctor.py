@@ -258,8 +258,9 @@ def image_statistics(
 
 def duplicates(images: Sequence[ImageStatistics]) -> list[str]:
     """Names of two images of two groups that are the same picture: one line per pair."""
+    images = list({image.name: image for image in images}.values())  # of several phrases, each image once
     pairs = same_in_two_groups(np.stack([image.small for image in images]), [image.group for image in images])
-    return list(dict.fromkeys(f"{images[first].name} = {images[other].name}" for first, other, _ in pairs))
+    return [f"{images[first].name} = {images[other].name}" for first, other, _ in pairs]
 
 
 def _grey(samples: list[Sample], bit_depth: int | None) -> list[str]:
@@ -294,8 +295,8 @@ def _notes(images: list[ImageStatistics]) -> tuple[str, ...]:
         "outline(s) of thin branches whose loops may be filled: what they enclose is no object; give PNG or RLE": [
             image.name for image in images if image.filled
         ],
-        "picture(s) that are the same in two patients or groups, perhaps mirrored or re-encoded: of annotated images, a "
-        "run takes such groups for one; give both one `group`, or delete one": duplicates(images),
+        "picture(s) that are the same in two patients or groups, perhaps mirrored or in another format: a run takes "
+        "such groups of annotated images for one; give both one `group`, or delete one": duplicates(images),
     }
     return tuple(f"look: {len(names)} {kind} ({some(names)})" for kind, names in kinds.items() if names)
 

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import numpy as np
 from tqdm import tqdm
 
-from rl_reward_network.artefacts import locked
+from rl_reward_network.artefacts import NAMES_ALONE, PICTURES, load_arrays, locked
 from rl_reward_network.data.annotations import compile_group_regex, phrase_key
-from rl_reward_network.data.identity import check_apart, join_groups, joined_note, load_pictures
+from rl_reward_network.data.identity import check_apart, join_groups, joined_note
 from rl_reward_network.data.images import given_levels
 from rl_reward_network.data.items import Sample, levels_of
 from rl_reward_network.data.readers import READERS, read_images
@@ -187,7 +187,7 @@ def check_model(model_path: str, samples: Sequence[Sample], split: Split) -> Non
     """
     parts = {f"the {name} split": select(samples, split, name) for name in ("val", "test")}
     remedy = "use the data and --split_seed of that training, or leave these images out"
-    check_apart(load_pictures(Path(model_path)), parts, f"{model_path}: the model", remedy)
+    check_apart(load_arrays(Path(model_path) / PICTURES, NAMES_ALONE), parts, f"{model_path}: the model", remedy)
 
 
 def images_summary(samples: Sequence[Sample], data_root: Path, unlabelled: Unlabelled | None = None) -> str:

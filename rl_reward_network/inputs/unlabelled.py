@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rl_reward_network.data.annotations import compile_group_regex, phrase_key, recognise_annotations
-from rl_reward_network.data.identity import same_pictures, some_names, thumbnails
+from rl_reward_network.data.identity import among, some_names, thumbnails
 from rl_reward_network.data.images import DATA_SET, IMAGE_SUFFIXES, given_levels, image_header, measured_levels
 from rl_reward_network.data.items import Sample, data_fingerprint, pseudonym, with_levels
 from rl_reward_network.data.mask_checks import looks_like_mask
@@ -185,9 +185,9 @@ def _check_apart(root: Path, unlabelled: Sequence[Sample], samples: Sequence[Sam
                 f"{root}: {FLAG}: {len(known)} of its {len(groups)} groups are in the {name} split of the data; "
                 "leave these patients out"
             )
-        pairs, _ = same_pictures(own, thumbnails(select(samples, split, name)))
-        if len(pairs):
-            shared[name] = {unlabelled[i].image_path for i in pairs[:, 0]}
+        seen = among(own, thumbnails(select(samples, split, name)))
+        if seen.any():
+            shared[name] = {sample.image_path for sample, same in zip(unlabelled, seen, strict=True) if same}
     if shared:
         found = set().union(*shared.values())
         raise ValueError(
