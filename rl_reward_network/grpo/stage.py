@@ -422,7 +422,8 @@ def _begin(run: Run, inputs: GRPOInputs, training: _Training, frozen: list[str],
     run.check_new()
     if network is not None:
         network.save_pretrained(run / REWARD_NET)
-    save_arrays(run / PICTURES, _pictures(inputs, training))
+    if pictures := _pictures(inputs, training):
+        save_arrays(run / PICTURES, pictures)
     model = training.trainer.sa2va
     facts = {
         "world": portable_settings(run.path, inputs.config, inputs.regions),
