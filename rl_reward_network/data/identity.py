@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import reduce
 from pathlib import Path
 from typing import TypeVar
 
@@ -90,20 +89,40 @@ def same_in_two_groups(small: np.ndarray, groups: Sequence[str]) -> list[tuple[i
     """
     _, number = np.unique(groups, return_inverse=True)
     pairs = list[tuple[int, int, float]]()
-    for start, block in _likeness(small, small):
-        apart = number[start : start + len(block), None] != number
-        rows, columns = np.nonzero(np.triu((block > SAME) & apart, start + 1))
+    for start, block in _likeness(small, small, number):
+        rows, columns = np.nonzero(np.triu(block > SAME, start + 1))
         pairs += zip((rows + start).tolist(), columns.tolist(), block[rows, columns].tolist(), strict=True)
     return sorted(pairs, key=lambda pair: -pair[2])
 
 
-def _likeness(small: np.ndarray, others: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Blocks of rows of the correlations, the highest over all orientations: first row, float32 (BLOCK, M)."""
+def _likeness(
+    small: np.ndarray, others: np.ndarray, number: np.ndarray | None = None
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Blocks of rows of the correlations, the highest over all orientations: first row, float32 (BLOCK, M).
+
+    Only those above `SAME` are exact: vectors whose averages over 4 x 4 pixels are far apart are far apart themselves.
+    With `number`, int (N,), of groups, images of one group are not compared.
+    """
     turned = [np.rot90(side, turns, (1, 2)) for side in (others, others[:, :, ::-1]) for turns in range(4)]
-    sources, targets = _standardised(small), [_standardised(one).T for one in turned]
+    targets = [(one, _coarse(one)) for one in map(_standardised, turned)]
+    fine = _standardised(small)
+    coarse = _coarse(fine)
     for start in range(0, len(small), BLOCK):
-        rows = sources[start : start + BLOCK]
-        yield start, reduce(np.maximum, (rows @ target for target in targets))
+        rows = slice(start, start + BLOCK)
+        best = np.zeros((len(fine[rows]), len(others)), np.float32)
+        for target, target_coarse in targets:
+            squares = (coarse[rows] ** 2).sum(axis=1)[:, None] + (target_coarse**2).sum(axis=1)
+            near = squares - 2 * coarse[rows] @ target_coarse.T < 2.001 * (1 - SAME)  # squared distance
+            if number is not None:
+                near &= number[rows, None] != number
+            block = np.ix_(near.any(axis=1), near.any(axis=0))
+            best[block] = np.maximum(best[block], fine[rows][block[0].ravel()] @ target[block[1].ravel()].T)
+        yield start, best
+
+
+def _coarse(flat: np.ndarray) -> np.ndarray:
+    """float32 (N, 64): the averages of standardised thumbnails over 4 x 4 pixels, so scaled that no distance grows."""
+    return np.asarray(flat.reshape(-1, SIDE // 4, 4, SIDE // 4, 4).sum(axis=(2, 4)).reshape(len(flat), -1) / 4)
 
 
 def _standardised(small: np.ndarray) -> np.ndarray:
