@@ -20,7 +20,7 @@ from rl_reward_network.data.identity import same_in_two_groups, thumbnail
 from rl_reward_network.data.images import IMAGE_SUFFIXES, load_image
 from rl_reward_network.data.readers import read_images
 
-COPIES = 20  # images of each set that are changed, spread over all
+COPIES = 40  # images of each set that are changed, spread over all
 
 
 def as_jpeg(image: Image.Image, quality: int) -> Image.Image:

@@ -66,9 +66,10 @@ def test_unlabelled_images_are_listed(tmp_path: Path, monkeypatch: pytest.Monkey
     new.mkdir()
     Image.fromarray(tube_image(48, 99)[0]).save(new / "a.png")
     config = RunConfig(data_root=data, unlabelled_root=new)
-    assert doctor.check_unlabelled(config, RegionConfig()).details.startswith(
-        "1 unlabelled images of 1 groups; none of them in"
-    )
+    with pytest.warns(UserWarning, match="1 of 1 unlabelled images name no patient"):
+        finding = doctor.check_unlabelled(config, RegionConfig())
+    assert finding.details.startswith("1 unlabelled images of 1 groups; none of them in")
+    assert finding.notes[0].startswith("look: 1 of 1 unlabelled images name no patient")
     (new / "b.png").write_bytes((new / "a.png").read_bytes()[:200])
     with pytest.raises(ValueError, match=r"b\.png"):
         doctor.check_unlabelled(config, RegionConfig())
@@ -105,7 +106,10 @@ def test_a_picture_in_two_patients_is_noted_with_both_files(check: Check) -> Non
     row = check(data_root=data)
     assert "look: 1 picture(s)" in row
     assert f"({names[1]} = {names[6]})" in row
-    rewrite(data, lambda n, record: record | ({"group": "one"} if n in (1, 6) else {}))
+    assert "8 annotated images, 8 with a mask, 2 groups that share pictures, taken for 1; patients: " in row
+    Image.open(data / "images" / names[1]).rotate(90).save(data / "images" / names[2])
+    assert "look: 3 picture(s)" in check(data_root=data), "a turned copy, too"
+    rewrite(data, lambda n, record: record | ({"group": "one"} if n in (1, 2, 6) else {}))
     assert check(data_root=data).startswith("OK "), "in one patient there is no leak"
 
 
