@@ -89,7 +89,7 @@ def scored(config: RunConfig, mode: str) -> Tables:
         command = f"SEED={config.seed} DATA_ROOT={config.data_root} bash run_experiment3.sh {mode}"
         raise ValueError(f"{config.output_dir}: no {mode} reward network of seed {config.seed}; train one: {command}")
     network = RewardNetwork.from_pretrained(reward_net)
-    check_no_leak(inputs.split, network, reward_net)
+    check_no_leak(inputs.split, network, reward_net, samples=inputs.samples)
     counts = {"policy": plan.images, "val": plan.val_images, "test": len(inputs.samples)}
     maps = ForegroundMaps.beside(config.output_dir / "prompt_seeds", network.to(config.device))
     return {

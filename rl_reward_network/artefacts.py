@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 UMASK = os.umask(0)  # there is no other way to read it
 os.umask(UMASK)
+PICTURES = "trained_on/pictures.safetensors"  # beside weights, in a folder of its own: it would be taken for weights
+NAMES_ALONE = "patients are compared by name alone"
 LOCK_FILE = ".lock"  # in a folder that is locked
 FINGERPRINT_SAMPLES = 65536  # per tensor; of a smaller tensor, all values are read
 FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -24,7 +24,9 @@ class Args:
 
 def main(args: Args) -> None:
     """Convert and print what was written."""
+    from rl_reward_network.data.identity import copy_pictures
     from rl_reward_network.models.sa2va.loading_sa2va import convert_checkpoint
 
     layout, tensors = convert_checkpoint(args.source, args.target)
+    copy_pictures(Path(args.source), args.target)
     print(f"{layout}: {tensors} tensors in {args.target}")

@@ -112,7 +112,7 @@ def _reward_network(folder: Path | None, inputs: "GRPOInputs") -> "RewardNetwork
     from rl_reward_network.reward_training.stage import check_no_leak
 
     network = RewardNetwork.from_pretrained(folder)
-    check_no_leak(inputs.split, network, folder, inputs.unlabelled)
+    check_no_leak(inputs.split, network, folder, inputs.unlabelled, inputs.samples)
     return network
 
 

@@ -1,6 +1,7 @@
 """The group (patient) and series of each image: from the layout, a table, a regular expression, or none."""
 
 import csv
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from rl_reward_network.data_import.files import some
 from rl_reward_network.data_import.items import Item
 
 NONE = "none"  # --groups none: each image is a group of its own
+VERSION = re.compile(r"\.rf\.[0-9A-Za-z]+(?=\.\w+$)")  # of one picture, as Roboflow names its augmented copies
 REMEDIES = (
     "give --groups patients.csv (columns image, group), --group_regex '(?P<group>...)' that finds the patient in the"
     " file's name, or --groups none where nothing is known: each image is then a group of its own"
@@ -37,7 +39,7 @@ def groups_of(
     if groups is not None and group_regex is not None:
         raise ValueError(f"groups is {groups!r} and group_regex is {group_regex!r}: leave one of them out")
     if groups == NONE:
-        return [(item.found_as, item.series) for item in items], NONE
+        return [(picture_name(item.found_as), item.series) for item in items], NONE
     if groups is not None:
         found, source = _from_table(items, Path(groups)), "table"
     elif group_regex is None and items and all(item.group for item in items):
@@ -59,9 +61,19 @@ def _from_names(items: Sequence[Item], group_regex: str | None, own: bool) -> Gr
         fault = f"group_regex {group_regex!r} finds no group in" if group_regex else "no group (patient) is known for"
         raise ValueError(f"{fault} {_some(bare, len(items))}; {REMEDIES}")
     return [
-        (name.get("group") or item.group or item.found_as, name.get("series") or item.series)
+        (name.get("group") or item.group or picture_name(item.found_as), name.get("series") or item.series)
         for name, item in zip(named, items, strict=True)
     ]
+
+
+def picture_name(path: str) -> str:
+    """What all versions of one picture share: the name without its hash, wherever the file lies; else the path.
+
+    >>> picture_name("train/a_png.rf.0f1e.jpg") == picture_name("valid/a_png.rf.77aa.jpg") == "a_png.jpg"
+    True
+    """
+    name = PurePosixPath(path).name
+    return VERSION.sub("", name) if VERSION.search(name) else path
 
 
 def _from_table(items: Sequence[Item], path: Path) -> Groups:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 from tqdm import tqdm
 
 from rl_reward_network.data.annotations import first_faults
+from rl_reward_network.data.identity import SAME, same_in_two_groups, thumbnail
 from rl_reward_network.data.mask_checks import looks_like_mask
 from rl_reward_network.data.masks import ignored_classes
 from rl_reward_network.data.names import ALL, NamedClass, read_classes
@@ -58,47 +58,6 @@ def _named(label: str, known: list[str], class_ids: dict[str, str]) -> str | Non
 def class_order(name: str) -> tuple[bool, int, str]:
     """Numbers by value, before names."""
     return (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)
-
-
-SIDE = 32  # of a thumbnail, in pixels
-SUSPECT = 0.97  # correlation; the frames of one series reach it, two patients seldom
-BLOCK = 1000  # rows of the correlation matrix at once
-
-
-def thumbnail(image: np.ndarray) -> np.ndarray:
-    """float32 (SIDE * SIDE,) of mean 0 and norm 1 (0 of a blank image): grey of any depth or RGB, made square."""
-    grey = image.mean(axis=2, dtype=np.float32) if image.ndim == 3 else image.astype(np.float32)
-    small = np.asarray(Image.fromarray(grey).resize((SIDE, SIDE), Image.Resampling.BOX)).ravel()
-    centred = small - small.mean()
-    norm = float(np.linalg.norm(centred))
-    return centred / norm if norm > 1e-3 * SIDE else np.zeros_like(centred)
-
-
-def suspected_leaks(
-    thumbnails: np.ndarray, groups: list[str], limit: int = 10
-) -> tuple[int, list[tuple[int, int, float]]]:
-    """Pairs of images of two groups whose thumbnails correlate above `SUSPECT`.
-
-    Args:
-        thumbnails: float32 (N, SIDE * SIDE) as `thumbnail` gives them.
-        groups: N group names.
-        limit: pairs that are returned.
-
-    Returns:
-        The number of pairs, and the most similar ones: (index, index, correlation).
-    """
-    _, numbers = np.unique(groups, return_inverse=True)
-    count, pairs = 0, list[tuple[int, int, float]]()
-    for start in range(0, len(thumbnails), BLOCK):
-        likeness = thumbnails[start : start + BLOCK] @ thumbnails[start:].T  # (rows, N - start)
-        rows, columns = np.nonzero(np.triu(likeness > SUSPECT, 1))
-        other = numbers[start + rows] != numbers[start + columns]
-        rows, columns = rows[other], columns[other]
-        count += len(rows)
-        values = likeness[rows, columns]
-        for best in np.argsort(-values, kind="stable")[:limit]:
-            pairs.append((int(start + rows[best]), int(start + columns[best]), float(values[best])))
-    return count, sorted(pairs, key=lambda pair: -pair[2])[:limit]
 
 
 MOST_IGNORED = 0.2  # share of a picture; the rim of objects has less
@@ -156,7 +115,7 @@ class Survey:
         seen: the decoded ones, without those that have a fault.
         classes: those whose union is the mask; None while open.
         groups, groups_from: of each image, names not hidden yet; None while open.
-        leaks: number of suspected pairs, and the most similar ones: index, index, correlation.
+        leaks: `same_in_two_groups` of the decoded images.
         open_points: what has to be repaired or decided before anything can be written.
         skipped: broken files that are left out, each with what is wrong; names no patient where names are hidden.
         named: the classes that are asked for by name, with categories as the masks name them; () for one phrase.
@@ -171,7 +130,7 @@ class Survey:
     classes: list[str] | None
     groups: Groups | None
     groups_from: str
-    leaks: tuple[int, list[tuple[int, int, float]]]
+    leaks: list[tuple[int, int, float]]
     open_points: tuple[str, ...]
     skipped: tuple[str, ...]
     named: tuple[NamedClass, ...] = ()
@@ -390,16 +349,16 @@ def _classes(seen: list[Seen], found: Found, label: str | None) -> list[str]:
     return chosen
 
 
-def _leaks(seen: list[Seen], found: Found, groups: Groups | None) -> tuple[int, list[tuple[int, int, float]]]:
-    """Suspected leaks among the decoded images; while groups are open each image is taken for its own."""
+def _leaks(seen: list[Seen], found: Found, groups: Groups | None) -> list[tuple[int, int, float]]:
+    """`same_in_two_groups` of the decoded images; while groups are open each image is taken for its own."""
     if not seen:
-        return 0, []
+        return []
     names = {item.name: group for item, (group, _) in zip(found.items, groups or (), strict=bool(groups))}
     own = [names.get(one.item.name, one.item.name) for one in seen]
-    return suspected_leaks(np.stack([one.thumbnail for one in seen]), own)
+    return same_in_two_groups(np.stack([one.thumbnail for one in seen]), own)
 
 
-SIZES_SHOWN = 3
+SIZES_SHOWN, LEAKS_SHOWN = 3, 10
 FROM = {"layout": "from the files themselves", "table": "from --groups", "file names": "from the file names"}
 
 
@@ -478,13 +437,16 @@ def _skipped(survey: Survey) -> list[str]:
 
 
 def _leak_lines(survey: Survey) -> list[str]:
-    """Suspected pairs, the most similar ones by name."""
-    count, pairs = survey.leaks
-    if not count:
+    """Pictures that are in two groups, the most similar pairs by name."""
+    if not survey.leaks:
         return []
     own = "" if survey.groups else " (no groups are known yet)"
-    head = f"suspected leaks: {count} pairs of images in two groups{own} whose thumbnails correlate above {SUSPECT}"
+    what = f"pairs of images in two groups{own} whose thumbnails correlate above {SAME}"
+    head = f"suspected leaks: {len(survey.leaks)} {what}, the same picture"
     # Paths of DICOM files name patients, and the main job's output may be kept.
     names = [one.item.name if survey.layout == "dicom" else one.item.found_as for one in survey.seen]
-    shown = [f"  {names[first]} and {names[second]} ({likeness:.3f})" for first, second, likeness in pairs]
-    return [head, *shown, "  look at them; images of one patient need one group (--groups patients.csv)"]
+    shown = [f"  {names[first]} and {names[second]} ({likeness:.3f})" for first, second, likeness in survey.leaks]
+    rest = (
+        "  look at them: a run takes such groups for one; images of one patient need one group (--groups patients.csv)"
+    )
+    return [head, *shown[:LEAKS_SHOWN], rest]

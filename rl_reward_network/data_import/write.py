@@ -201,7 +201,7 @@ def _origin(survey: Survey) -> dict[str, Any]:
         "classes": survey.classes,
         "images": len(survey.found.items),
         "labelled": sum(item.load_masks is not None for item in survey.found.items),
-        "suspected_leaks": survey.leaks[0],
+        "suspected_leaks": len(survey.leaks),
         "skipped": len(survey.skipped),
         "remarks": survey.found.remarks,
     }

@@ -29,6 +29,7 @@ from rl_reward_network.grpo.prompts import (
 )
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig
 from rl_reward_network.inputs.loading import (
+    check_model,
     check_named,
     check_readable,
     images_summary,
@@ -61,6 +62,7 @@ class GRPOInputs:
         split: by image, video or patient.
         unlabelled: further images for training alone, without masks.
         wordings: fingerprint of the wordings of classes that are asked for by name; None without `CLASSES_FILE`.
+        samples: the annotated images, of which the prompts are; () of captioned regions.
     """
 
     config: RunConfig
@@ -71,6 +73,7 @@ class GRPOInputs:
     split: Split
     unlabelled: Unlabelled | None = None
     wordings: str | None = None
+    samples: Sequence[Sample] = ()
 
     @property
     def by_name(self) -> bool:
@@ -149,12 +152,13 @@ def _open_images(config: RunConfig, regions: RegionConfig, split_file: Path | No
     samples = read_samples(root, config.group_regex, given_levels(config.bit_depth, config.grey_levels))
     config = replace(config, grey_levels=levels_of(samples) or None)
     split = load_split(split_file, samples) if split_file else split_samples(samples, root, config.split_seed)
+    check_model(config.model_path, samples, split)
     if len({phrase_key(sample.text) for sample in samples}) > 1 or (root / CLASSES_FILE).is_file():
         return _open_named(config, regions, samples, split)
     prompts = [image_prompt(sample, regions.segment_question) for sample in samples]
     unlabelled = unlabelled_of(config, samples, split, finished=split_file is not None)
     summary = images_summary(samples, root, unlabelled)
-    return GRPOInputs(config, regions, "images", summary, prompts, split, unlabelled)
+    return GRPOInputs(config, regions, "images", summary, prompts, split, unlabelled, samples=samples)
 
 
 def _open_named(config: RunConfig, regions: RegionConfig, samples: list[Sample], split: Split) -> GRPOInputs:
@@ -175,7 +179,9 @@ def _open_named(config: RunConfig, regions: RegionConfig, samples: list[Sample],
         f"{len(images)} annotated images, {len(phrases)} phrases, {labelled} of {len(samples)} questions with a mask"
     )
     return GRPOInputs(
-        config, regions, "images", summary, prompts, split, wordings=wordings_fingerprint(classes.values())
+        *(config, regions, "images", summary, prompts, split),
+        wordings=wordings_fingerprint(classes.values()),
+        samples=samples,
     )
 
 

@@ -10,6 +10,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from rl_reward_network.artefacts import read_json, weights_fingerprint, whole_folder
 from rl_reward_network.curves import load_checkpoint
+from rl_reward_network.data.identity import copy_pictures
 from rl_reward_network.grpo.card import card_text, trained_in_bits
 from rl_reward_network.grpo.checkpoint import EMA_WEIGHTS, STATE
 from rl_reward_network.inputs.loading import located_model
@@ -71,6 +72,7 @@ def _write(
     with whole_folder(output) as folder:
         model.save_pretrained(folder)
         processor.save_pretrained(folder)
+        copy_pictures(final_model, folder)
         check_checkpoint(open_checkpoint(folder))
         if card:
             (folder / "README.md").write_text(card, encoding="utf-8")

@@ -273,6 +273,7 @@ class RefitCallback(TrainerCallback):
             info[name] = sorted({*info.get(name, ()), *(prompt.group_id for prompt in used)})
         network = RewardNetwork(replace(self.network.config, intervals={}), info)
         network.load_state_dict(_weights(self.network))
+        network.pictures = self.network.pictures
         network.save_pretrained(folder)
 
 

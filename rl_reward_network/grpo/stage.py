@@ -10,12 +10,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from transformers import set_seed
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import get_last_checkpoint
 
-from rl_reward_network.artefacts import weights_fingerprint, whole_folder, write_json
+from rl_reward_network.artefacts import (
+    NAMES_ALONE,
+    PICTURES,
+    load_arrays,
+    save_arrays,
+    weights_fingerprint,
+    whole_folder,
+    write_json,
+)
+from rl_reward_network.data.identity import copy_pictures, thumbnail, together
 from rl_reward_network.data.splits import Split, save_split, select
 from rl_reward_network.grpo.card import card_text
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
@@ -413,6 +423,8 @@ def _begin(run: Run, inputs: GRPOInputs, training: _Training, frozen: list[str],
     run.check_new()
     if network is not None:
         network.save_pretrained(run / REWARD_NET)
+    if pictures := _pictures(inputs, training):
+        save_arrays(run / PICTURES, pictures)
     model = training.trainer.sa2va
     facts = {
         "world": portable_settings(run.path, inputs.config, inputs.regions),
@@ -430,6 +442,15 @@ def _begin(run: Run, inputs: GRPOInputs, training: _Training, frozen: list[str],
     }
     save_split(inputs.split, run / "split.json")
     run.begin(training.origin, facts)
+
+
+def _pictures(inputs: GRPOInputs, training: _Training) -> dict[str, np.ndarray]:
+    """The thumbnails of the images that the run trains and chooses on, and of those that its base model has seen."""
+    validation = training.validation
+    used = {"train": training.trainer.prompts, "val": validation.prompts if validation else []}
+    images = {use: {p.image_key: p.load for p in prompts if p.image_key} for use, prompts in used.items()}
+    own = {use: np.stack([thumbnail(load()[0]) for load in loads.values()]) for use, loads in images.items() if loads}
+    return together(load_arrays(Path(inputs.config.model_path) / PICTURES, NAMES_ALONE), own)
 
 
 def _labels_of(training: _Training, split: Split) -> dict[str, int]:
@@ -470,4 +491,5 @@ def _save(trainer: Sa2VAGRPOTrainer, run: Run, spent: dict[str, Any]) -> None:
         save_trainable(trainer.sa2va, temporary / TRAINABLE)
         write_json(temporary / "config.json", config)
         (temporary / "README.md").write_text(card_text(config), encoding="utf-8")
+        copy_pictures(run.path, temporary)
     run.finish()

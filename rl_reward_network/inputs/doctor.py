@@ -6,7 +6,6 @@ mask is right.
 
 import os
 import shutil
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,14 +16,14 @@ from statistics import median
 import numpy as np
 import torch
 
-from rl_reward_network.artefacts import pixels_digest
+from rl_reward_network.data.identity import same_in_two_groups, thumbnail
 from rl_reward_network.data.images import DATA_SET, given_levels
 from rl_reward_network.data.items import RegionSample, Sample, levels_of, region_fingerprint
 from rl_reward_network.data.mask_checks import has_filled_loops
 from rl_reward_network.data.names import classes_of
 from rl_reward_network.data.readers import REGIONS, read_region_data, recognise
 from rl_reward_network.data.ridges import IMAGES, check_labels
-from rl_reward_network.data.splits import Split, make_split, select, spellings, spread
+from rl_reward_network.data.splits import Split, make_split, patient_key, select, spellings, spread
 from rl_reward_network.data_import.files import some, unread_note
 from rl_reward_network.data_import.survey import ImportOptions
 from rl_reward_network.data_import.write import import_notes, is_ungrouped
@@ -85,15 +84,15 @@ class ImageStatistics:
 
     Attributes:
         name: file, or file and row; for the screen only, since it may name a patient.
-        group_id: pseudonym of the patient or group.
-        pixels: digest of the decoded image.
+        group: key of the patient or group, as the data name it.
+        small: its thumbnail.
         share: of the pixels that are foreground; None without a mask.
         filled: whether the mask is probably the outer outline of a tree of thin branches, with its loops filled.
     """
 
     name: str
-    group_id: str
-    pixels: str
+    group: str
+    small: np.ndarray
     share: float | None
     filled: bool
 
@@ -165,7 +164,7 @@ def check_unlabelled(config: RunConfig, regions: RegionConfig) -> Finding:
     unlabelled = unlabelled_of(config, samples, split_samples(samples, config.data_root, config.split_seed))
     assert unlabelled is not None
     check_readable([sample.load_image for sample in unlabelled.samples])
-    look = tuple(f"look: {note}" for note in unread_note(unlabelled.root))
+    look = tuple(f"look: {note}" for note in (*unread_note(unlabelled.root), unlabelled.note) if note)
     return Finding(f"{unlabelled.summary}; none of them in the reward, val or test split", look)
 
 
@@ -240,7 +239,7 @@ def sample_statistics(samples: Sequence[Sample], images: Path) -> list[ImageStat
     def read(sample: Sample) -> ImageStatistics:
         name, mask = sample.image_path.relative_to(images).as_posix(), sample.load_mask()
         filled = mask is not None and sample.sample_id in measured and has_filled_loops(mask)
-        return image_statistics(name, sample.group_id, sample.load_image(), mask, filled)
+        return image_statistics(name, patient_key(sample.group), sample.load_image(), mask, filled)
 
     return decode_files([partial(read, sample) for sample in samples])
 
@@ -252,18 +251,17 @@ def region_statistics(regions: Sequence[RegionSample]) -> list[ImageStatistics]:
 
 
 def image_statistics(
-    name: str, group_id: str, image: np.ndarray, mask: np.ndarray | None, filled: bool = False
+    name: str, group: str, image: np.ndarray, mask: np.ndarray | None, filled: bool = False
 ) -> ImageStatistics:
     """Statistics of an image, uint8 (H, W, 3), and its mask, bool (H, W)."""
-    return ImageStatistics(name, group_id, pixels_digest(image), None if mask is None else float(mask.mean()), filled)
+    return ImageStatistics(name, group, thumbnail(image), None if mask is None else float(mask.mean()), filled)
 
 
-def duplicates(images: Sequence[ImageStatistics]) -> list[tuple[str, str]]:
-    """Names of images with equal pixels in two groups, each pair of groups once for each image."""
-    by_pixels: dict[str, dict[str, str]] = defaultdict(dict)
-    for image in images:
-        by_pixels[image.pixels].setdefault(image.group_id, image.name)
-    return [(first, other) for groups in by_pixels.values() for first, *rest in [groups.values()] for other in rest]
+def duplicates(images: Sequence[ImageStatistics]) -> list[str]:
+    """Names of two images of two groups that are the same picture: one line per pair."""
+    images = list({image.name: image for image in images}.values())  # of several phrases, each image once
+    pairs = same_in_two_groups(np.stack([image.small for image in images]), [image.group for image in images])
+    return [f"{images[first].name} = {images[other].name}" for first, other, _ in pairs]
 
 
 def _grey(samples: list[Sample], bit_depth: int | None) -> list[str]:
@@ -298,8 +296,8 @@ def _notes(images: list[ImageStatistics]) -> tuple[str, ...]:
         "outline(s) of thin branches whose loops may be filled: what they enclose is no object; give PNG or RLE": [
             image.name for image in images if image.filled
         ],
-        "picture(s) that are the same in two patients or groups: training and test may share them; give both one "
-        "`group`, or delete one": [f"{first} = {other}" for first, other in duplicates(images)],
+        "picture(s) that are the same in two patients or groups, perhaps mirrored or in another format: a run takes "
+        "such groups of annotated images for one; give both one `group`, or delete one": duplicates(images),
     }
     return tuple(f"look: {len(names)} {kind} ({some(names)})" for kind, names in kinds.items() if names)
 

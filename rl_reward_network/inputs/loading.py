@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 import numpy as np
 from tqdm import tqdm
 
-from rl_reward_network.artefacts import locked
+from rl_reward_network.artefacts import NAMES_ALONE, PICTURES, load_arrays, locked
 from rl_reward_network.data.annotations import compile_group_regex, phrase_key
+from rl_reward_network.data.identity import check_apart, join_groups, joined_note
 from rl_reward_network.data.images import given_levels
 from rl_reward_network.data.items import Sample, levels_of
 from rl_reward_network.data.readers import READERS, read_images
@@ -139,6 +140,7 @@ def open_inputs(
         split = split_samples(samples, config.data_root, config.split_seed)
     else:
         split = load_split(split_file, samples)
+    check_model(config.model_path, samples, split)
     unlabelled = unlabelled_of(config, samples, split, finished=split_file is not None)
     segmenter = segmenter_with(config.model_path, config, limits)
     bank = MaskBank(config.output_dir / "mask_bank", segmenter.segment, segmenter.fingerprint, prompts)
@@ -176,11 +178,23 @@ def check_named(model_path: str, data_root: Path, default: Path) -> None:
         )
 
 
+def check_model(model_path: str, samples: Sequence[Sample], split: Split) -> None:
+    """Refuse a model that was trained on images of the val or test split, or chosen on some of the latter.
+
+    Raises:
+        ValueError: counts and names them. A model without recorded pictures, such as a published one, passes.
+    """
+    parts = {f"the {name} split": select(samples, split, name) for name in ("val", "test")}
+    remedy = "use the data and --split_seed of that training, or leave these images out"
+    check_apart(load_arrays(Path(model_path) / PICTURES, NAMES_ALONE), parts, f"{model_path}: the model", remedy)
+
+
 def images_summary(samples: Sequence[Sample], data_root: Path, unlabelled: Unlabelled | None = None) -> str:
     """One line on annotated images, e.g. "960 rendered angiograms (embedded data), 960 with a mask"."""
     more = f"; {unlabelled.summary}" if unlabelled else ""
     kind = "rendered angiograms (embedded data)" if is_rendered(data_root) else "annotated images"
     own = ", each image a group of its own (--groups none)" if is_ungrouped(data_root) else ""
+    own += f", {note}" if (note := joined_note(samples)) else ""
     return f"{len(samples)} {kind}, {sum(sample.labelled for sample in samples)} with a mask{own}{more}"
 
 
@@ -192,9 +206,9 @@ def regions_summary(summary: str, data_root: Path) -> str:
 def read_samples(
     data_root: Path, group_regex: str | None = None, grey_levels: dict[str, Levels] | None = None
 ) -> list[Sample]:
-    """As `read_images`; the embedded data sets are rendered first when they are not there."""
+    """As `read_images`, with `join_groups`; the embedded data sets are rendered first when they are not there."""
     render_missing(data_root)
-    return read_images(data_root, group_regex, grey_levels)
+    return join_groups(read_images(data_root, group_regex, grey_levels))
 
 
 def render_missing(data_root: Path) -> None:
@@ -210,7 +224,8 @@ def split_samples(samples: list[Sample], data_root: Path, seed: int) -> Split:
     try:
         return make_split(samples, seed)
     except ValueError as error:
-        raise ValueError(f"{data_root / 'annotations.json'}: {error}") from None
+        joined = f" ({note})" if (note := joined_note(samples)) else ""
+        raise ValueError(f"{data_root / 'annotations.json'}: {error}{joined}") from None
 
 
 def check_files(samples: Sequence[Sample]) -> None:

@@ -9,19 +9,21 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rl_reward_network.artefacts import pixels_digest
 from rl_reward_network.data.annotations import compile_group_regex, phrase_key, recognise_annotations
+from rl_reward_network.data.identity import among, some_names, thumbnails
 from rl_reward_network.data.images import DATA_SET, IMAGE_SUFFIXES, given_levels, image_header, measured_levels
 from rl_reward_network.data.items import Sample, data_fingerprint, pseudonym, with_levels
 from rl_reward_network.data.mask_checks import looks_like_mask
 from rl_reward_network.data.readers import REGIONS, read_images
 from rl_reward_network.data.splits import Split, one_spelling, patient_key, select
 from rl_reward_network.data_import.files import pictures_below
+from rl_reward_network.data_import.groups import picture_name
 from rl_reward_network.data_import.write import check_named_alike
 from rl_reward_network.depth import Levels
 from rl_reward_network.inputs.config import RunConfig
 
 FLAG = "--unlabelled_root"
+NAMELESS = "unlabelled image "  # begins the group of an image whose name gives none
 APART_FROM = ("reward", "val", "test")  # splits whose patients must not be among the unlabelled ones
 
 
@@ -52,6 +54,15 @@ class Unlabelled:
         ignored = f", {masks} of them with a mask that training does not read" if masks else ""
         return f"{len(self.samples)} unlabelled images of {groups} groups{ignored}"
 
+    @property
+    def note(self) -> str:
+        """What cannot be known of patients, since the images do not name them; "" where they all do."""
+        nameless = sum(sample.group.startswith(NAMELESS) for sample in self.samples)
+        return (
+            f"{nameless} of {len(self.samples)} unlabelled images name no patient: other images of test patients may be"
+            " among them, and only pictures were compared; name patients in the files' names (--group_regex)"
+        ) * bool(nameless)
+
 
 def unlabelled_of(config: RunConfig, samples: list[Sample], split: Split, finished: bool = False) -> Unlabelled | None:
     """The images of `unlabelled_root`; None without such a folder.
@@ -69,12 +80,15 @@ def unlabelled_of(config: RunConfig, samples: list[Sample], split: Split, finish
     levels = given_levels(config.bit_depth, None)
     check_named_alike(config.data_root, config.unlabelled_root)
     try:
-        return open_unlabelled(config.unlabelled_root, samples, split, config.group_regex, levels)
+        unlabelled = open_unlabelled(config.unlabelled_root, samples, split, config.group_regex, levels)
     except ValueError as error:
         if not finished:
             raise
         warnings.warn(f"the unlabelled images are left out of the evaluation: {error}", stacklevel=2)
         return None
+    if unlabelled.note and not finished:
+        warnings.warn(unlabelled.note, stacklevel=2)
+    return unlabelled
 
 
 def open_unlabelled(
@@ -137,7 +151,7 @@ def _read_plain(
     patients = one_spelling(groups["group"] for groups in found.values() if groups["group"])
     for path in paths:
         name, groups = path.relative_to(root).as_posix(), found.get(path, {})
-        group = patients.get(groups.get("group") or "") or f"unlabelled image {name}"
+        group = patients.get(groups.get("group") or "") or f"{NAMELESS}{picture_name(name)}"
         series = f"series {groups['series']}" if groups.get("series") else f"image {name}"
         size, is_deep = image_header(path)
         if is_deep:
@@ -148,35 +162,28 @@ def _read_plain(
 
 
 def _check_apart(root: Path, unlabelled: Sequence[Sample], samples: Sequence[Sample], split: Split) -> None:
-    """Refuse patients of the splits that must not see training, by their group and by identical pixels."""
+    """Refuse patients of the splits that must not see training, by their group and by pictures."""
     groups = {sample.group_id for sample in unlabelled}
-    looks = _looks(unlabelled)
-    if flat := sum(flat for _, flat in looks):
+    with ThreadPoolExecutor() as threads:
+        flat = sum(threads.map(lambda sample: looks_like_mask(replace(sample, levels=None).load_image()), unlabelled))
+    if flat:
         raise ValueError(
-            f"{root}: {FLAG}: {flat} of its {len(looks)} images hold a few flat colours, as masks do; leave them out,"
-            " or put them into a folder masks/"
+            f"{root}: {FLAG}: {flat} of its {len(unlabelled)} images hold a few flat colours, as masks do; leave them"
+            " out, or put them into a folder masks/"
         )
-    pictures = {digest for digest, _ in looks}
+    own, shared = thumbnails(unlabelled), dict[str, set[Path]]()
     for name in APART_FROM:
-        if shared := groups & set(split.groups[name]):
+        if known := groups & set(split.groups[name]):
             raise ValueError(
-                f"{root}: {FLAG}: {len(shared)} of its {len(groups)} groups are in the {name} split of the data; "
+                f"{root}: {FLAG}: {len(known)} of its {len(groups)} groups are in the {name} split of the data; "
                 "leave these patients out"
             )
-        same = sum(digest in pictures for digest, _ in _looks(select(samples, split, name)))
-        if same:
-            raise ValueError(f"{root}: {FLAG}: {same} images are also in the {name} split of the data; leave them out")
-
-
-def _looks(samples: Sequence[Sample]) -> list[tuple[str, bool]]:
-    """Digest of the pixels, and whether they look like a mask.
-
-    Each image has its own levels, so that a copy in another format or data set is found, too.
-    """
-
-    def look(sample: Sample) -> tuple[str, bool]:
-        image = replace(sample, levels=None).load_image()
-        return pixels_digest(image), looks_like_mask(image)
-
-    with ThreadPoolExecutor() as threads:
-        return list(threads.map(look, samples))
+        seen = among(own, thumbnails(select(samples, split, name)))
+        if seen.any():
+            shared[name] = {sample.image_path for sample, same in zip(unlabelled, seen, strict=True) if same}
+    if shared:
+        found = set().union(*shared.values())
+        raise ValueError(
+            f"{root}: {FLAG}: {len(found)} images are also in the {' and '.join(shared)} split of the data, perhaps in"
+            f" another format or mirrored ({some_names(found)}); leave them out"
+        )

@@ -196,7 +196,7 @@ class _Seed:
         if REWARD_NET in self.runs:
             folder = self.runs[REWARD_NET] / BEST_REWARD_NET
             network = RewardNetwork.from_pretrained(folder)
-            check_no_leak(self.inputs.split, network, folder)
+            check_no_leak(self.inputs.split, network, folder, samples=self.inputs.samples)
             self.maps = ForegroundMaps.beside(self.runs[REWARD_NET], network.to(self.inputs.config.device))
 
     def close(self) -> None:

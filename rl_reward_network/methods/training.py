@@ -155,7 +155,7 @@ def train_weights(
     network = None
     if learned:
         network = RewardNetwork.from_pretrained(job.network)
-        check_no_leak(inputs.split, network, job.network, inputs.unlabelled)
+        check_no_leak(inputs.split, network, job.network, inputs.unlabelled, inputs.samples)
     plan = grpo_plan(job, inputs, settings, network)
     weights = job.inputs.segmenter.fingerprint
     if after is not None:  # as they are loaded to be trained

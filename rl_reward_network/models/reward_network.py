@@ -26,7 +26,16 @@ from scipy.special import expit
 from torch import Tensor, nn
 from torch.backends import cudnn
 
-from rl_reward_network.artefacts import read_json, weights_fingerprint, whole_folder, write_json
+from rl_reward_network.artefacts import (
+    NAMES_ALONE,
+    PICTURES,
+    load_arrays,
+    read_json,
+    save_arrays,
+    weights_fingerprint,
+    whole_folder,
+    write_json,
+)
 from rl_reward_network.models.domain import Domain
 from rl_reward_network.models.weights import read_tensors
 
@@ -265,7 +274,8 @@ class UNet(nn.Module):
 class RewardNetwork(nn.Module):
     """An ensemble of U-Nets that predicts foreground probabilities, and the quality of masks computed from them.
 
-    `training_info` describes the training data (mode, data fingerprint, groups) and is saved with the weights.
+    `training_info` describes the training data (mode, data fingerprint, groups) and `pictures` holds the thumbnails of
+    its images (`data.identity`); both are saved with the weights.
     """
 
     def __init__(self, config: RewardNetworkConfig | None = None, training_info: dict[str, Any] | None = None) -> None:
@@ -273,6 +283,7 @@ class RewardNetwork(nn.Module):
         super().__init__()
         self.config = config or RewardNetworkConfig()
         self.training_info = dict(training_info or {})
+        self.pictures: dict[str, np.ndarray] = {}
         self.source: Path | None = None  # the folder that it was loaded from
         self.members = nn.ModuleList(
             UNet(self.config.channels, self.config.packing) for _ in range(self.config.members)
@@ -374,18 +385,20 @@ class RewardNetwork(nn.Module):
         return hashlib.sha256(f"{weights_fingerprint(self)}{config}".encode()).hexdigest()[:16]
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write config.json and model.safetensors; the folder is created or replaced atomically.
+        """Write config.json, model.safetensors and the pictures; the folder is created or replaced atomically.
 
         Raises:
             ValueError: the folder contains other files, which would be lost.
         """
         folder = Path(folder)
-        if foreign := {path.name for path in folder.glob("*")} - {CONFIG, WEIGHTS}:
+        if foreign := {path.name for path in folder.glob("*")} - {CONFIG, WEIGHTS, Path(PICTURES).parts[0]}:
             raise ValueError(f"{folder}: contains {len(foreign)} other files; name a new folder for the reward network")
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
         with whole_folder(folder) as temporary:
             write_json(temporary / CONFIG, {**asdict(self.config), "training": self.training_info})
             save_file(weights, temporary / WEIGHTS)
+            if self.pictures:
+                save_arrays(temporary / PICTURES, self.pictures)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> "RewardNetwork":
@@ -406,7 +419,7 @@ class RewardNetwork(nn.Module):
         except (ValueError, RuntimeError) as error:  # load_state_dict reports keys and shapes as RuntimeError
             reason = " ".join(str(error).removeprefix(f"{folder / WEIGHTS}: ").split())
             raise ValueError(f"{folder / WEIGHTS}: damaged or of another network ({reason}); {TRAIN_ONE}") from None
-        network.source = folder
+        network.pictures, network.source = load_arrays(folder / PICTURES, NAMES_ALONE), folder
         return network.eval().requires_grad_(False)
 
 

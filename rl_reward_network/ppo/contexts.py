@@ -172,7 +172,7 @@ def contexts_from_model(config: RunConfig, reward_net: str | Path, images: int =
         ValueError: as `open_inputs`; the reward network is missing, or knows the patients.
     """
     inputs, network = open_inputs(config), RewardNetwork.from_pretrained(reward_net)
-    check_no_leak(inputs.split, network, Path(reward_net))
+    check_no_leak(inputs.split, network, Path(reward_net), samples=inputs.samples)
     maps = ForegroundMaps.beside(config.output_dir / "contexts", network.to(config.device))
     samples = inputs.pick("policy", images)
     inside, check = in_domain(maps, (sample.load_image() for sample in samples))

@@ -173,7 +173,7 @@ def _reward_network(config: dict[str, Any], inputs: RunInputs, run: Path) -> Rew
     """The reward network of this run, checked by its fingerprint."""
     path = run / REWARD_NET
     network = RewardNetwork.from_pretrained(path)
-    check_no_leak(inputs.split, network, path)
+    check_no_leak(inputs.split, network, path, samples=inputs.samples)
     if network.fingerprint != config["reward_net_fingerprint"]:
         raise ValueError(f"{path}: weights differ from training; copy the run folder again, or run step 2 again")
     return network

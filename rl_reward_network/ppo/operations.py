@@ -111,7 +111,8 @@ def run_post_stage(inputs: RunInputs, plan: PostPlan, reward_net: Path | None, r
     if plan.reward == "net" and network is None:
         raise ValueError("reward net: there is no reward network; give --reward_net, or use --reward dice")
     if network is not None and reward_net is not None:
-        check_no_leak(inputs.split, network, reward_net)  # of one that only stands in the report, too
+        # of one that only stands in the report, too
+        check_no_leak(inputs.split, network, reward_net, samples=inputs.samples)
     print(rewarded_by(plan.reward, network is not None))
     samples = post_samples(inputs, plan)
 

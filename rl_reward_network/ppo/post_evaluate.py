@@ -157,7 +157,7 @@ def _maps(run: Path, inputs: RunInputs) -> ForegroundMaps | None:
     if not path.exists():
         return None
     network = RewardNetwork.from_pretrained(path)
-    check_no_leak(inputs.split, network, path)
+    check_no_leak(inputs.split, network, path, samples=inputs.samples)
     return ForegroundMaps.beside(run, network.to(inputs.config.device))
 
 

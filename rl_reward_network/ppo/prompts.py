@@ -108,7 +108,7 @@ def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run:
             reward needs labels and there are none; or as `complete_run`.
     """
     network = RewardNetwork.from_pretrained(reward_net)
-    check_no_leak(inputs.split, network, reward_net, inputs.unlabelled)
+    check_no_leak(inputs.split, network, reward_net, inputs.unlabelled, inputs.samples)
     samples = policy_samples(inputs, plan)
 
     def train(seconds: dict[str, float]) -> Trained:

@@ -1,5 +1,6 @@
 """Step 1 as a whole: training of a reward network on the patients of the `reward` split, and its test."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -8,7 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rl_reward_network.artefacts import write_json
+from rl_reward_network.artefacts import NAMES_ALONE, write_json
+from rl_reward_network.data.identity import check_apart, thumbnails
 from rl_reward_network.data.items import Sample
 from rl_reward_network.data.splits import Split, select
 from rl_reward_network.data.windows import LabelledImages
@@ -123,6 +125,8 @@ def run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Run) -> RewardNet
             if others:
                 patients["unlabelled_groups"] = sorted({sample.group_id for sample in others})
             network.training_info = run_settings(inputs, plan) | patients
+            seen = {"train": picked["reward"], "val": picked["val"], "unlabelled": others}
+            network.pictures = {use: thumbnails(samples) for use, samples in seen.items() if samples}
             network.save_pretrained(run / BEST_REWARD_NET)
         with clock(seconds, "comparing"):
             pooled = train_pooled_cnn(RewardExamples(inputs, picked["reward"], "the design to beat"), config.seed)
@@ -221,8 +225,16 @@ def find_unfinished(inputs: RunInputs, plan: RewardPlan) -> Run | None:
     return Run.find(REWARD_RUN, inputs.config.output_dir, run_settings(inputs, plan), "interrupted")
 
 
-def check_no_leak(split: Split, network: RewardNetwork, where: Path, unlabelled: Unlabelled | None = None) -> None:
+def check_no_leak(
+    split: Split,
+    network: RewardNetwork,
+    where: Path,
+    unlabelled: Unlabelled | None = None,
+    samples: Sequence[Sample] = (),
+) -> None:
     """Refuse a reward network that was trained or chosen on patients whose masks it will score.
+
+    Patients are compared by name, and the images of `samples` and `unlabelled` with those it has seen, under any name.
 
     Raises:
         ValueError: its weights were trained on patients of the policy, val or test split or on unlabelled ones, or
@@ -249,6 +261,11 @@ def check_no_leak(split: Split, network: RewardNetwork, where: Path, unlabelled:
             raise ValueError(
                 f"{where}: the reward network was {use} on {len(shared)} patients of --unlabelled_root; leave them out"
             )
+    if samples and not network.pictures:
+        warnings.warn(f"{where}: the network does not record its images, as of before 1.0; {NAMES_ALONE}", stacklevel=2)
+    parts = {f"the {name} split": select(samples, split, name) for name in ("policy", "val", "test")}
+    further = {"--unlabelled_root": unlabelled.samples} if unlabelled else {}
+    check_apart(network.pictures, parts | further, f"{where}: the reward network", remedy)
 
 
 def _mean_dice(examples: RewardExamples, seed: Sequence[int]) -> float:

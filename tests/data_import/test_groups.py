@@ -55,6 +55,14 @@ def test_the_names_of_angiograms_need_no_expression() -> None:
     assert [group for group, _ in found] == ["0000000001"] * 2 + ["0000000002"] * 2
 
 
+def test_versions_of_one_picture_share_a_group() -> None:
+    names = ("train/a_png.rf.0f1e.jpg", "valid/a_png.rf.77Aa.jpg", "train/b.rf.jpg", "train/a_png.jpg")
+    items = [item(name) for name in names]
+    expected = ["a_png.jpg", "a_png.jpg", "train/b.rf.jpg", "train/a_png.jpg"]
+    for groups, own in (("none", False), (None, True)):
+        assert [group for group, _ in groups_of(items, groups, None, own)[0]] == expected
+
+
 def test_none_makes_each_image_its_own() -> None:
     found = groups_of(ITEMS, "none", None)
     assert found == ([(item.found_as, None) for item in ITEMS], "none"), "written names may change with other files"

@@ -16,18 +16,19 @@ from rl_reward_network.artefacts import pixels_digest, read_json
 from rl_reward_network.cli import grpo
 from rl_reward_network.data import annotations
 from rl_reward_network.data.masks import to_rle
-from rl_reward_network.data.splits import SPLITS, save_split, select, spread
+from rl_reward_network.data.splits import SPLITS, make_split, save_split, select, spread
 from rl_reward_network.embedded import datasets as embedded
 from rl_reward_network.embedded.regions import write_regions
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.grpo import inputs as inputs_file
 from rl_reward_network.grpo.inputs import GRPOInputs, check_prompts, open_grpo_inputs, with_unlabelled, within_budget
+from rl_reward_network.grpo.merge import merge_run
 from rl_reward_network.grpo.plan import RewardArgs
 from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL, GRPOPrompt
 from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings, RewardWeights
 from rl_reward_network.grpo.stage import describe
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig, pick_fields
-from rl_reward_network.inputs.loading import portable_settings, read_samples
+from rl_reward_network.inputs.loading import open_inputs, portable_settings, read_samples
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
@@ -312,6 +313,29 @@ def test_they_join_the_training_prompts_without_masks(
         with_unlabelled(inputs, own, maps)
     prompts, check = with_unlabelled(inputs, own, None)
     assert (len(prompts), check) == (len(own) + 6, None), "without a reward network nothing leaves any out"
+
+
+def test_a_merged_model_is_measured_on_nothing_that_has_trained_it(
+    inputs: GRPOInputs, run: Path, tmp_path: Path
+) -> None:
+    merge_run(run / "final_model", tmp_path / "merged")
+    config = replace(inputs.config, model_path=str(tmp_path / "merged"), unlabelled_root=None, output_dir=tmp_path)
+    assert open_grpo_inputs(config).split == inputs.split, "the same split"
+    renamed = tmp_path / "renamed"
+    shutil.copytree(config.data_root, renamed)
+    records = json.loads((renamed / "annotations.json").read_text())
+    for number, sample in enumerate(inputs.samples):
+        records[number]["image"] = f"P0099({990000 + number:010d})_1_frame_000001.jpg"
+        Image.fromarray(sample.load_image()[:, ::-1]).save(renamed / "images" / records[number]["image"], quality=90)
+    (renamed / "annotations.json").write_text(json.dumps(records))
+    trained = {prompt.group_id for prompt in inputs.pick("policy")}
+    for data in (config.data_root, renamed):
+        samples = read_samples(data)
+        known = {new.group_id for new, old in zip(samples, inputs.samples, strict=True) if old.group_id in trained}
+        seed = next(n for n in range(99) if known & set(make_split(samples, n).groups["test"]))
+        for opened_by in (open_grpo_inputs, open_inputs):
+            with pytest.raises(ValueError, match=r"merged: the model was trained on .* images of the (val|test) split"):
+                opened_by(replace(config, data_root=data, split_seed=seed))
 
 
 def test_a_resumed_run_has_the_same_unlabelled_images(inputs: GRPOInputs, run: Path, plan: GRPOPlan) -> None:

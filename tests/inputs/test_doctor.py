@@ -68,9 +68,10 @@ def test_unlabelled_images_are_listed(tmp_path: Path, monkeypatch: pytest.Monkey
     new.mkdir()
     Image.fromarray(tube_image(48, 99)[0]).save(new / "a.png")
     config = RunConfig(data_root=data, unlabelled_root=new)
-    assert doctor.check_unlabelled(config, RegionConfig()).details.startswith(
-        "1 unlabelled images of 1 groups; none of them in"
-    )
+    with pytest.warns(UserWarning, match="1 of 1 unlabelled images name no patient"):
+        finding = doctor.check_unlabelled(config, RegionConfig())
+    assert finding.details.startswith("1 unlabelled images of 1 groups; none of them in")
+    assert finding.notes[0].startswith("look: 1 of 1 unlabelled images name no patient")
     (new / "b.png").write_bytes((new / "a.png").read_bytes()[:200])
     with pytest.raises(ValueError, match=r"b\.png"):
         doctor.check_unlabelled(config, RegionConfig())
@@ -107,7 +108,10 @@ def test_a_picture_in_two_patients_is_noted_with_both_files(check: Check) -> Non
     row = check(data_root=data)
     assert "look: 1 picture(s)" in row
     assert f"({names[1]} = {names[6]})" in row
-    rewrite(data, lambda n, record: record | ({"group": "one"} if n in (1, 6) else {}))
+    assert "8 annotated images, 8 with a mask, 2 groups that share pictures, taken for 1; patients: " in row
+    Image.open(data / "images" / names[1]).rotate(90).save(data / "images" / names[2])
+    assert "look: 3 picture(s)" in check(data_root=data), "a turned copy, too"
+    rewrite(data, lambda n, record: record | ({"group": "one"} if n in (1, 2, 6) else {}))
     assert check(data_root=data).startswith("OK "), "in one patient there is no leak"
 
 
@@ -127,10 +131,12 @@ def test_labels_that_leave_out_branches_are_noted(check: Check) -> None:
     for top in (20, 50, 80):
         whole[top : top + 4, 40:112] = True
     grey = np.where(whole & ~part, 20, np.where(part, 80, 150)).astype(np.uint8)
-    for path in (folder / "images").iterdir():
-        Image.fromarray(np.repeat(grey[..., None], 3, axis=2)).save(path)
+    records = json.loads((folder / "annotations.json").read_text())
+    for number, record in enumerate(records):  # moved, since the same picture would be the same patient
+        moved = np.roll(grey, 9 * number, axis=0)
+        Image.fromarray(np.repeat(moved[..., None], 3, axis=2)).save(folder / "images" / record["image"])
     for mask, noted in ((part, True), (whole, False)):
-        rewrite(folder, lambda n, record, mask=mask: drawn(mask)(record))
+        rewrite(folder, lambda n, record, mask=mask: drawn(np.roll(mask, 9 * n, axis=0))(record))
         assert ("labels seem to leave out" in check(data_root=folder)) == noted
 
 

@@ -12,8 +12,9 @@ from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.data.items import Sample, pseudonym
 from rl_reward_network.data.splits import Split, make_split
 from rl_reward_network.depth import Levels
-from rl_reward_network.inputs.unlabelled import open_unlabelled
-from tests.conftest import tube_image, write_tiny_data
+from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.inputs.unlabelled import open_unlabelled, unlabelled_of
+from tests.conftest import SHARED, tube_image, write_tiny_data
 
 Data = tuple[list[Sample], Split]
 
@@ -94,13 +95,46 @@ def test_groups_are_found_in_names_and_an_image_named_as_one_of_the_data_has_its
     assert sample.sample_id != policy.sample_id
 
 
-@pytest.mark.parametrize("suffix", [".png", ".bmp", ".tiff"])
+@pytest.mark.parametrize("suffix", [".png", ".bmp", ".tiff", ".jpg"])
 def test_copies_of_test_images_are_refused_in_any_format(data: Data, tmp_path: Path, suffix: str) -> None:
     root = write_plain(tmp_path / "new", ["other.png"])
     tests = [sample for sample in data[0] if sample.group_id in data[1].groups["test"]]
     Image.open(tests[0].image_path).save(root / f"renamed{suffix}")
-    with pytest.raises(ValueError, match="1 images are also in the test split"):
+    with pytest.raises(
+        ValueError, match=rf"1 images are also in the test split .*\(renamed\{suffix}\); leave them out"
+    ):
         open_unlabelled(root, *data)
+
+
+def test_mirrored_and_scaled_copies_are_counted_over_all_splits(data: Data, tmp_path: Path) -> None:
+    root = write_plain(tmp_path / "new", ["other.png"])
+    for name in ("reward", "policy", "val", "test"):
+        sample = next(sample for sample in data[0] if sample.group_id in data[1].groups[name])
+        turned = Image.open(sample.image_path).transpose(Image.Transpose.ROTATE_270)
+        turned.resize((96, 96)).save(root / f"{name}.jpg", quality=90)
+    with pytest.raises(ValueError, match=r"3 images are also in the reward and val and test split"):
+        open_unlabelled(root, *data)
+
+
+def test_images_without_names_of_patients_are_said_to_be_so(data: Data, tmp_path: Path) -> None:
+    root = write_plain(tmp_path / "new", ["a.png", "b_png.rf.01ab.jpg", "c/b_png.rf.77Cd.jpg", named_as(99)])
+    unlabelled = open_unlabelled(root, *data)
+    assert unlabelled.note.startswith("3 of 4 unlabelled images name no patient: other images of test patients may be")
+    assert unlabelled.summary == "4 unlabelled images of 3 groups", "versions of one picture share a group"
+    (root / "a.png").unlink()
+    assert open_unlabelled(root, *data, group_regex=r"(?P<group>b_png|P\d+)").note == ""
+    config = RunConfig(data_root=data[0][0].image_path.parents[1], unlabelled_root=root, output_dir=tmp_path)
+    with pytest.warns(UserWarning, match="2 of 3 unlabelled images name no patient"):
+        unlabelled_of(config, *data)
+
+
+def test_exports_of_test_images_as_jpeg_are_refused() -> None:
+    case = SHARED / "cases" / "unlabelled-jpeg-copies" / "input"
+    if not case.is_dir():
+        pytest.skip(f"{case} is missing: cases lie beside the repository")
+    samples = read_annotations(case / "labelled")
+    with pytest.raises(ValueError, match="9 images are also in the reward and val and test split of the data"):
+        open_unlabelled(case / "unlabelled", samples, make_split(samples, 0))
 
 
 def test_what_cannot_be_read_is_named(data: Data, tmp_path: Path) -> None:

@@ -175,6 +175,31 @@ def test_no_patient_is_judged_by_a_network_that_knows_it(inputs: RunInputs, fiel
         check_no_leak(inputs.split, RewardNetwork(training_info=info), Path("net"), unlabelled)
 
 
+def test_images_under_other_names_are_not_judged_by_a_network_that_has_seen_them(
+    inputs: RunInputs, reward_run: Run, tmp_path: Path
+) -> None:
+    network = RewardNetwork.from_pretrained(reward_run / "best_reward_net")
+    check_no_leak(inputs.split, network, Path("net"), samples=inputs.samples)
+    renamed = [replace(sample, group_id=f"other {sample.group_id}") for sample in inputs.samples]
+    names = {name: tuple(f"other {group}" for group in ids) for name, ids in inputs.split.groups.items()}
+    seen = len(inputs.pick("reward", 999))
+    for moved, message in (
+        ({"test": names["reward"], "reward": names["test"]}, f"trained on {seen} of the {seen} images of the test"),
+        ({"policy": names["val"], "val": names["policy"]}, "chosen on .* images of the policy split, perhaps under"),
+    ):
+        split = replace(inputs.split, groups=names | moved)
+        with pytest.raises(ValueError, match=rf"^net: the reward network was {message}.*\.png.*; train one on these"):
+            check_no_leak(split, network, Path("net"), samples=renamed)
+    further = Unlabelled(Path("new"), tuple(s for s in renamed if s.group_id in names["reward"]), "fingerprint")
+    with pytest.raises(ValueError, match="images of --unlabelled_root"):
+        check_no_leak(inputs.split, network, Path("net"), further, inputs.samples)
+    network.pictures = {}  # as of an earlier version
+    network.save_pretrained(tmp_path / "old")
+    old = RewardNetwork.from_pretrained(tmp_path / "old")
+    with pytest.warns(UserWarning, match=r"net: the network does not record its images.*compared by name alone"):
+        check_no_leak(inputs.split, old, Path("net"), samples=renamed)
+
+
 def test_a_run_says_what_it_used_and_how_far_it_can_be_trusted(inputs: RunInputs, reward_run: Run) -> None:
     result = read_json(reward_run / "agreement.json")
     assert list(result["tables"]) == list(SOURCES)
