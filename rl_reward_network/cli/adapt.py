@@ -27,7 +27,7 @@ class Args:
     """Adapt Sa2VA to images of which few have masks, and deploy only what is better."""
 
     mode: tyro.conf.Positional[Mode] = "full"
-    """quick: a trial of minutes with the embedded model. full: two stages of 700 steps, else three epochs each."""
+    """quick: a trial of minutes with the embedded model. full: two stages of at most 700 steps, with every model."""
     inputs: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
     regions: Annotated[RegionConfig, tyro.conf.arg(name="")] = field(default_factory=RegionConfig)
     max_labelled: int | None = None

@@ -13,7 +13,7 @@ import torch
 from rl_reward_network.artefacts import read_json, weights_fingerprint, write_json
 from rl_reward_network.data.splits import Split, select
 from rl_reward_network.grpo.plan import AdapterArgs, PlanArgs, RewardArgs, make_plan
-from rl_reward_network.grpo.settings import OF_LABELS, GRPOPlan, GRPOSettings
+from rl_reward_network.grpo.settings import OF_LABELS, SIDE_STEPS, GRPOPlan, GRPOSettings
 from rl_reward_network.inputs.config import RegionConfig
 from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.models.default import is_small
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
 REWARD_NET = "reward_net"  # name of the run that trains the reward network
 SUPERVISED_STEPS = {"quick": 200, "full": 300}  # of a model of the embedded one's size; others train for epochs
-SIDE_STEPS = {"quick": 200, "full": 700}  # the same with a side network
 GRPO_STEPS = {"quick": 60, "full": 140}
 STEPS = {  # by objective, without a side network
     "grpo": GRPO_STEPS,
@@ -145,7 +144,7 @@ def train_weights(
     settings = settings or GRPOSettings()
     job = job if learned or settings.objective == "mean_teacher" else job.labelled
     config = job.inputs.config
-    if is_small(config.model_path):
+    if is_small(config.model_path) or job.side_network:
         adds_side = job.side_network and settings.objective == "supervised"
         settings = replace(settings, max_steps=(SIDE_STEPS if adds_side else STEPS[settings.objective])[job.mode])
     if after is not None:

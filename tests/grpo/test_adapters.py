@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rl_reward_network.artefacts import read_json
+from rl_reward_network.grpo.effects import Chosen
 from rl_reward_network.grpo.evaluate import run_grpo_evaluation
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
 from rl_reward_network.grpo.merge import merge_run
@@ -127,7 +128,7 @@ def test_adapters_out_of_reach_of_every_gradient_are_refused(images: GRPOInputs,
         make_plan(PlanArgs("quick", rewards=LABELS, adapters=adapters), images, None)
     off = GRPOSettings(mask_policy="bernoulli", caption_to_mask_weight=0.0)
     with pytest.raises(ValueError, match=f"{flag} would not train, for --caption_to_mask_weight is 0"):
-        _check_reached(PlanArgs("quick", adapters=adapters), off)
+        _check_reached(Chosen(PlanArgs("quick", grpo=off, adapters=adapters), learned=False, captions=False))
     with pytest.raises(ValueError, match=f"{flag} would not train, .* without --shuffle_rewards"):
         make_plan(PlanArgs("quick", adapters=adapters, shuffle_rewards=True), images, network_of())
     cells = GRPOSettings(mask_policy="bernoulli")
@@ -141,7 +142,9 @@ def test_rates_of_adapters_are_checked_and_a_later_run_has_that_of_the_rest(imag
         with pytest.raises(ValueError, match=f"{field} is -1"):
             make_plan(PlanArgs("quick", grpo=grpo, adapters=AdapterArgs(encoder="full")), images, None)
     rate = GRPOSettings(objective="supervised", encoder_learning_rate=1e-4)
-    with pytest.raises(ValueError, match="--encoder_learning_rate does nothing without --encoder full"):
+    with pytest.raises(
+        ValueError, match=r"--encoder_learning_rate 0\.0001 does nothing in this run: it acts with --encoder"
+    ):
         make_plan(PlanArgs("quick", grpo=rate, adapters=AdapterArgs(encoder="lora")), images, None)
     later = make_plan(PlanArgs("quick", grpo=GRPOSettings(objective="supervised")), images, None).settings
     assert later.side_learning_rate == later.learning_rate
