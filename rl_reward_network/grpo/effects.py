@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, NamedTuple
 
 from rl_reward_network.grpo.settings import OF_LABELS, GRPOSettings, default_mask_policy
-from rl_reward_network.models.default import has_side_network
+from rl_reward_network.models.default import has_side_network, is_qwen_vl
 
 if TYPE_CHECKING:
     from rl_reward_network.grpo.plan import PlanArgs
@@ -87,6 +87,11 @@ class Chosen:
         """Whether a side network trains: one that is added, or the model's own."""
         has = self.args.adapters.side_network or has_side_network(self.args.inputs.model_path)
         return has and self.reaches_masks
+
+    @property
+    def qwen_vl(self) -> bool | None:
+        """Whether the model is a Qwen-VL; None of a hub id, which is not downloaded yet."""
+        return is_qwen_vl(self.args.inputs.model_path)
 
 
 class Acts(NamedTuple):
@@ -195,6 +200,8 @@ WHEN = (
         "where masks are sampled (--caption_to_mask_weight above 0), or " + ON_MASKS,
         lambda run: run.reaches_masks or run.sampled_masks,
     ),
+    Acts("freeze_embeddings", "on a Qwen-VL, whose recipe trains them", lambda run: run.qwen_vl is not False),
+    Acts("max_dynamic_patch", "on an InternVL, which sees images as tiles", lambda run: run.qwen_vl is not True),
     Acts("early_stopping_patience", "on validations: --eval_steps above 0", lambda run: run.args.eval_steps != 0),
 )
 
@@ -208,7 +215,7 @@ def check_acts(run: Chosen) -> None:
     args = run.args
     given = {
         field.name: getattr(part, field.name)
-        for part in (args, args.grpo, args.rewards)
+        for part in (args, args.grpo, args.rewards, args.lora, args.regions)
         for field in fields(part)
         if getattr(part, field.name) != field.default
     }

@@ -16,7 +16,7 @@ from rl_reward_network.grpo.plan import AdapterArgs, PlanArgs, RewardArgs, make_
 from rl_reward_network.grpo.settings import OF_LABELS, SIDE_STEPS, GRPOPlan, GRPOSettings
 from rl_reward_network.inputs.config import RegionConfig
 from rl_reward_network.inputs.loading import RunInputs
-from rl_reward_network.models.default import is_small
+from rl_reward_network.models.default import is_qwen_vl, is_small
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.ppo import operations, prompts
@@ -150,6 +150,7 @@ def train_weights(
     if after is not None:
         config = replace(config, model_path=str(job.runs[after] / MERGED))
     question, tiles = job.inputs.prompts[0], job.inputs.prompt_config.max_tiles
+    tiles = 1 if is_qwen_vl(config.model_path) else tiles  # it has none
     inputs = open_grpo_inputs(config, RegionConfig(segment_question=question, max_dynamic_patch=tiles))
     network = None
     if learned:

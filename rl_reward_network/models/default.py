@@ -34,6 +34,15 @@ def has_side_network(model_path: str) -> bool:
     return bool((_config(model_path) or {}).get("side_network"))
 
 
+def is_qwen_vl(model_path: str) -> bool | None:
+    """Whether a model is a Qwen-VL and not an InternVL; None of a hub id. Arguments and errors as `is_small`."""
+    config = _config(model_path)
+    if config is None:
+        return False if model_path == DEFAULT_MODEL else None
+    text_config = config.get("text_config")
+    return isinstance(text_config, Mapping) and "_vl" in str(text_config.get("model_type"))
+
+
 def _config(model_path: str) -> Mapping[str, Any] | None:
     """The fields of a folder's config.json, none of a file that is not a model's; None without the file."""
     file = Path(model_path) / "config.json"

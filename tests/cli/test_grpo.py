@@ -146,6 +146,8 @@ IDLE = {  # flags that do nothing -> (data, the other flags of the run), and whe
     "decoder_learning_rate 0.01": [("images", "--loop2_iou_weight 1"), ("regions", "--mask_policy gaussian")],
     "seg_learning_rate 0.01": [("regions", NO_LOOP2)],
     "early_stopping_patience 2": [("regions", "--eval_steps 0")],
+    "freeze_embeddings": [("regions", ""), ("images", SUPERVISED)],
+    "max_dynamic_patch 4": [("regions", "--model_path QWEN"), ("images", f"{SUPERVISED} --model_path QWEN")],
 }
 ACTING = (
     (
@@ -158,6 +160,8 @@ ACTING = (
     ),
     ("regions", "--multi_objective_aggregation sum_then_normalize --scale_rewards batch --ema_decay 0.9 --beta 0.1"),
     ("regions", f"{SUPERVISED} --loss_type grpo --mask_to_caption_weight 2 --caption_to_mask_weight 2 --bce_weight 1"),
+    ("regions", "--model_path QWEN --freeze_embeddings"),
+    ("regions", "--model_path owner/Sa2VA-4B --freeze_embeddings --max_dynamic_patch 4"),
     ("regions", "--mask_policy gaussian --num_mask_generations 4 --seg_learning_rate 0.1 --confidence_weight 1"),
     ("regions", "--decoder_learning_rate 0.1 --loop2_caption_weight 2 --loop2_mask_rewards dice 1 --shuffle_rewards"),
     ("network", f"{NO_LOOP2} --cldice_weight 1 --refit_steps 4 --num_mask_generations 4 --seg_learning_rate 0.1"),
@@ -176,8 +180,11 @@ def plan_on(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
     network = RewardNetwork(RewardNetworkConfig(channels=(8,), packing=2))
     of_images, of_regions = (open_grpo_inputs(RunConfig(data_root=root, gpu=-1)) for root in (images, scenes))
 
+    qwen = tmp_path_factory.mktemp("qwen")
+    write_json(qwen / "config.json", {"text_config": {"model_type": "qwen3_vl_text", "hidden_size": 2048}})
+
     def plan(data: str, *flags: str) -> GRPOPlan:
-        args = tyro.cli(Args, args=["quick", *flags])
+        args = tyro.cli(Args, args=["quick", *(str(qwen) if flag == "QWEN" else flag for flag in flags)])
         return make_plan(args, of_regions if data == "regions" else of_images, network if data == "network" else None)
 
     return plan
