@@ -171,7 +171,7 @@ class GRPOSettings:
 
 SIDE_LEARNING_RATE = 3e-3  # on true masks, as the reward network's, a U-Net of the same kind
 LATER_SIDE_LEARNING_RATE = 1e-3  # of one that has learned true masks, in other objectives (docs/log.md)
-SIDE_STEPS = {"quick": 200, "full": 700}  # at most, on true masks; 12 and 40 minutes on one CPU core
+SIDE_STEPS = {"quick": 200, "full": 700}  # at most, on true masks: 7 and 25 minutes on one CPU core
 IMAGES = 8  # of a step in which masks are learned
 PATIENCE = 3  # validations without a better one, until `full` stops
 SMALL = {"learning_rate": 1e-3, "per_device_train_batch_size": 64, "max_completion_length": 24}  # see docs/log.md
