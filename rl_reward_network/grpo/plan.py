@@ -21,11 +21,9 @@ from rl_reward_network.grpo.settings import (
     check_lora_dropout,
     check_settings,
     default_mask_policy,
-    of_new_side_network,
-    of_true_masks,
+    of_masks,
     with_preset,
-    with_views,
-    with_whole_images,
+    with_side_network,
 )
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig
 from rl_reward_network.models.default import is_small
@@ -263,13 +261,9 @@ def _hyperparameters(run: Chosen) -> GRPOSettings:
         raise ValueError("--augment turns images, but captions may say where a region is; leave it out")
     of_true = run.trains_side and chosen.objective == "supervised"
     if args.adapters.side_network or of_true:
-        chosen = of_new_side_network(chosen)
-    if of_true and not captions:
-        chosen = of_true_masks(with_views(chosen, args.small), args.mode)
-    elif chosen.objective == TEACHER:
-        chosen = with_views(chosen, args.small)
-    elif chosen.objective == DPO:
-        chosen = with_whole_images(chosen, args.small)
+        chosen = with_side_network(chosen)
+    if chosen.objective in (TEACHER, DPO) or (of_true and not captions):
+        chosen = of_masks(chosen, args.mode, args.small)
     settings = with_preset(chosen, args.mode, args.small, run.trains_side)
     losses = MASK_LOSSES["regions" if captions else "images"]
     weights = {name: _or(getattr(settings, name), value) for name, value in losses.items()}

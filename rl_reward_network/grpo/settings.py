@@ -215,32 +215,21 @@ def with_preset(settings: GRPOSettings, mode: Mode, small: bool, side: bool = Fa
     return _filled(whole, {"encoder_learning_rate": (whole.learning_rate or 0.0) / 10})
 
 
-def of_new_side_network(settings: GRPOSettings) -> GRPOSettings:
+def with_side_network(settings: GRPOSettings) -> GRPOSettings:
     """Settings of a side network that is new or learns true masks, with the user's changes; `with_preset` follows."""
     return _filled(settings, {"side_learning_rate": SIDE_LEARNING_RATE, "warmup_steps": WITH_VIEWS["warmup_steps"]})
 
 
-def of_true_masks(settings: GRPOSettings, mode: Mode) -> GRPOSettings:
-    """Settings of a side network that learns true masks of images: validation ends them, the steps are the most."""
-    steps = {} if settings.num_train_epochs is not None else {"max_steps": SIDE_STEPS[mode]}
-    return _filled(settings, steps | ({"early_stopping_patience": PATIENCE} if mode == "full" else {}))
+def of_masks(settings: GRPOSettings, mode: Mode, small: bool) -> GRPOSettings:
+    """Settings of a run on masks of annotated images, of a supervised one with a side network; as `with_side_network`.
 
-
-def with_views(settings: GRPOSettings, small: bool) -> GRPOSettings:
-    """Settings of a run on random views of annotated images, with the user's changes; `with_preset` comes after.
-
-    Args:
-        settings: the user's, None where the preset counts.
-        small: whether the model is of the embedded one's size.
+    Supervised training of `full` ends when validation no longer rises: its number of steps is the most.
     """
-    return with_images(_filled(settings, WITH_VIEWS), IMAGES, small)
-
-
-def with_whole_images(settings: GRPOSettings, small: bool) -> GRPOSettings:
-    """As `with_views`, of a run on images as they are."""
-    return with_images(
-        _filled(settings, {name: value for name, value in WITH_VIEWS.items() if name != "augment"}), IMAGES, small
-    )
+    preset = {name: value for name, value in WITH_VIEWS.items() if name != "augment" or settings.objective != "dpo"}
+    if settings.objective == "supervised":
+        preset |= {"early_stopping_patience": PATIENCE} if mode == "full" else {}
+        preset |= {"max_steps": SIDE_STEPS[mode]} if settings.num_train_epochs is None else {}
+    return with_images(_filled(settings, preset), IMAGES, small)
 
 
 def with_images(settings: GRPOSettings, images: int, small: bool) -> GRPOSettings:

@@ -116,6 +116,7 @@ IDLE = {  # flags that do nothing -> (data, the other flags of the run), and whe
     "caption_to_mask_weight 0.5": [("images", TEACHER), ("images", TRUTH)],
     "beta 0.1": [("regions", SUPERVISED)],
     "multi_objective_aggregation sum_then_normalize": [("regions", SUPERVISED)],
+    "log_completions": [("regions", SUPERVISED)],
     "shuffle_rewards": [("regions", SUPERVISED), ("images", TRUTH)],
     "pathwise_weight 1": [("images", SUPERVISED)],
     "scale_rewards batch": [("regions", "")],
@@ -192,7 +193,7 @@ def plan_on(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 
 def test_every_setting_that_would_do_nothing_is_refused(plan_on: Callable[..., GRPOPlan]) -> None:
     """By its name, its value, and what would make it act; where it acts it is not."""
-    flags_of_table = {name for row in WHEN for name in row.flags.split()}
+    flags_of_table = {name for names in WHEN for name in names.split()}
     assert {flag.split()[0] for flag in IDLE} == flags_of_table
     for flag, runs in IDLE.items():
         for data, others in runs:
