@@ -16,7 +16,7 @@ from rl_reward_network.grpo.plan import AdapterArgs, PlanArgs, RewardArgs, make_
 from rl_reward_network.grpo.settings import OF_LABELS, SIDE_STEPS, GRPOPlan, GRPOSettings
 from rl_reward_network.inputs.config import RegionConfig
 from rl_reward_network.inputs.loading import RunInputs
-from rl_reward_network.models.default import is_qwen_vl, is_small
+from rl_reward_network.models.default import has_side_network, is_qwen_vl, is_small
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.ppo import operations, prompts
@@ -144,9 +144,10 @@ def train_weights(
     settings = settings or GRPOSettings()
     job = job if learned or settings.objective == "mean_teacher" else job.labelled
     config = job.inputs.config
-    if is_small(config.model_path) or job.side_network:
-        adds_side = job.side_network and settings.objective == "supervised"
-        settings = replace(settings, max_steps=(SIDE_STEPS if adds_side else STEPS[settings.objective])[job.mode])
+    side = job.side_network or has_side_network(config.model_path)
+    if is_small(config.model_path) or side:
+        steps = SIDE_STEPS if side and settings.objective == "supervised" else STEPS[settings.objective]
+        settings = replace(settings, max_steps=steps[job.mode])
     if after is not None:
         config = replace(config, model_path=str(job.runs[after] / MERGED))
     question, tiles = job.inputs.prompts[0], job.inputs.prompt_config.max_tiles
