@@ -209,7 +209,7 @@ def with_preset(settings: GRPOSettings, mode: Mode, small: bool, side: bool = Fa
     if settings.num_train_epochs is not None or not (small or side):
         preset["max_steps"] = -1
     if side:
-        images = SMALL["per_device_train_batch_size"] // max(1, settings.num_generations)
+        images = max(1, int(SMALL["per_device_train_batch_size"]) // max(1, settings.num_generations))
         settings = with_images(settings, images, small)
     whole: GRPOSettings = with_whole_groups(_filled(settings, preset))
     return _filled(whole, {"encoder_learning_rate": (whole.learning_rate or 0.0) / 10})
