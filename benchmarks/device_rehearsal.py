@@ -64,8 +64,8 @@ PARTS: dict[str, list[str]] = {
         f"{TRAIN} --data_root {{regions}} --run_folder {{out}}/resumed --num_iterations 1 --resume",
     ],
     "grpo on images": [
-        f"{TRAIN} --data_root {{images}} --run_folder {{out}}/learned --reward_net {{net}} --side_network "
-        "--mask_policy bernoulli",
+        f"{LEARN} --num_mask_generations 4 --data_root {{images}} --run_folder {{out}}/learned --reward_net {{net}} "
+        "--side_network --mask_policy bernoulli",
     ],
     "supervised": [
         f"{LEARN} --data_root {{regions}} --run_folder {{out}}/regions --objective supervised",

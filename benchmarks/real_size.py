@@ -291,7 +291,11 @@ def _bank(args: Args) -> Measured:
 def _grpo(args: Args) -> Measured:
     adapted = args.side_network or args.encoder != "frozen"
     reached = ["--mask_policy", "bernoulli"] * adapted  # the gradient of the other one ends at the [SEG] embedding
-    result = _train(args, "grpo", ["--data_root", str(embedded_regions(args.folder / "data")), *reached])
+    result = _train(
+        args,
+        "grpo",
+        ["--data_root", str(embedded_regions(args.folder / "data")), *reached, "--max_completion_length", str(TOKENS)],
+    )
     checkpoint = next((args.folder / "grpo").glob("checkpoint-*"))
     sizes = f"final_model {_gib(args.folder / 'grpo' / 'final_model'):.2f} GiB, checkpoint {_gib(checkpoint):.2f} GiB"
     return replace(result, note="; ".join(filter(None, [f"both loops, 8 captions, 16 masks; {sizes}", result.note])))
@@ -307,7 +311,7 @@ def _train(args: Args, name: str, words: list[str]) -> Measured:
     folder = args.folder / name
     shutil.rmtree(folder, ignore_errors=True)
     words += ["--model_path", str(args.folder / "model"), "--run_folder", str(folder), "--max_steps", str(STEPS)]
-    words += ["--save_steps", str(STEPS), "--eval_steps", "0", "--max_completion_length", str(TOKENS)]
+    words += ["--save_steps", str(STEPS), "--eval_steps", "0"]
     words += ["--dtype", args.dtype, "--gpu", "0" if args.device.startswith("cuda") else "-1"]
     words += ["--gradient_checkpointing"] * args.gradient_checkpointing + ["--side_network"] * args.side_network
     words += ["--encoder", args.encoder]

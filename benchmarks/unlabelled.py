@@ -150,7 +150,8 @@ def train(args: Args, budget: int, seed: int) -> None:
         flags += f" --reward_net {_reward_net(folder)}" if method.network else ""
         flags += f" --unlabelled_root {args.unlabelled}" if args.unlabelled and name != LONGER else ""
         for rate in args.learning_rates:
-            _grpo(folder / f"{name}_{steps}_{rate:g}", f"{flags} --learning_rate {rate:g}")
+            side = "" if name == "grpo" else f" --side_learning_rate {rate:g}"  # no loss of that row reaches it
+            _grpo(folder / f"{name}_{steps}_{rate:g}", f"{flags} --learning_rate {rate:g}{side}")
         best = _best_run(args, budget, seed, name, FINAL)
         assert best is not None
         _measure(args, best, seed)

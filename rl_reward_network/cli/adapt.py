@@ -17,6 +17,8 @@ from typing import Annotated
 import tyro
 
 from rl_reward_network.flags import Rare, check_at_least
+from rl_reward_network.grpo.effects import Chosen, check_acts
+from rl_reward_network.grpo.plan import PlanArgs
 from rl_reward_network.inputs.config import RegionConfig, RunConfig
 from rl_reward_network.ppo.settings import Mode
 from rl_reward_network.run import ADAPT_RUN, Run, check_folder
@@ -27,7 +29,7 @@ class Args:
     """Adapt Sa2VA to images of which few have masks, and deploy only what is better."""
 
     mode: tyro.conf.Positional[Mode] = "full"
-    """quick: a trial of minutes with the embedded model. full: two stages of 700 steps, else three epochs each."""
+    """quick: a trial of minutes with the embedded model. full: two stages of at most 700 steps, with every model."""
     inputs: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
     regions: Annotated[RegionConfig, tyro.conf.arg(name="")] = field(default_factory=RegionConfig)
     max_labelled: int | None = None
@@ -45,6 +47,7 @@ def check(args: Args) -> None:
     """Raise a ValueError for what can be refused before anything is read."""
     from rl_reward_network.grpo.inputs import check_config
     from rl_reward_network.inputs.loading import check_inputs
+    from rl_reward_network.models.default import has_side_network
 
     check_at_least(args, 1, "max_labelled")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -52,6 +55,9 @@ def check(args: Args) -> None:
             "adapt runs in one process; on several GPUs call its stages: torchrun ... sa2va-rl grpo --objective "
             "supervised --side_network, then merge, then --objective mean_teacher (docs/how-to/images-without-masks.md)"
         )
+    check_acts(Chosen(PlanArgs(inputs=args.inputs, regions=args.regions), learned=False))
+    if args.no_side_network and has_side_network(args.inputs.model_path):
+        raise ValueError(f"--no_side_network does nothing: {args.inputs.model_path} has a side network; leave it out")
     check_inputs(args.inputs)
     check_config(args.inputs, args.regions)
     check_folder(args.run_folder, ADAPT_RUN, args.resume)

@@ -45,8 +45,6 @@ class Args(PlanArgs):
 def check(args: Args) -> None:
     """Raise a ValueError for what can be refused before anything is read."""
     check_together(args, args.rewards.reward_net is not None)
-    if args.log_completions and args.grpo.objective != "grpo":
-        raise ValueError(f"--log_completions: --objective {args.grpo.objective} samples no captions; leave it out")
     from rl_reward_network.grpo.inputs import check_config
     from rl_reward_network.models.sa2va.arguments_sa2va import check_bits
 

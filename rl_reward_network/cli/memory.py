@@ -13,7 +13,6 @@ from tqdm import tqdm
 
 from rl_reward_network.data.readers import REGIONS, recognise
 from rl_reward_network.embedded.datasets import DEFAULT_DATA
-from rl_reward_network.grpo.plan import ROLLOUT_FLAGS
 from rl_reward_network.grpo.settings import OF_LABELS
 from rl_reward_network.memory.advice import (
     CUDA_CONTEXT,
@@ -52,9 +51,10 @@ class Row(NamedTuple):
     command: str
     flags: tuple[str, ...]
 
-    def flags_of(self, settings: MemorySettings, config: Sa2VAConfig) -> tuple[str, ...]:
-        """Those flags that have an effect with these settings, on this model."""
-        unused: tuple[str, ...] = ROLLOUT_FLAGS if settings.objective in OF_LABELS else ()
+    def flags_of(self, settings: MemorySettings, config: Sa2VAConfig, captions: bool) -> tuple[str, ...]:
+        """Those flags that have an effect with these settings, on this model, and on data with or without captions."""
+        unused: tuple[str, ...] = ("num_mask_generations", "ema_decay") if settings.objective in OF_LABELS else ()
+        unused += () if captions else ("max_completion_length",) + ("ema_decay",) * (settings.objective == "grpo")
         unused += () if has_tiles(config) else ("max_dynamic_patch",)
         return tuple(name for name in self.flags if name not in unused)
 
@@ -82,10 +82,11 @@ def show_memory(model_path: str, data_root: Path, reward_net: str, asked: Memory
     usual, device = MemorySettings().of_model(small), settings.device or "cpu"
     available = settings.memory_gib or memory_gib(device)
     title = f"{model_path} on {device}, {available:.1f} GiB"
+    captions = data_root == DEFAULT_DATA or _captioned(data_root)
     caption = CAPTION + ("" if has_tiles(config) else OF_IMAGES)
     table = Table("stage", "needed (GiB)", "largest parts", title=title, caption=caption)
     results = [
-        (row, fit(partial(row.predict, config), settings, available, row.flags_of(settings, config)))
+        (row, fit(partial(row.predict, config), settings, available, row.flags_of(settings, config, captions)))
         for row in tqdm((LOAD, SEGMENT, TRAIN), "predicting", leave=False)
     ]
     results.append((MERGE, _merging(config, settings, available)))
@@ -96,7 +97,7 @@ def show_memory(model_path: str, data_root: Path, reward_net: str, asked: Memory
     for row, result in results:
         if row.command:
             inputs = "" if row is MERGE else flags + _rewards(row, data_root, reward_net, settings)
-            words = changed_flags(usual, result.settings, row.flags_of(settings, config))
+            words = changed_flags(usual, result.settings, row.flags_of(settings, config, captions))
             console.print(_advice(result, " ".join(filter(None, (row.command, inputs, words)))), soft_wrap=True)
     return all(result.fits for _, result in results)
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from rl_reward_network.flags import Rare, changed, check_at_least, check_range
+from rl_reward_network.grpo.effects import DPO, TEACHER, Chosen, check_acts
 from rl_reward_network.grpo.settings import (
     LORA_R,
     MASK_LOSSES,
-    OF_LABELS,
     GRPOPlan,
     GRPOSettings,
     Mode,
@@ -21,10 +21,9 @@ from rl_reward_network.grpo.settings import (
     check_lora_dropout,
     check_settings,
     default_mask_policy,
+    of_masks,
     with_preset,
     with_side_network,
-    with_views,
-    with_whole_images,
 )
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig
 from rl_reward_network.models.default import is_small
@@ -36,17 +35,6 @@ if TYPE_CHECKING:
     from rl_reward_network.models.reward_network import RewardNetwork
 
 VALIDATION_STEPS = {"quick": 35, "full": 100}  # optimisation steps between validations
-ROLLOUT_FLAGS = (  # without effect in supervised training
-    *("beta", "entropy_coef", "temperature", "num_mask_generations", "mask_policy"),
-    *("ema_decay", "scale_rewards", "multi_objective_aggregation", "epsilon", "epsilon_high"),
-)
-SUPERVISED_FLAGS = ("bce_weight", "dice_weight", "contrast_weight")  # without effect in GRPO
-TEACHER, DPO = "mean_teacher", "dpo"
-OF_CAPTIONS = (  # without effect where masks alone are learned
-    *("mask_to_caption_weight", "caption_to_mask_weight", "loss_type", "importance_sampling_level"),
-    "max_completion_length",
-)
-OF_DPO = ("preferred_by", "dpo_beta", "dpo_gap", "sft_weight")
 
 
 @dataclass(frozen=True)
@@ -187,15 +175,13 @@ class RewardArgs:
         return {"base_url": self.llm_judge_base_url, "model": model, "loops": self.judged_loops}
 
 
-JUDGE_FLAGS = [field.name for field in fields(RewardArgs) if field.name.startswith("llm_judge_")]
-
-
 @dataclass(frozen=True)
 class PlanArgs:
     """The user's choices; None is the preset of mode, model and data."""
 
     mode: tyro.conf.Positional[Mode] = "full"
-    """quick: minutes on two CPU cores with the embedded model, else one epoch. full: 400 steps, else three epochs."""
+    """quick: minutes on two CPU cores with the embedded model, else one epoch. full: 400 steps, else three epochs; with
+    a side network on true masks until validation no longer rises, at most 700 steps, whatever the model."""
     inputs: Annotated[RunConfig, tyro.conf.arg(name="")] = field(
         default_factory=lambda: RunConfig(data_root=DEFAULT_REGIONS)
     )
@@ -211,8 +197,9 @@ class PlanArgs:
     no_ema: Rare[bool] = False
     """Use the model itself as the EMA teacher, without a moving average (--ema_decay 0)."""
     eval_steps: Rare[int | None] = None
-    """Steps between validations: quick 35, full 100; 0 never validates. With --reward_net also the stop rule: training
-    ends when the score rises while Dice has been more than 0.02 below its peak in three validations."""
+    """Steps between validations: quick 35, full 100, in a run of epochs at most a quarter of them; 0 never validates.
+    With --reward_net also the stop rule: training ends when the score rises while Dice has been more than 0.02 below
+    its peak in three validations."""
     shuffle_rewards: Rare[bool] = False
     """The control: rewards are permuted at random, so nothing can be gained."""
 
@@ -229,31 +216,24 @@ def make_plan(args: PlanArgs, inputs: "GRPOInputs", network: "RewardNetwork | No
         ValueError: settings that do not go together.
     """
     check_together(args, network is not None)
-    if inputs.kind == "images":
-        _check_images(args, network is not None)
+    run = Chosen(args, network is not None, inputs.kind == "regions", inputs.by_name)
+    check_acts(run)
+    labels = args.rewards.loop2_iou_weight is not None or args.rewards.loop2_mask_rewards
+    if args.grpo.objective == "grpo" and not (run.captions or run.learned or labels):
+        raise ValueError("annotated images have no captions to close a loop: give --reward_net or --loop2_iou_weight")
     if args.grpo.objective in (TEACHER, DPO) and (inputs.by_name or inputs.kind != "images"):
         raise ValueError(
             f"--objective {args.grpo.objective} is for annotated images with one question, but these data have "
             "captions or several classes; give --objective supervised"
-        )
-    if args.grpo.refit_steps is not None and inputs.kind != "images":
-        raise ValueError(
-            f"refit_steps is {args.grpo.refit_steps}, but a reward network is trained on annotated images, and these "
-            "data are captioned regions; leave it out"
         )
     if inputs.by_name and network is not None:
         raise ValueError(
             "--reward_net judges one kind of object, but these images are asked for several classes: give labels "
             "(--objective supervised, --loop2_iou_weight), or a data folder of that one phrase"
         )
-    settings = _hyperparameters(args, inputs.kind, network is not None)
-    if settings.cldice_weight and not (settings.pathwise_weight or args.grpo.objective in OF_LABELS):
-        raise ValueError(
-            "--cldice_weight is for true masks (--objective supervised, mean_teacher) and the gradient of a reward "
-            "network (--pathwise_weight); leave it out"
-        )
+    settings = _hyperparameters(run)
     check_settings(settings)
-    _check_reached(args, settings)
+    _check_reached(run)
     r = _or(args.lora.lora_r, LORA_R["small" if args.small else "large"])
     return GRPOPlan(
         args.mode,
@@ -274,47 +254,39 @@ def make_plan(args: PlanArgs, inputs: "GRPOInputs", network: "RewardNetwork | No
     )
 
 
-def _hyperparameters(args: PlanArgs, kind: str, learned: bool) -> GRPOSettings:
-    """Hyperparameters with the presets of mode, model and data."""
-    captions, chosen = kind == "regions", args.grpo
+def _hyperparameters(run: Chosen) -> GRPOSettings:
+    """Hyperparameters with the presets of mode, of what trains, and of the data."""
+    args, captions, chosen = run.args, bool(run.captions), run.grpo
     if captions and chosen.augment:
         raise ValueError("--augment turns images, but captions may say where a region is; leave it out")
-    of_labels = chosen.objective in OF_LABELS and not captions
-    if args.adapters.side_network:
-        chosen = with_side_network(chosen, args.small, of_labels)
-    elif chosen.objective == TEACHER:
-        chosen = with_views(chosen, args.small)
-    elif chosen.objective == DPO:
-        chosen = with_whole_images(chosen, args.small)
-    settings = with_preset(chosen, args.mode, args.small)
-    pathwise = learned and not captions and settings.objective == "grpo" and not args.shuffle_rewards
-    weights = {name: _or(getattr(settings, name), value) for name, value in MASK_LOSSES[kind].items()}
+    of_true = run.trains_side and chosen.objective == "supervised"
+    if args.adapters.side_network or of_true:
+        chosen = with_side_network(chosen)
+    if chosen.objective in (TEACHER, DPO) or (of_true and not captions):
+        chosen = of_masks(chosen, args.mode, args.small)
+    settings = with_preset(chosen, args.mode, args.small, run.trains_side)
+    losses = MASK_LOSSES["regions" if captions else "images"]
+    weights = {name: _or(getattr(settings, name), value) for name, value in losses.items()}
     return replace(
         settings,
         **weights,
         mask_to_caption_weight=settings.mask_to_caption_weight if captions else 0.0,
         mask_policy=settings.mask_policy or default_mask_policy(args.small, captions),
-        pathwise_weight=_or(settings.pathwise_weight, 1.0 if pathwise else 0.0),
+        pathwise_weight=_or(settings.pathwise_weight, 1.0 if run.pathwise else 0.0),
         ema_decay=0.0 if args.no_ema else settings.ema_decay,
     )
 
 
-def _check_reached(args: PlanArgs, settings: GRPOSettings) -> None:
+def _check_reached(run: Chosen) -> None:
     """Check that what is added gets a gradient."""
-    adapters = args.adapters
+    adapters, loop2 = run.args.adapters, run.grpo.caption_to_mask_weight
     added = ["--side_network"] * adapters.side_network + ["--encoder"] * (adapters.encoder != "frozen")
-    if changed(args.grpo, "encoder_learning_rate") and adapters.encoder != "full":
-        raise ValueError("--encoder_learning_rate does nothing without --encoder full; leave it out, or give both")
-    sampled = settings.objective in (*OF_LABELS, DPO) or settings.mask_policy == "bernoulli"
-    if added and not settings.pathwise_weight and not (sampled and settings.caption_to_mask_weight):
-        why = (
-            "--caption_to_mask_weight is 0"
-            if not settings.caption_to_mask_weight
-            else ("--mask_policy gaussian samples the [SEG] embedding, and its gradient ends there")
-        )
+    if added and not run.reaches_masks:
+        why = "--mask_policy gaussian samples the [SEG] embedding, and its gradient ends there"
         raise ValueError(
-            f"{added[0]} would not train, for {why}: give --objective supervised, --mask_policy bernoulli or, without "
-            "--shuffle_rewards, --reward_net, whose gradient passes the masks"
+            f"{added[0]} would not train, for {why if loop2 else '--caption_to_mask_weight is 0'}: give --objective "
+            "supervised, --mask_policy bernoulli or, without --shuffle_rewards, --reward_net, whose gradient passes "
+            "the masks"
         )
 
 
@@ -373,105 +345,33 @@ def check_together(args: PlanArgs, learned: bool) -> None:
     settings = with_preset(args.grpo, args.mode, args.small)
     alone = settings.pathwise_weight is None and not learned  # the preset needs the data only with a reward network
     check_settings(replace(settings, pathwise_weight=0.0) if alone else settings)
-    if args.eval_steps == 0 and changed(args.grpo, "early_stopping_patience"):
-        raise ValueError(
-            "--early_stopping_patience counts validations, but --eval_steps 0 has none; leave one of them out"
-        )
     _check_unlabelled(args)
-    _check_judge(args, learned)
-    if args.grpo.objective in OF_LABELS:
-        _check_of_labels(args)
-    elif args.grpo.objective == DPO:
-        _check_dpo(args, learned)
-    elif flags := changed(args, "max_labelled") + changed(args.grpo, *SUPERVISED_FLAGS):
-        raise ValueError(f"{flags[0]} does nothing without --objective supervised or mean_teacher; leave it out")
-    for objective, names in ((TEACHER, ("taught_weight",)), (DPO, OF_DPO)):
-        if args.grpo.objective != objective and (flags := changed(args.grpo, *names)):
-            raise ValueError(f"{flags[0]} does nothing without --objective {objective}; leave it out")
+    _check_asked(args, learned)
+    check_acts(Chosen(args, learned))
     if args.shuffle_rewards and args.grpo.pathwise_weight:
         raise ValueError("--shuffle_rewards cannot permute the gradient of --pathwise_weight; leave one of them out")
     for name, weight in (("pathwise", args.grpo.pathwise_weight), ("learned", args.rewards.learned_weight)):
         if weight and not learned:
             raise ValueError(f"{name}_weight is {weight}, but there is no reward network; give --reward_net")
-    if args.grpo.refit_steps is not None:
-        _check_refit(args, learned)
     if args.no_ema and changed(args.grpo, "ema_decay"):
         raise ValueError(f"--no_ema has no average for --ema_decay {args.grpo.ema_decay}; leave one of them out")
     if args.grpo.num_train_epochs is not None and args.grpo.max_steps is not None:
         raise ValueError("--num_train_epochs and --max_steps both end the training; give one of them")
 
 
-def _check_judge(args: PlanArgs, learned: bool) -> None:
-    grpo, rewards = args.grpo, args.rewards
-    if rewards.judge_config(args.inputs.output_dir) is not None:
-        _weights(rewards, True, learned)
-    if not rewards.judged_loops and (flags := changed(rewards, *JUDGE_FLAGS)):
-        raise ValueError(f"{flags[0]} does nothing without --use_llm_judge or --use_llm_judge_loop2; give one of them")
-    for flag, weight in (
-        ("use_llm_judge", "mask_to_caption_weight"),
-        ("use_llm_judge_loop2", "caption_to_mask_weight"),
-    ):
-        if getattr(rewards, flag) and not getattr(grpo, weight):
-            raise ValueError(f"--{flag} does nothing in a loop that --{weight} 0 leaves out; leave one of them out")
-
-
-def _check_images(args: PlanArgs, learned: bool) -> None:
-    grpo, rewards = args.grpo, args.rewards
-    labels = rewards.loop2_iou_weight is not None or rewards.loop2_mask_rewards
-    if not learned and not labels and grpo.objective == "grpo":
-        raise ValueError("annotated images have no captions to close a loop: give --reward_net or --loop2_iou_weight")
-    if rewards.judged_loops or rewards.caption_weight or rewards.loop2_caption_weight:
-        raise ValueError("annotated images have no captions: leave out --use_llm_judge and the caption weights")
-    if flags := changed(grpo, "mask_to_caption_weight") + changed(rewards, "iou_weight", "mask_rewards"):
-        raise ValueError(f"annotated images have no captions, so no loop 1: leave out {flags[0]}")
-    if grpo.objective not in (TEACHER, DPO) and (flags := changed(grpo, "ema_decay") + changed(args, "no_ema")):
-        raise ValueError(f"annotated images have no captions, so no EMA teacher for them: leave out {flags[0]}")
-
-
-def _check_of_labels(args: PlanArgs) -> None:
-    """Check the flags of an objective that learns true masks."""
+def _check_asked(args: PlanArgs, learned: bool) -> None:
+    """Check that the reward network, the judge and the teacher are there where they are asked, and nowhere else."""
     objective = args.grpo.objective
-    weighed = replace(args.rewards, reward_net=None) != RewardArgs() or args.grpo.pathwise_weight is not None
-    if args.shuffle_rewards or weighed:
-        raise ValueError(
-            f"--objective {objective} has no rewards: leave out the flags that shuffle, judge or weigh them"
-        )
+    if args.rewards.judge_config(args.inputs.output_dir) is not None:
+        _weights(args.rewards, True, learned)
     if objective == TEACHER and args.no_ema:
         raise ValueError("--no_ema leaves --objective mean_teacher without its teacher; leave it out")
-    unused = [name for name in ROLLOUT_FLAGS if objective != TEACHER or name != "ema_decay"]
-    if flags := [*changed(args.grpo, *unused), *changed(args, "no_ema")]:
-        raise ValueError(f"--objective {objective} samples nothing, so {flags[0]} does nothing; leave it out")
     if objective == TEACHER and args.rewards.reward_net is not None:
         raise ValueError("--objective mean_teacher has no rewards, so --reward_net does nothing; leave it out")
-    if objective == TEACHER and (flags := changed(args.grpo, *OF_CAPTIONS, "contrast_weight")):
-        raise ValueError(f"--objective mean_teacher learns masks alone, so {flags[0]} does nothing; leave it out")
-
-
-def _check_dpo(args: PlanArgs, learned: bool) -> None:
-    """Check the flags of preferences."""
-    if args.shuffle_rewards or replace(args.rewards, reward_net=None) != RewardArgs() or args.grpo.pathwise_weight:
-        raise ValueError("--objective dpo has no rewards: leave out the flags that shuffle, judge or weigh them")
-    if args.grpo.preferred_by in ("learned", "both") and not learned:
+    if objective == DPO and args.grpo.preferred_by in ("learned", "both") and not learned:
         raise ValueError(
             f"--preferred_by {args.grpo.preferred_by} asks the reward network: give --reward_net, or --preferred_by "
             "truth or betti"
-        )
-    used = ("num_mask_generations", "mask_policy", "ema_decay")
-    unused = [*(name for name in ROLLOUT_FLAGS if name not in used), *OF_CAPTIONS, "contrast_weight"]
-    unused += ["dpo_gap"] * (args.grpo.preferred_by == "betti")
-    if flags := changed(args.grpo, *unused) + changed(args, "max_labelled"):
-        raise ValueError(f"--objective dpo has no use for {flags[0]}; leave it out")
-
-
-def _check_refit(args: PlanArgs, learned: bool) -> None:
-    """Check that a reward network that is fitted again trains something."""
-    steps, objective = args.grpo.refit_steps, args.grpo.objective
-    if not learned:
-        raise ValueError(f"refit_steps is {steps}, but there is no reward network; give --reward_net")
-    if objective in OF_LABELS or (objective, args.grpo.preferred_by) == (DPO, "truth"):
-        by_truth = " with --preferred_by truth" * (objective == DPO)
-        raise ValueError(
-            f"refit_steps is {steps}, but --objective {objective}{by_truth} does not ask a reward network; leave it out"
         )
 
 

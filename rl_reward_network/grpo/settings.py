@@ -33,7 +33,8 @@ class GRPOSettings:
         int | None, tyro.conf.arg(aliases=["--batch-size", "--per-device-batch-size"])
     ] = None
     """Captions, not regions, per process and forward pass, a multiple of num_generations: 64 on a model of
-    the embedded one's size, else 8. Fewer than num_generations are one group, accumulated in fewer passes."""
+    the embedded one's size, else 8; 8 images where masks are learned, of other models in passes of 8. Fewer than
+    num_generations are one group, accumulated in fewer passes."""
     num_generations: Rare[int] = 4
     """Captions per region, one group: rewards are compared within it."""
     num_mask_generations: Rare[int] = 8
@@ -43,7 +44,8 @@ class GRPOSettings:
     learning_rate: float | None = None
     """Peak learning rate of AdamW, falling to 0: 1e-3 on a model of the embedded one's size, else 1e-5."""
     side_learning_rate: Rare[float | None] = None
-    """Peak learning rate of a side network: 3e-3 of a new one, later that of the rest."""
+    """Peak learning rate of a side network, with every model: 3e-3 of a new one and on true masks (--objective
+    supervised), else 1e-3."""
     encoder_learning_rate: Rare[float | None] = None
     """Peak learning rate of SAM 2's image encoder with --encoder full: a tenth of learning_rate."""
     seg_learning_rate: Rare[float | None] = None
@@ -63,13 +65,13 @@ class GRPOSettings:
     """Passes over the training regions: quick 1, full 3; a model of the embedded one's size
     trains for max_steps instead."""
     max_steps: int | None = None
-    """Optimisation steps, in place of num_train_epochs: quick 140, full 400 on a model of the embedded
-    one's size."""
+    """Most optimisation steps, in place of num_train_epochs: quick 140, full 400 on a model of the embedded one's size
+    or with a side network; of a side network on true masks 200 and 700."""
     max_minutes: Rare[float | None] = None
     """Stop after so many minutes of training; the result then depends on the machine's speed."""
     early_stopping_patience: Rare[int | None] = None
-    """Stop after so many validations in a row without a better one, not counting those of the warm-up; by default at
-    the last step alone."""
+    """Stop after so many validations in a row without a better one, not counting those of the warm-up: full 3 with a
+    side network on true masks; else at the last step alone."""
     beta: Annotated[float, tyro.conf.arg(aliases=["--kl-coef"])] = 0.04
     """Weight of the KL divergence from the initial model, whatever the weights of the loops are."""
     mask_beta: tyro.conf.Suppress[float | None] = None
@@ -167,9 +169,13 @@ class GRPOSettings:
     """A DeepSpeed configuration of ZeRO-1 or 2, as scripts/deepspeed_zero2.json, with --dtype float32."""
 
 
-SIDE_LEARNING_RATE = 3e-3  # as the reward network's, a U-Net of the same kind
+SIDE_LEARNING_RATE = 3e-3  # on true masks, as the reward network's, a U-Net of the same kind
+LATER_SIDE_LEARNING_RATE = 1e-3  # of one that has learned true masks, in other objectives (docs/log.md)
+SIDE_STEPS = {"quick": 200, "full": 700}  # at most, on true masks: 7 and 25 minutes on one CPU core
+IMAGES = 8  # of a step in which masks are learned
+PATIENCE = 3  # validations without a better one, until `full` stops
 SMALL = {"learning_rate": 1e-3, "per_device_train_batch_size": 64, "max_completion_length": 24}  # see docs/log.md
-LARGE = {"learning_rate": 1e-5, "per_device_train_batch_size": 8, "max_completion_length": 128, "max_steps": -1}
+LARGE = {"learning_rate": 1e-5, "per_device_train_batch_size": 8, "max_completion_length": 128}
 MODES = {
     "quick": {"num_train_epochs": 1.0, "max_steps": 140, "logging_steps": 1},  # max_steps is a small model's:
     "full": {"num_train_epochs": 3.0, "max_steps": 400, "logging_steps": 5},  # 5 and 14 minutes on two CPU cores
@@ -187,7 +193,7 @@ def default_mask_policy(small: bool, captions: bool) -> MaskPolicyName:
     return "bernoulli" if small and captions else "gaussian"
 
 
-def with_preset(settings: GRPOSettings, mode: Mode, small: bool) -> GRPOSettings:
+def with_preset(settings: GRPOSettings, mode: Mode, small: bool, side: bool = False) -> GRPOSettings:
     """Settings of a mode and a kind of model, with the user's changes.
 
     `mask_policy`, `pathwise_weight` and the weights of the mask losses may still be None: they depend on the data.
@@ -196,41 +202,48 @@ def with_preset(settings: GRPOSettings, mode: Mode, small: bool) -> GRPOSettings
         settings: the user's, None where the preset counts.
         mode: quick or full.
         small: whether the model is of the embedded one's size.
+        side: whether a side network trains: on every model it takes the steps, images and rate of a small one.
     """
     preset: dict[str, Any] = MODES[mode] | (SMALL if small else LARGE) | {"mask_beta": settings.beta}
-    preset["warmup_steps"] = 5
-    if settings.num_train_epochs is not None:
+    preset |= {"warmup_steps": 5, "side_learning_rate": LATER_SIDE_LEARNING_RATE}
+    if settings.num_train_epochs is not None or not (small or side):
         preset["max_steps"] = -1
-    missing = {name: value for name, value in preset.items() if getattr(settings, name) is None}
-    whole: GRPOSettings = with_whole_groups(replace(settings, **missing))
-    rate = whole.learning_rate or 0.0
-    rates: dict[str, Any] = {"side_learning_rate": rate, "encoder_learning_rate": rate / 10}
-    return replace(whole, **{name: value for name, value in rates.items() if getattr(whole, name) is None})
+    if side:
+        images = max(1, int(SMALL["per_device_train_batch_size"]) // max(1, settings.num_generations))
+        settings = with_images(settings, images, small)
+    whole: GRPOSettings = with_whole_groups(_filled(settings, preset))
+    return _filled(whole, {"encoder_learning_rate": (whole.learning_rate or 0.0) / 10})
 
 
-def with_side_network(settings: GRPOSettings, small: bool, of_labels: bool) -> GRPOSettings:
-    """Settings of a run that adds a side network, with the user's changes; `with_preset` comes after.
+def with_side_network(settings: GRPOSettings) -> GRPOSettings:
+    """Settings of a side network that is new or learns true masks, with the user's changes; `with_preset` follows."""
+    return _filled(settings, {"side_learning_rate": SIDE_LEARNING_RATE, "warmup_steps": WITH_VIEWS["warmup_steps"]})
 
-    Args:
-        settings: the user's, None where the preset counts.
-        small: whether the model is of the embedded one's size.
-        of_labels: whether it is trained on true masks of annotated images.
+
+def of_masks(settings: GRPOSettings, mode: Mode, small: bool) -> GRPOSettings:
+    """Settings of a run on masks of annotated images, of a supervised one with a side network; as `with_side_network`.
+
+    Supervised training of `full` ends when validation no longer rises: its number of steps is the most.
     """
-    preset = {"side_learning_rate": SIDE_LEARNING_RATE, "warmup_steps": WITH_VIEWS["warmup_steps"]}
-    settings = _filled(settings, preset)
-    return with_views(settings, small) if of_labels else settings
+    preset = {name: value for name, value in WITH_VIEWS.items() if name != "augment" or settings.objective != "dpo"}
+    if settings.objective == "supervised":
+        preset |= {"early_stopping_patience": PATIENCE} if mode == "full" else {}
+        preset |= {"max_steps": SIDE_STEPS[mode]} if settings.num_train_epochs is None else {}
+    return with_images(_filled(settings, preset), IMAGES, small)
 
 
-def with_views(settings: GRPOSettings, small: bool) -> GRPOSettings:
-    """Settings of a run on random views of annotated images with true masks; as `with_side_network`."""
-    batch = {"per_device_train_batch_size": 8 * settings.num_generations} if small else {}
-    return _filled(settings, WITH_VIEWS | batch)
+def with_images(settings: GRPOSettings, images: int, small: bool) -> GRPOSettings:
+    """The settings with so many images in a step, which a large model takes in several passes.
 
-
-def with_whole_images(settings: GRPOSettings, small: bool) -> GRPOSettings:
-    """As `with_views`, of a run on images as they are."""
-    batch = {"per_device_train_batch_size": 8 * settings.num_generations} if small else {}
-    return _filled(settings, {name: value for name, value in WITH_VIEWS.items() if name != "augment"} | batch)
+    A batch or a number of passes that the user has set stays.
+    """
+    if settings.per_device_train_batch_size is not None:
+        return settings
+    group, most = settings.num_generations, LARGE["per_device_train_batch_size"]
+    divisors = [count for count in range(1, images + 1) if images % count == 0]
+    at_once = images if small else max([1, *(count for count in divisors if count * group <= most)])
+    passes = images // at_once if settings.gradient_accumulation_steps == 1 else settings.gradient_accumulation_steps
+    return replace(settings, per_device_train_batch_size=at_once * group, gradient_accumulation_steps=passes)
 
 
 def _filled(settings: GRPOSettings, preset: Mapping[str, Any]) -> GRPOSettings:
@@ -415,7 +428,6 @@ def meanings(flags: GRPOSettings, settings: GRPOSettings) -> list[str]:
         "epsilon": f"clip_range {flags.epsilon} clips the ratio to the model that sampled, not to the reference"
         + _clip_range_effect(settings),
         "epsilon_high": f"epsilon_high {flags.epsilon_high} clips it from above" + _clip_range_effect(settings),
-        "scale_rewards": _scale_effect(flags),
     }
     return [line for name, line in lines.items() if line and changed(flags, name)]
 
@@ -429,18 +441,8 @@ def _batch_meaning(flags: GRPOSettings, settings: GRPOSettings) -> str:
     return f"{line}, since a group stays whole, and {passes} {'pass' if passes == 1 else 'passes'} per step"
 
 
-def _scale_effect(flags: GRPOSettings) -> str:
-    if flags.multi_objective_aggregation == "sum_then_normalize":
-        return ""
-    how = "divides each reward by its deviation in the group and the sum by that of the step"
-    acts = "acts with --multi_objective_aggregation sum_then_normalize alone"
-    return f"scale_rewards {flags.scale_rewards} {acts}: {flags.multi_objective_aggregation} {how}, as in TRL"
-
-
 def _clip_range_effect(settings: GRPOSettings) -> str:
     """When the clipping of tokens has no effect in this run."""
-    if not settings.mask_to_caption_weight:
-        return "; it acts on captions (loop 1), which this run leaves out"
     if settings.num_iterations == 1:
         return "; it acts from --num_iterations 2 on: on fresh rollouts the ratio is 1"
     return ""

@@ -86,6 +86,7 @@ ALIKE = {
     "dpo": "no two masks of an image differed by more than the noise of --preferred_by; lower dpo_gap, or prefer by "
     "something else",
 }
+VALIDATIONS = 4  # at least, in a run of epochs
 PROBED = 4  # prompts on which unreached tensors are found
 
 
@@ -251,8 +252,10 @@ def _make_training(
     pairs = PairMaker(args.preferred_by, args.dpo_gap, maps)
     trainer = Sa2VAGRPOTrainer(model, processor, args, prompts, rewards, pathwise, plan.shuffle_rewards, pairs)
     trainer.judge, validation = judge, None
-    if plan.eval_steps:
-        validation = ValidationCallback(trainer, validation_prompts(inputs), plan.eval_steps, maps)
+    if every := plan.eval_steps:
+        if args.max_steps < 0:  # nobody knew how many steps the epochs have
+            every = min(every, -(-trainer.planned_steps // VALIDATIONS))
+        validation = ValidationCallback(trainer, validation_prompts(inputs), every, maps)
     trainer.validation, refit = validation, None
     if plan.settings.refit_steps is not None:
         assert network is not None, "the plan refuses re-fits without a reward network"

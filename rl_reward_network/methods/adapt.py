@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_reward_network.artefacts import read_json, weights_fingerprint, whole_file, write_json
+from rl_reward_network.artefacts import read_json, state_fingerprint, whole_file, write_json
 from rl_reward_network.grpo.card import write_results
 from rl_reward_network.grpo.evaluate import run_grpo_evaluation
 from rl_reward_network.grpo.image_context import FeatureCache
@@ -28,12 +28,13 @@ from rl_reward_network.grpo.measure import measure
 from rl_reward_network.grpo.merge import merge_run
 from rl_reward_network.grpo.plan import AdapterArgs, PlanArgs, make_plan
 from rl_reward_network.grpo.prompts import GRPOPrompt
-from rl_reward_network.grpo.settings import GRPOSettings, Mode
+from rl_reward_network.grpo.settings import IMAGES, PATIENCE, SIDE_STEPS, GRPOSettings, Mode, with_images
 from rl_reward_network.grpo.stage import run_grpo_stage
 from rl_reward_network.grpo.validation import LOOKS
 from rl_reward_network.inputs.loading import portable_settings
-from rl_reward_network.methods.training import MERGED, SIDE_STEPS, STEPS, free_memory
+from rl_reward_network.methods.training import MERGED, STEPS, free_memory
 from rl_reward_network.models.default import is_small
+from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.report.deployment import best_choice, best_out_of_fold
 from rl_reward_network.report.statistics import MIN_PATIENTS, UNIT, Estimate, mean_interval, rare_loss, sign_of
@@ -42,9 +43,8 @@ from rl_reward_network.run import FINAL, GRPO_RUN, Run
 
 SUPERVISED, TEACHER = "supervised", "mean_teacher"  # stages, and the objective of each
 ADAPTED, RESULT = "adapted", "adapt.json"
-STEPS_OF = {SUPERVISED: SIDE_STEPS, TEACHER: STEPS[TEACHER]}  # of a small model; others train for epochs
-IMAGES = 8  # of a step of a small model
-VALIDATIONS, PATIENCE = 8, 3  # of a stage; without a better one in a row until it stops
+STEPS_OF = {SUPERVISED: SIDE_STEPS, TEACHER: STEPS[TEACHER]}  # at most, with every model
+VALIDATIONS = 8  # of a stage
 
 
 @dataclass(frozen=True)
@@ -124,9 +124,10 @@ def make_adapt_plan(
         mode, max_labelled: as in `AdaptPlan`.
         side_network: whether a model without a side network gets one.
     """
-    model, _ = load_sa2va_model(inputs.config.model_path, "cpu", dtype=inputs.config.dtype)
-    adds_side = side_network and model.config.side_pixels is None
-    return AdaptPlan(mode, (SUPERVISED, TEACHER) if adds_side else (TEACHER,), weights_fingerprint(model), max_labelled)
+    folder = open_checkpoint(inputs.config.model_path)
+    adds_side = side_network and folder.model_config().side_pixels is None
+    stages = (SUPERVISED, TEACHER) if adds_side else (TEACHER,)
+    return AdaptPlan(mode, stages, state_fingerprint(folder.tensors()), max_labelled)
 
 
 def check_labels(inputs: GRPOInputs, max_labelled: int | None = None) -> None:
@@ -230,7 +231,7 @@ def train_stage(inputs: GRPOInputs, plan: AdaptPlan, folder: Path, model: str) -
         stage_settings(plan, stage, is_small(model), len(learned_prompts(opened, plan.max_labelled))),
         adapters=AdapterArgs(side_network=stage == SUPERVISED),
         max_labelled=plan.max_labelled,
-        eval_steps=-(-STEPS_OF[stage][plan.mode] // VALIDATIONS) if is_small(model) else None,
+        eval_steps=-(-STEPS_OF[stage][plan.mode] // VALIDATIONS),
     )
     run = Run(folder, GRPO_RUN)
     if not run.finished:
@@ -244,12 +245,9 @@ def train_stage(inputs: GRPOInputs, plan: AdaptPlan, folder: Path, model: str) -
 
 def stage_settings(plan: AdaptPlan, stage: str, small: bool, labelled: int) -> GRPOSettings:
     """Hyperparameters of a stage; a supervised step takes no more images than are labelled."""
-    settings = GRPOSettings(objective=stage, early_stopping_patience=PATIENCE)  # type: ignore[arg-type]
-    if not small:
-        return settings
-    settings = replace(settings, max_steps=STEPS_OF[stage][plan.mode])
-    images = min(IMAGES, labelled) if stage == SUPERVISED else IMAGES
-    return replace(settings, per_device_train_batch_size=images * settings.num_generations)
+    steps = STEPS_OF[stage][plan.mode]
+    settings = GRPOSettings(objective=stage, early_stopping_patience=PATIENCE, max_steps=steps)  # type: ignore[arg-type]
+    return with_images(settings, min(IMAGES, labelled) if stage == SUPERVISED else IMAGES, small)
 
 
 def dice_of(inputs: GRPOInputs, model_path: str, prompts: Sequence[GRPOPrompt]) -> np.ndarray:

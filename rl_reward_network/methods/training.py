@@ -13,10 +13,10 @@ import torch
 from rl_reward_network.artefacts import read_json, weights_fingerprint, write_json
 from rl_reward_network.data.splits import Split, select
 from rl_reward_network.grpo.plan import AdapterArgs, PlanArgs, RewardArgs, make_plan
-from rl_reward_network.grpo.settings import OF_LABELS, GRPOPlan, GRPOSettings
+from rl_reward_network.grpo.settings import OF_LABELS, SIDE_STEPS, GRPOPlan, GRPOSettings
 from rl_reward_network.inputs.config import RegionConfig
 from rl_reward_network.inputs.loading import RunInputs
-from rl_reward_network.models.default import is_small
+from rl_reward_network.models.default import has_side_network, is_qwen_vl, is_small
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.ppo import operations, prompts
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
 REWARD_NET = "reward_net"  # name of the run that trains the reward network
 SUPERVISED_STEPS = {"quick": 200, "full": 300}  # of a model of the embedded one's size; others train for epochs
-SIDE_STEPS = {"quick": 200, "full": 700}  # the same with a side network
 GRPO_STEPS = {"quick": 60, "full": 140}
 STEPS = {  # by objective, without a side network
     "grpo": GRPO_STEPS,
@@ -145,12 +144,14 @@ def train_weights(
     settings = settings or GRPOSettings()
     job = job if learned or settings.objective == "mean_teacher" else job.labelled
     config = job.inputs.config
-    if is_small(config.model_path):
-        adds_side = job.side_network and settings.objective == "supervised"
-        settings = replace(settings, max_steps=(SIDE_STEPS if adds_side else STEPS[settings.objective])[job.mode])
+    side = job.side_network or has_side_network(config.model_path)
+    if is_small(config.model_path) or side:
+        steps = SIDE_STEPS if side and settings.objective == "supervised" else STEPS[settings.objective]
+        settings = replace(settings, max_steps=steps[job.mode])
     if after is not None:
         config = replace(config, model_path=str(job.runs[after] / MERGED))
     question, tiles = job.inputs.prompts[0], job.inputs.prompt_config.max_tiles
+    tiles = 1 if is_qwen_vl(config.model_path) else tiles  # it has none
     inputs = open_grpo_inputs(config, RegionConfig(segment_question=question, max_dynamic_patch=tiles))
     network = None
     if learned:

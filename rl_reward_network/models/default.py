@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rl_reward_network.artefacts import read_json
 
@@ -20,12 +21,30 @@ def is_small(model_path: str) -> bool:
     Raises:
         ValueError: config.json is not valid JSON.
     """
-    config_file = Path(model_path) / "config.json"
-    if not config_file.exists():
+    config = _config(model_path)
+    if config is None:
         return model_path == DEFAULT_MODEL
-    config = read_json(config_file)
-    if not isinstance(config, Mapping):
-        return False
     text_config = config.get("text_config") or config.get("llm_config")  # our layout, the official one
     hidden_size = text_config.get("hidden_size") if isinstance(text_config, Mapping) else None
     return isinstance(hidden_size, int) and hidden_size <= SMALL_HIDDEN_SIZE
+
+
+def has_side_network(model_path: str) -> bool:
+    """Whether a model has a side network; arguments and errors as `is_small`, a hub id counts as without."""
+    return bool((_config(model_path) or {}).get("side_network"))
+
+
+def is_qwen_vl(model_path: str) -> bool | None:
+    """Whether a model is a Qwen-VL and not an InternVL; None of a hub id. Arguments and errors as `is_small`."""
+    config = _config(model_path)
+    if config is None:
+        return False if model_path == DEFAULT_MODEL else None
+    text_config = config.get("text_config")
+    return isinstance(text_config, Mapping) and "_vl" in str(text_config.get("model_type"))
+
+
+def _config(model_path: str) -> Mapping[str, Any] | None:
+    """The fields of a folder's config.json, none of a file that is not a model's; None without the file."""
+    file = Path(model_path) / "config.json"
+    config = read_json(file) if file.exists() else None
+    return config if config is None or isinstance(config, Mapping) else {}

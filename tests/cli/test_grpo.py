@@ -1,18 +1,23 @@
 """The command line of GRPO: what flags become, under either name, and what does not go together."""
 
 import shutil
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tyro
+import yaml
 
 from rl_reward_network.artefacts import write_json
 from rl_reward_network.cli.grpo import Args, main
 from rl_reward_network.embedded.regions import write_regions
+from rl_reward_network.grpo.effects import WHEN
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
 from rl_reward_network.grpo.plan import make_plan
 from rl_reward_network.grpo.settings import GRPOPlan
+from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED
 from rl_reward_network.rewards.judge_client import JudgeConfig
@@ -77,32 +82,149 @@ def test_defaults_on_the_embedded_and_on_a_real_model(scenes: Path, tmp_path: Pa
 
 
 def test_what_does_not_go_together_is_refused(scenes: Path, tmp_path: Path) -> None:
-    for name, value in JUDGE_SETTINGS.items():
-        with pytest.raises(ValueError, match=f"--{name} does nothing without --use_llm_judge or --use_llm_judge_loop2"):
-            planned(scenes, f"--{name}", value)
-    for flag, weight in (("use_llm_judge", "mask_to_caption"), ("use_llm_judge_loop2", "caption_to_mask")):
-        with pytest.raises(ValueError, match=f"--{flag} does nothing in a loop that --{weight}_weight 0 leaves out"):
-            planned(scenes, f"--{flag}", f"--{weight}_weight", "0")
     for flags in (["--group_regex", "(?P<group>.)"], ["--segment_question", "Where?"]):
         with pytest.raises(ValueError, match=f"{flags[0]} is for other data, but .* holds captioned regions"):
             planned(scenes, *flags)
-    with pytest.raises(ValueError, match="--objective supervised has no rewards"):
-        planned(scenes, "--objective", "supervised", "--iou_weight", "2")
     images = write_tiny_data(tmp_path)
     for flags in (["--max_regions", "8"], ["--describe_question", "What?"]):
         with pytest.raises(ValueError, match=f"{flags[0]} is for other data, but .* holds annotated images"):
             planned(images, *flags)
-    for flags in (["--mask_to_caption_weight", "2"], ["--iou_weight", "2"]):
-        with pytest.raises(ValueError, match=f"no loop 1: leave out {flags[0]}"):
-            planned(images, "--loop2_iou_weight", "1", *flags)
     with pytest.raises(ValueError, match=r"no captions .*--reward_net"):
         planned(images)
-    for words in ("--use_llm_judge", "--use_llm_judge_loop2", "--caption_weight 1", "--loop2_caption_weight 0.5"):
-        with pytest.raises(ValueError, match=r"no captions: .*--use_llm_judge"):
-            planned(images, "--loop2_iou_weight", "1", *words.split())
     plan = planned(images, "--loop2_iou_weight", "1")
     assert plan.settings.mask_to_caption_weight == 0
     assert plan.weights.loop2_caption == 0
+
+
+SUPERVISED, TEACHER, TRUTH = (
+    "--objective supervised",
+    "--objective mean_teacher",
+    "--objective dpo --preferred_by truth",
+)
+NO_LOOP2 = "--caption_to_mask_weight 0"
+IDLE = {  # flags that do nothing -> (data, the other flags of the run), and where they act
+    "temperature 0.5": [("images", "--loop2_iou_weight 1"), ("regions", "--mask_to_caption_weight 0")],
+    "entropy_coef 0.1": [("images", "--loop2_iou_weight 1"), ("regions", SUPERVISED)],
+    "importance_sampling_level sequence": [("regions", SUPERVISED)],
+    "epsilon 0.1": [("images", "--loop2_iou_weight 1"), ("regions", SUPERVISED)],
+    "epsilon_high 0.3": [("images", TRUTH)],
+    "iou_weight 2": [("images", "--loop2_iou_weight 1"), ("regions", SUPERVISED)],
+    "caption_weight 1": [("images", "--loop2_iou_weight 1")],
+    "mask_rewards dice 1": [("images", SUPERVISED)],
+    "use_llm_judge": [("images", "--loop2_iou_weight 1"), ("regions", "--mask_to_caption_weight 0")],
+    "loss_type grpo": [("images", "--loop2_iou_weight 1"), ("images", SUPERVISED), ("images", TEACHER)],
+    "mask_to_caption_weight 2": [("images", "--loop2_iou_weight 1")],
+    "max_completion_length 30": [("images", SUPERVISED)],
+    "caption_to_mask_weight 0.5": [("images", TEACHER), ("images", TRUTH)],
+    "beta 0.1": [("regions", SUPERVISED)],
+    "multi_objective_aggregation sum_then_normalize": [("regions", SUPERVISED)],
+    "log_completions": [("regions", SUPERVISED)],
+    "shuffle_rewards": [("regions", SUPERVISED), ("images", TRUTH)],
+    "pathwise_weight 1": [("images", SUPERVISED)],
+    "scale_rewards batch": [("regions", "")],
+    "num_mask_generations 4": [("regions", NO_LOOP2), ("images", SUPERVISED)],
+    "mask_policy gaussian": [("regions", NO_LOOP2), ("images", SUPERVISED)],
+    "ema_decay 0.9": [("images", "--loop2_iou_weight 1"), ("regions", SUPERVISED)],
+    "no_ema": [("images", "--loop2_iou_weight 1"), ("images", SUPERVISED)],
+    "loop2_iou_weight 2": [("regions", NO_LOOP2), ("images", TRUTH)],
+    "learned_weight 2": [("network", f"--pathwise_weight 1 {NO_LOOP2}")],
+    "confidence_weight 1": [("regions", NO_LOOP2), ("regions", SUPERVISED)],
+    "loop2_mask_rewards dice 1": [("regions", NO_LOOP2)],
+    "loop2_caption_weight 2": [("images", "--loop2_iou_weight 1"), ("regions", NO_LOOP2)],
+    "use_llm_judge_loop2": [("images", "--loop2_iou_weight 1"), ("regions", NO_LOOP2)],
+    **{f"{name} {value}": [("regions", "")] for name, value in JUDGE_SETTINGS.items()},
+    "bce_weight 1": [("regions", ""), ("regions", f"{SUPERVISED} {NO_LOOP2}"), ("images", f"{TRUTH} --sft_weight 0")],
+    "dice_weight 1": [("images", "--loop2_iou_weight 1")],
+    "cldice_weight 1": [("regions", ""), ("network", "--pathwise_weight 0"), ("images", TRUTH)],
+    "contrast_weight 0.5": [("images", SUPERVISED), ("regions", SUPERVISED), ("images", TEACHER), ("images", TRUTH)],
+    "max_labelled 5": [("images", "--loop2_iou_weight 1"), ("images", TRUTH)],
+    "taught_weight 0.5": [("images", SUPERVISED)],
+    "preferred_by truth": [("images", SUPERVISED)],
+    "dpo_beta 0.5": [("images", SUPERVISED)],
+    "sft_weight 0.5": [("images", SUPERVISED)],
+    "dpo_gap 0.1": [("images", "--objective dpo --preferred_by betti"), ("images", SUPERVISED)],
+    "refit_steps 4": [("images", "--loop2_iou_weight 1"), ("regions", ""), ("network", SUPERVISED), ("network", TRUTH)],
+    "side_learning_rate 0.01": [("images", SUPERVISED), ("regions", "")],
+    "encoder_learning_rate 0.01": [("images", f"{SUPERVISED} --encoder lora")],
+    "decoder_learning_rate 0.01": [("images", "--loop2_iou_weight 1"), ("regions", "--mask_policy gaussian")],
+    "seg_learning_rate 0.01": [("regions", NO_LOOP2)],
+    "early_stopping_patience 2": [("regions", "--eval_steps 0")],
+    "freeze_embeddings": [("regions", ""), ("images", SUPERVISED)],
+    "max_dynamic_patch 4": [("regions", "--model_path QWEN"), ("images", f"{SUPERVISED} --model_path QWEN")],
+}
+ACTING = (
+    (
+        "regions",
+        "--temperature 0.5 --entropy_coef 0.1 --epsilon 0.1 --epsilon_high 0.3 --loss_type grpo --iou_weight 2",
+    ),
+    (
+        "regions",
+        "--importance_sampling_level sequence --max_completion_length 30 --caption_weight 2 --mask_rewards dice 1",
+    ),
+    ("regions", "--multi_objective_aggregation sum_then_normalize --scale_rewards batch --ema_decay 0.9 --beta 0.1"),
+    ("regions", f"{SUPERVISED} --loss_type grpo --mask_to_caption_weight 2 --caption_to_mask_weight 2 --bce_weight 1"),
+    ("regions", "--model_path QWEN --freeze_embeddings"),
+    ("regions", "--model_path owner/Sa2VA-4B --freeze_embeddings --max_dynamic_patch 4"),
+    ("regions", "--mask_policy gaussian --num_mask_generations 4 --seg_learning_rate 0.1 --confidence_weight 1"),
+    ("regions", "--decoder_learning_rate 0.1 --loop2_caption_weight 2 --loop2_mask_rewards dice 1 --shuffle_rewards"),
+    ("network", f"{NO_LOOP2} --cldice_weight 1 --refit_steps 4 --num_mask_generations 4 --seg_learning_rate 0.1"),
+    ("network", "--learned_weight 2 --mask_policy bernoulli --side_network --side_learning_rate 0.1"),
+    ("images", f"{SUPERVISED} --cldice_weight 1 --max_labelled 5 --dice_weight 1 --decoder_learning_rate 0.1"),
+    ("images", f"{SUPERVISED} --encoder full --encoder_learning_rate 0.1 --early_stopping_patience 2"),
+    ("images", f"{TEACHER} --ema_decay 0.9 --taught_weight 2 --max_labelled 5 --bce_weight 2"),
+    ("images", f"{TRUTH} --dpo_gap 0.1 --dpo_beta 2 --sft_weight 0.3 --bce_weight 2 --num_mask_generations 4"),
+)
+
+
+def value_of(words: list[str]) -> Any:
+    """What the words of a flag mean, without the parser, which takes a tenth of a second."""
+    if len(words) == 2:
+        return {words[0]: float(words[1])}
+    return yaml.safe_load(words[0]) if words else True
+
+
+def with_values(settings: Any, values: dict[str, Any]) -> Any:
+    """Settings with the values of their fields, and of the fields of settings inside them."""
+    nested = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    inner = {name: with_values(part, values) for name, part in nested.items() if is_dataclass(part)}
+    return replace(settings, **inner, **{name: values[name] for name in nested.keys() & values.keys()})
+
+
+@pytest.fixture(scope="module")
+def plan_on(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., GRPOPlan]:
+    """A plan of some flags, on captioned regions, on images, or on images with a reward network."""
+    images = write_tiny_data(tmp_path_factory.mktemp("data"))
+    network = RewardNetwork(RewardNetworkConfig(channels=(8,), packing=2))
+    of_images, of_regions = (open_grpo_inputs(RunConfig(data_root=root, gpu=-1)) for root in (images, scenes))
+
+    qwen = tmp_path_factory.mktemp("qwen")
+    write_json(qwen / "config.json", {"text_config": {"model_type": "qwen3_vl_text", "hidden_size": 2048}})
+
+    def plan(data: str, flags: str) -> GRPOPlan:
+        words = [part.split() for part in flags.replace("QWEN", str(qwen)).split("--")[1:]]
+        args = with_values(Args("quick"), {name: value_of(values) for name, *values in words})
+        return make_plan(args, of_regions if data == "regions" else of_images, network if data == "network" else None)
+
+    return plan
+
+
+def test_every_setting_that_would_do_nothing_is_refused(plan_on: Callable[..., GRPOPlan]) -> None:
+    """By its name, its value, and what would make it act; where it acts it is not."""
+    flags_of_table = {name for names in WHEN for name in names.split()}
+    assert {flag.split()[0] for flag in IDLE} == flags_of_table
+    for flag, runs in IDLE.items():
+        for data, others in runs:
+            with pytest.raises(ValueError, match=f"^--{flag.split()[0]}\\b.* does nothing in this run: it acts "):
+                plan_on(data, f"{others} --{flag}")
+    for data, flags in ACTING:
+        assert plan_on(data, flags)
+
+
+def test_the_knobs_of_the_specification_stay_on_its_data(scenes: Path) -> None:
+    for batch, rate, kl, clip in (("1", "1e-6", "0.05", "0.1"), ("2", "1e-4", "0.2", "0.3")):
+        flags = f"--per_device_batch_size {batch} --learning_rate {rate} --kl_coef {kl} --clip_range {clip} "
+        flags += "--num_epochs 1 --use_llm_judge --use_llm_judge_loop2"
+        assert planned(scenes, *flags.split())
 
 
 def test_mask_rewards_by_name(scenes: Path, tmp_path: Path) -> None:
@@ -111,7 +233,7 @@ def test_mask_rewards_by_name(scenes: Path, tmp_path: Path) -> None:
     assert planned(scenes).mask_rewards is None, "runs of older versions have none either"
     images = write_tiny_data(tmp_path)
     assert planned(images, *both[3:]).mask_rewards == {"loop2": {"cldice": 2.0, "recall": 1.0}}
-    with pytest.raises(ValueError, match=r"no loop 1.*--mask_rewards"):
+    with pytest.raises(ValueError, match=r"--mask_rewards {'dice': 0.5} does nothing in this run"):
         planned(images, *both)
 
 
@@ -208,14 +330,10 @@ def test_a_batch_smaller_than_a_group_is_a_whole_one(scenes: Path, flags: str, e
         (["--lora_r", "0"], "r is 0"),
         (["--max_steps", "3", "--num_epochs", "1"], "--num_train_epochs and --max_steps"),
         (["--no_ema", "--ema_decay", "0.9"], r"--no_ema .*--ema_decay 0\.9"),
-        (["--objective", "supervised", "--shuffle_rewards"], "--objective supervised"),
-        (["--max_labelled", "5"], "--max_labelled does nothing without --objective supervised"),
-        (["--dice_weight", "1"], "--dice_weight does nothing without --objective supervised"),
-        (["--contrast_weight", "1"], "--contrast_weight does nothing without --objective supervised"),
+        (["--max_labelled", "5"], "--max_labelled 5 does nothing in this run: it acts with --objective supervised"),
         (["--objective", "supervised", "--max_labelled", "0"], "max_labelled is 0, expected 1 or more"),
         (["--objective", "supervised", "--bce_weight", "0", "--dice_weight", "0"], "bce_weight and dice_weight are bo"),
         (["--batch_size", "1", "--gradient_accumulation_steps", "-1"], "gradient_accumulation_steps is -1"),
-        (["--objective", "supervised", "--clip_range", "0.1"], "samples nothing, so --epsilon does nothing"),
         (["--shuffle_rewards", "--pathwise_weight", "1"], "--shuffle_rewards .* --pathwise_weight"),
     ],
 )

@@ -144,5 +144,6 @@ def test_tiles_are_no_flag_of_a_model_without_them() -> None:
     for size, expected in (("tiny", True), ("tiny-qwen3-vl", False), ("tiny-qwen2.5-vl", False)):
         config = config_from_original(official_config(size), TINY_SAM2, "config.json")  # type: ignore[arg-type]
         for row in (memory.SEGMENT, memory.TRAIN):
-            assert ("max_dynamic_patch" in row.flags_of(settings, config)) == expected
-    assert "ema_decay" not in memory.TRAIN.flags_of(settings, config)
+            assert ("max_dynamic_patch" in row.flags_of(settings, config, False)) == expected
+    assert "ema_decay" not in memory.TRAIN.flags_of(settings, config, True)
+    assert "max_completion_length" not in memory.TRAIN.flags_of(settings, config, False)

@@ -1,5 +1,6 @@
 """Training with a side network or SAM 2's encoder on annotated images: views, resume, evaluation and merge."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,14 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from rl_reward_network.artefacts import read_json
+from rl_reward_network.artefacts import read_json, write_json
+from rl_reward_network.grpo.effects import Chosen
 from rl_reward_network.grpo.evaluate import run_grpo_evaluation
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
 from rl_reward_network.grpo.merge import merge_run
 from rl_reward_network.grpo.plan import AdapterArgs, PlanArgs, RewardArgs, _check_reached, make_plan
-from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings, RewardWeights
+from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings, RewardWeights, with_images
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.lora import WEIGHTS, load_trainable, read_trainable
+from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED
 from rl_reward_network.models.sa2va.families import ENCODER
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from tests.conftest import write_tiny_data
@@ -127,7 +130,7 @@ def test_adapters_out_of_reach_of_every_gradient_are_refused(images: GRPOInputs,
         make_plan(PlanArgs("quick", rewards=LABELS, adapters=adapters), images, None)
     off = GRPOSettings(mask_policy="bernoulli", caption_to_mask_weight=0.0)
     with pytest.raises(ValueError, match=f"{flag} would not train, for --caption_to_mask_weight is 0"):
-        _check_reached(PlanArgs("quick", adapters=adapters), off)
+        _check_reached(Chosen(PlanArgs("quick", grpo=off, adapters=adapters), learned=False, captions=False))
     with pytest.raises(ValueError, match=f"{flag} would not train, .* without --shuffle_rewards"):
         make_plan(PlanArgs("quick", adapters=adapters, shuffle_rewards=True), images, network_of())
     cells = GRPOSettings(mask_policy="bernoulli")
@@ -141,7 +144,9 @@ def test_rates_of_adapters_are_checked_and_a_later_run_has_that_of_the_rest(imag
         with pytest.raises(ValueError, match=f"{field} is -1"):
             make_plan(PlanArgs("quick", grpo=grpo, adapters=AdapterArgs(encoder="full")), images, None)
     rate = GRPOSettings(objective="supervised", encoder_learning_rate=1e-4)
-    with pytest.raises(ValueError, match="--encoder_learning_rate does nothing without --encoder full"):
+    with pytest.raises(
+        ValueError, match=r"--encoder_learning_rate 0\.0001 does nothing in this run: it acts with --encoder"
+    ):
         make_plan(PlanArgs("quick", grpo=rate, adapters=AdapterArgs(encoder="lora")), images, None)
     later = make_plan(PlanArgs("quick", grpo=GRPOSettings(objective="supervised")), images, None).settings
     assert later.side_learning_rate == later.learning_rate
@@ -157,6 +162,55 @@ def test_presets_of_a_side_network_leave_the_users_values(images: GRPOInputs) ->
     assert (preset.side_learning_rate, preset.per_device_train_batch_size) == (3e-3, 32)
     own = settings(augment=False, dice_weight=2.0, side_learning_rate=1e-4)
     assert (own.augment, own.bce_weight, own.dice_weight, own.side_learning_rate) == (False, 1.0, 2.0, 1e-4)
+
+
+RECIPES = {  # objective -> steps, images of a step, rate, warm-up, views, losses, patience, steps between validations
+    "supervised": (700, 8, 3e-3, 0.15, True, 1.0, 0.5, 3, 100),
+    "mean_teacher": (400, 8, 1e-3, 0.15, True, 1.0, 0.5, None, 100),
+    "dpo": (400, 8, 1e-3, 0.15, None, 1.0, 0.5, None, 100),
+}
+
+
+@pytest.mark.parametrize("objective", RECIPES)
+def test_what_trains_decides_the_recipe_and_neither_the_flag_nor_the_width(
+    images: GRPOInputs, tmp_path: Path, objective: Any
+) -> None:
+    """The same side network, of the embedded model and of one of the width of 8 billion parameters, added or there."""
+    grpo = GRPOSettings(objective=objective, preferred_by="truth" if objective == "dpo" else "both")
+    for width, rest in ((128, 1e-3), (4096, 1e-5)):
+        for own in (True, False):
+            config = read_json(EMBEDDED["sa2va-nano"] / "config.json")
+            config["text_config"]["hidden_size"] = width
+            write_json(tmp_path / "config.json", config | {"side_network": {"pixels": 512} if own else None})
+            world = RunConfig(model_path=str(tmp_path), gpu=-1)
+            plan = make_plan(PlanArgs("full", world, grpo=grpo, adapters=AdapterArgs(not own)), images, None)
+            found = plan.settings
+            taken = found.per_device_train_batch_size // found.num_generations * found.gradient_accumulation_steps
+            recipe = (found.max_steps, taken, found.side_learning_rate, found.warmup_steps, found.augment)
+            recipe += (found.bce_weight, found.dice_weight, found.early_stopping_patience, plan.eval_steps)
+            rate = (3e-3,) if not own else RECIPES[objective][2:3]
+            assert recipe == RECIPES[objective][:2] + rate + RECIPES[objective][3:]
+            assert found.learning_rate == rest, "of the other parts"
+
+
+def test_a_run_of_epochs_is_validated_during_and_not_only_after_them(images: GRPOInputs, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"max_steps": -1, "num_train_epochs": 2.0, "learning_rate": 0.0, "augment": False}
+    changes["per_device_train_batch_size"] = 4
+    plan = replace(PLAN, settings=replace(PLAN.settings, **changes), side_network=None, eval_steps=100)
+    with pytest.warns(UserWarning, match="did not move"):
+        run = train(images, plan, tmp_path / "run")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [line["step"] for line in lines if "val/gt_dice" in line]
+    last = read_json(run / "final_model" / "config.json")["steps"]
+    assert last > 4
+    assert steps == sorted({*range(0, last, -(-last // 4)), last})
+
+
+def test_steps_of_a_large_model_are_whole_images(images: GRPOInputs) -> None:
+    for group, passes in ((2, (8, 2)), (3, (6, 4)), (8, (8, 8)), (12, (12, 8))):
+        settings = with_images(GRPOSettings(num_generations=group), 8, small=False)
+        assert (settings.per_device_train_batch_size, settings.gradient_accumulation_steps) == passes
+    assert with_images(GRPOSettings(per_device_train_batch_size=4), 8, small=False).gradient_accumulation_steps == 1
 
 
 ENCODERS: dict[str, dict[str, Any]] = {"lora": {"train": "lora", "lora_r": 2}, "full": {"train": "full"}}

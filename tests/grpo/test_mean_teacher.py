@@ -233,11 +233,10 @@ def test_the_preset_has_views_and_the_losses_of_thin_objects(images: GRPOInputs)
     [
         ({"augment": False}, "augment is False, but a mean teacher needs different views"),
         ({"ema_decay": 0.0}, "ema_decay is 0, but the teacher is a moving average"),
-        ({"temperature": 0.5}, "--objective mean_teacher samples nothing, so --temperature does nothing"),
+        ({"temperature": 0.5}, "--temperature 0.5 does nothing in this run"),
         ({"no_ema": True}, "--no_ema leaves --objective mean_teacher without its teacher"),
         ({"num_iterations": 2}, "expected 1 with mean_teacher training"),
-        ({"caption_to_mask_weight": 0.0}, "learns masks alone, so --caption_to_mask_weight does nothing"),
-        ({"loss_type": "grpo"}, "learns masks alone, so --loss_type does nothing"),
+        ({"caption_to_mask_weight": 0.0}, "--caption_to_mask_weight 0.0 does nothing in this run"),
         ({"taught_weight": -1.0}, "taught_weight is -1.0, expected 0 or more"),
     ],
 )
@@ -254,7 +253,3 @@ def test_it_is_refused_on_captioned_regions_and_without_images_without_masks(
     plan = replace(PLAN, max_labelled=None, eval_steps=0)
     with pytest.raises(ValueError, match="without masks, and needs both"):
         train(images, plan, tmp_path / "run")
-    with pytest.raises(ValueError, match="--taught_weight does nothing without --objective mean_teacher"):
-        make_plan(
-            PlanArgs("quick", images.config, grpo=GRPOSettings(objective="supervised", taught_weight=0.5)), images, None
-        )

@@ -351,14 +351,8 @@ def test_a_rejected_refit_changes_nothing_in_a_run(
 @pytest.mark.parametrize(
     ("settings", "learned", "message"),
     [
-        ({}, False, "refit_steps is 4, but there is no reward network; give --reward_net"),
-        ({"objective": "supervised"}, True, "--objective supervised does not ask a reward network"),
-        ({"objective": "mean_teacher"}, True, "--objective mean_teacher does not ask a reward network"),
-        (
-            {"objective": "dpo", "preferred_by": "truth"},
-            True,
-            "--objective dpo with --preferred_by truth does not ask a reward network",
-        ),
+        ({}, False, "--refit_steps 4 does nothing in this run: it acts with --reward_net"),
+        ({"objective": "mean_teacher"}, True, "--refit_steps 4 does nothing in this run: it acts with --reward_net"),
         ({"refit_steps": 0}, True, "refit_steps is 0, expected 1 or more"),
         ({"num_iterations": 3, "save_steps": 3}, True, "refit_steps is 4, not a multiple of num_iterations 3"),
     ],
@@ -373,6 +367,8 @@ def test_what_cannot_be_fitted_again_is_refused(
 
 def test_captioned_regions_have_no_such_network(images: GRPOInputs, grpo_inputs: GRPOInputs) -> None:
     args = PlanArgs("quick", grpo_inputs.config, grpo=GRPOSettings(refit_steps=4))
-    with pytest.raises(ValueError, match="refit_steps is 4, but a reward network is trained on annotated images"):
+    with pytest.raises(
+        ValueError, match="--refit_steps 4 does nothing in this run: it acts with --reward_net on annotated"
+    ):
         make_plan(args, grpo_inputs, network_for(images))
     assert make_plan(PlanArgs("quick", images.config, grpo=args.grpo), images, network_for(images))

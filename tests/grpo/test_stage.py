@@ -432,7 +432,6 @@ def test_a_clip_range_says_when_it_acts(given: dict[str, float]) -> None:
     for more, said in (
         ({}, "it acts from --num_iterations 2 on"),
         ({"num_iterations": 2}, None),
-        ({"mask_to_caption_weight": 0.0, "num_iterations": 2}, "which this run leaves out"),
     ):
         (line,) = meanings(flags := GRPOSettings(**given, **more), flags)
         assert said is None or said in line

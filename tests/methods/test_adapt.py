@@ -183,15 +183,24 @@ def test_images_that_all_train_with_their_masks_are_refused(images: GRPOInputs) 
     check_labels(images, LABELLED)
 
 
-def test_a_supervised_step_takes_no_more_images_than_are_labelled(plan: AdaptPlan) -> None:
-    images = [
-        settings.per_device_train_batch_size // settings.num_generations
-        for stage in plan.stages
-        for labelled in (2, 20)
-        if (settings := stage_settings(plan, stage, True, labelled)).per_device_train_batch_size
-    ]
-    assert images == [2, 8, 8, 8]
-    assert stage_settings(plan, "supervised", False, 2).per_device_train_batch_size is None
+@pytest.mark.parametrize("small", [True, False])
+def test_every_model_takes_the_same_steps_of_as_many_images_as_are_labelled(plan: AdaptPlan, small: bool) -> None:
+    taken = []
+    for stage in plan.stages:
+        for labelled in (2, 20):
+            settings = stage_settings(plan, stage, small, labelled)
+            assert settings.max_steps == 2
+            captions = (settings.per_device_train_batch_size or 0) * settings.gradient_accumulation_steps
+            taken.append(captions // settings.num_generations)
+    assert taken == [2, 8, 8, 8]
+
+
+def test_the_plan_reads_files_and_loads_no_model(images: GRPOInputs, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("a model of billions of parameters would take its memory twice")
+
+    monkeypatch.setattr("rl_reward_network.models.sa2va.modeling_sa2va.Sa2VAForConditionalGeneration.__init__", refuse)
+    assert make_adapt_plan(images, "full").stages == ("supervised", "mean_teacher")
 
 
 def test_real_models_are_not_adapted_to_rendered_data_that_nobody_named(tmp_path: Path) -> None:
