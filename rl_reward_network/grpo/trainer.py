@@ -200,7 +200,7 @@ class Sa2VAGRPOTrainer(Trainer):
         """A sum of all outputs that the enabled losses depend on."""
         with mixed_precision(self.sa2va):
             batch = self.rollout_generator.references([prompt])
-            outputs, anchor = self.policy(batch.rollouts, self.args.needs_masks)
+            outputs, anchor = self.policy(batch.rollouts, self.args.needs_masks, self.args.samples_masks)
         parts = [*outputs.log_probs, *outputs.mask_logits]
         parts += outputs.parameters if self.args.samples_masks else []
         parts += outputs.answer_log_probs if self.args.answer_weight else []
