@@ -21,8 +21,8 @@ from rl_reward_network.grpo.image_context import (
     open_batch,
     seeded_generator,
 )
-from rl_reward_network.grpo.prompts import DESCRIBE, GRPOPrompt, region_prompt, segment_question
 from rl_reward_network.grpo.measure import measure, unpacked
+from rl_reward_network.grpo.prompts import DESCRIBE, GRPOPrompt, region_prompt, segment_question
 from rl_reward_network.models.sa2va import side_network as side_file
 from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding
 from rl_reward_network.models.sa2va.side_network import SideNetworkConfig
