@@ -6,7 +6,8 @@ The ranges hold for the same settings in Python, where `check_finite` is not cal
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Annotated, Any, TypeVar
+from itertools import pairwise
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
@@ -20,15 +21,34 @@ Rare = Annotated[Value, RARE]
 def parse(args_type: Callable[..., Args], words: Sequence[str], **settings: Any) -> Args:
     """The arguments of a command from its flags.
 
-    Where they have a method `presets`, which returns the defaults of their mode, those are the defaults.
+    Where they have a method `presets`, which returns the defaults of their mode, those are the defaults. A flag that is
+    True, False or left to a preset means True where no value follows it.
 
     Args:
         args_type: a dataclass.
         words: the flags.
         settings: further arguments of `tyro.cli`.
     """
+    words = _with_true(words, _switches(args_type))
     args = tyro.cli(args_type, args=words, **settings)
     return tyro.cli(args_type, args=words, default=args.presets(), **settings) if hasattr(args, "presets") else args
+
+
+def _switches(args_type: Any) -> set[str]:
+    """Names of the fields of a dataclass that are bool or None, also inside nested settings."""
+    names = set[str]()
+    for name, kind in get_type_hints(args_type).items():
+        names |= {name} if kind == bool | None else _switches(kind) if is_dataclass(kind) else set()
+    return names
+
+
+def _with_true(words: Sequence[str], switches: set[str]) -> list[str]:
+    """The flags, with True behind each switch that no value follows."""
+    spelled = list[str]()
+    for word, following in pairwise([*words, ""]):
+        alone = word.startswith("--") and word[2:].replace("-", "_") in switches
+        spelled += [word, "True"] if alone and following not in ("True", "False", "None") else [word]
+    return spelled
 
 
 def common_flags(hidden: set[tuple[type, str]]) -> ConstructorRegistry:

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_reward_network.artefacts import read_json, secret_key, whole_file, whole_folder, write_json
+from rl_reward_network.artefacts import check_writable, read_json, secret_key, whole_file, whole_folder, write_json
 
 
 def fail_inside(context, write) -> None:
@@ -70,3 +70,15 @@ def test_a_secret_key_is_drawn_once_and_only_its_owner_may_read_it(tmp_path: Pat
     path.write_text("")
     with pytest.raises(ValueError, match=r"\.group_key: expected a key of 64 hex digits; restore it, or delete it"):
         secret_key(path)
+
+
+def test_a_folder_that_cannot_be_written_into_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
+    check_writable(tmp_path / "some" / "folder")
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / "loop" / "below", Path("/proc/none/x")):
+        with pytest.raises(
+            ValueError, match=rf"^{folder}/.*: cannot be written \(.+\); name a folder in which you may"
+        ):
+            check_writable(folder)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "loop"]

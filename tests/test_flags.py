@@ -7,7 +7,7 @@ import pytest
 import tyro
 from tyro.constructors import ConstructorRegistry
 
-from rl_reward_network.flags import RARE, Rare, changed, check_at_least, common_flags
+from rl_reward_network.flags import RARE, Rare, changed, check_at_least, common_flags, parse
 
 
 @dataclass
@@ -18,6 +18,8 @@ class Inner:
     """Common."""
     slack: Annotated[float, tyro.conf.arg(aliases=["--play"]), RARE] = 0.5
     """Rare, with another name."""
+    turned_round: Rare[bool | None] = None
+    """Left to a preset."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ def help_of(settings: type, capsys: pytest.CaptureFixture[str], registry: Constr
 def test_rare_flags_are_hidden_and_come_back(capsys: pytest.CaptureFixture[str]) -> None:
     hidden: set[tuple[type, str]] = set()
     short = help_of(Outer, capsys, common_flags(hidden))
-    assert hidden == {(Inner, "slack"), (Outer, "depth")}
+    assert hidden == {(Inner, "slack"), (Inner, "turned_round"), (Outer, "depth")}
     assert "--size" in short
     assert "Common." in short
     assert "(default: 3)" in short
@@ -62,3 +64,18 @@ def test_counts_are_one_or_more_or_not_given() -> None:
     for value in (0, -3):
         with pytest.raises(ValueError, match=f"size is {value}, expected 1 or more"):
             check_at_least(Inner(size=value), 1, "size")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("", None),
+        ("--turned_round", True),
+        ("--turned-round --depth 3", True),
+        ("--turned_round False", False),
+        ("--turned_round=False", False),
+        ("--depth 3 --turned_round", True),
+    ],
+)
+def test_a_switch_that_a_preset_may_turn_needs_no_value(words: str, expected: bool | None) -> None:
+    assert parse(Outer, words.split()).inner.turned_round == expected

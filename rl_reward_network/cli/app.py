@@ -12,7 +12,7 @@ from typing import Any
 
 import tyro
 
-from rl_reward_network.artefacts import FULL, REFUSED, write_remedy
+from rl_reward_network.artefacts import FULL, REFUSED, check_writable, write_remedy
 from rl_reward_network.cli.progress import calm_bars
 from rl_reward_network.flags import check_finite, common_flags, parse
 
@@ -104,9 +104,12 @@ def _renamed(word: str, quiet: bool) -> str:
 
 
 def _checked(args: Any) -> Any:
-    """The parsed flags, whose numbers are finite."""
+    """The parsed flags, whose numbers are finite and whose folders can be written into."""
     if args is not None:  # after --help
         check_finite(args)
+        for folder in (getattr(getattr(args, "inputs", None), "output_dir", None), getattr(args, "run_folder", None)):
+            if folder is not None:
+                check_writable(folder)
     return args
 
 

@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class RunState:
         curriculum: of the order of the prompts; empty without a curriculum.
         ema_steps: updates of the teacher.
         validation: of the validation; empty without one.
+        taught: images that a mean teacher was asked for, and those whose answer had no mask.
     """
 
     spread: float
@@ -56,6 +57,7 @@ class RunState:
     curriculum: dict[str, Any]
     ema_steps: int
     validation: dict[str, Any]
+    taught: dict[str, int] = field(default_factory=dict)
 
 
 def save_run_state(

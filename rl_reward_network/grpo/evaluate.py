@@ -75,6 +75,12 @@ def _evaluate(
     path = base_model or located_model(run, config, "--base_model")
     inputs = _open(config, run, data_root, path, gpu)
     prompts, fewer = _test_prompts(inputs, config["origin"]["mode"], items)
+    if not (any(prompt.labelled for prompt in prompts) or (run / REWARD_NET).exists()):
+        raise ValueError(
+            f"{inputs.config.data_root}: none of {len(prompts)} test images has a mask, and the run has no reward "
+            "network, so nothing can tell which model is better; annotate images of some test patients, or look at the "
+            "masks of both (sa2va-rl segment)"
+        )
     fingerprint = config["origin"]["model_fingerprint"]
     model, processor = load_base(path, fingerprint, inputs.device, inputs.config.dtype, inputs.regions.quantization)
     inputs.set_up(processor)

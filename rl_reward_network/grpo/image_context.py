@@ -278,7 +278,7 @@ class ImageContext:
 
     @torch.no_grad()
     def mask_logits(self, image_indices: Sequence[int], embeddings: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """float32 (h, w) of each `[SEG]` embedding on its image; None for None."""
+        """float32 (h, w) of each `[SEG]` embedding on its image, as a deployed model makes it; None for None."""
         logits: list[Tensor | None] = [None] * len(image_indices)
         for index in sorted(set(image_indices)):
             pairs = enumerate(zip(image_indices, embeddings, strict=True))
@@ -286,7 +286,8 @@ class ImageContext:
             for start in range(0, len(rows), MASKS_AT_ONCE):
                 part = rows[start : start + MASKS_AT_ONCE]
                 stacked = torch.stack([embedding for _, embedding in part])
-                decoded = self.model.decode_masks(self.features[index].sam, stacked).mask_logits
+                with evaluating(self.model):  # a side network that trains computes in bfloat16
+                    decoded = self.model.decode_masks(self.features[index].sam, stacked).mask_logits
                 for (row, _), mask_logits in zip(part, decoded, strict=True):
                     logits[row] = mask_logits
         return logits

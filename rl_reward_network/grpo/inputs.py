@@ -334,6 +334,24 @@ def labelled_prompts(prompts: Sequence[GRPOPrompt], use: str) -> list[GRPOPrompt
     return labelled
 
 
+def check_foreground(prompts: Sequence[GRPOPrompt], use: str) -> None:
+    """Check that some true mask is not empty.
+
+    Args:
+        prompts: of the training split.
+        use: as in `labelled_prompts`.
+
+    Raises:
+        ValueError: all of them are empty, so that a model without masks would be the best one.
+    """
+    masks = (prompt.load()[1] for prompt in prompts if prompt.labelled)
+    if not any(mask is not None and mask.any() for mask in masks):
+        raise ValueError(
+            f"{use}: the masks of all {sum(prompt.labelled for prompt in prompts)} training images are empty, which "
+            "teaches to draw nothing; give images with foreground, or check how the masks were made"
+        )
+
+
 def with_unlabelled(
     inputs: GRPOInputs, prompts: list[GRPOPrompt], maps: ForegroundMaps | None, by_labels: bool = False
 ) -> tuple[list[GRPOPrompt], DomainCheck | None]:

@@ -31,6 +31,14 @@ def _image_of(prompt: GRPOPrompt) -> Any:
     return lambda: (prompt.load()[0], None)
 
 
+def untaught_line(images: int, no_seg: int) -> str:
+    """A sentence on the images without masks that the teacher gave none to either, counted each time they came up."""
+    return (
+        f"the teacher gave no mask ([SEG]) for {no_seg} of {images} views of images without masks, which taught "
+        "nothing: lower learning_rate, or raise answer_weight"
+    )
+
+
 class MixedOrder:
     """Labelled prompts and prompts without masks in turn, each kind in a shuffled order that begins anew at its end.
 

@@ -251,6 +251,7 @@ def make_plan(args: PlanArgs, inputs: "GRPOInputs", network: "RewardNetwork | No
         args.lora.freeze_embeddings or None,
         args.adapters.side,
         args.adapters.encoder_plan,
+        args.grpo.per_device_train_batch_size is not None or None,
     )
 
 

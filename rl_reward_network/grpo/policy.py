@@ -102,7 +102,7 @@ class PolicyOutputs:
         log_probs, entropies: float32 (G, T) of each caption rollout, 0 behind the end of each completion; no entropies
             where no gradient is computed, as of the reference.
         answer_log_probs: float32 (T,) of each answer's tokens, `[SEG]` included.
-        parameters: float32 (D,) of the mask policy for each answer.
+        parameters: float32 (D,) of the mask policy for each answer; empty unless masks were sampled, or requested.
         mask_logits: float32 (h, w) of the mean action of each answer; empty unless requested.
         embeddings: (C,), `[SEG]` of each answer.
     """
@@ -145,7 +145,9 @@ class GRPOPolicy(nn.Module):
         self.never_sampled_ids, self.pad_id = list(never_sampled_ids), pad_id
         self.entropies: Entropies = "trained" if entropy_gradient else "logged"
 
-    def forward(self, rollouts: Rollouts, with_masks: bool = False) -> tuple[PolicyOutputs, Tensor]:
+    def forward(
+        self, rollouts: Rollouts, with_masks: bool = False, with_parameters: bool = False
+    ) -> tuple[PolicyOutputs, Tensor]:
         """The differentiable outputs for the rollouts, and a zero that depends on every trainable tensor.
 
         Without the zero, data-parallel training would wait for gradients of tensors that this batch does not use.
@@ -153,11 +155,12 @@ class GRPOPolicy(nn.Module):
         Args:
             rollouts: may be empty.
             with_masks: decode the mask of the mean action, too.
+            with_parameters: evaluate the mask policy, whose cells are another decoding, also where it sampled nothing.
         """
         anchor = torch.stack([p.flatten()[0].float() * 0 for p in self.parameters() if p.requires_grad]).sum()
         if not rollouts.captions and not rollouts.answers:
             return PolicyOutputs([], [], [], [], []), anchor
-        return self._outputs(rollouts, with_masks), anchor
+        return self._outputs(rollouts, with_masks, with_parameters or bool(rollouts.masks)), anchor
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load weights; frozen ones may be missing, as in the checkpoints of DeepSpeed.
@@ -172,7 +175,7 @@ class GRPOPolicy(nn.Module):
         """Recompute the language model's activations in the backward pass; called by the Trainer."""
         self.sa2va.activation_checkpointing_enable({"use_reentrant": False})
 
-    def _outputs(self, rollouts: Rollouts, with_masks: bool) -> PolicyOutputs:
+    def _outputs(self, rollouts: Rollouts, with_masks: bool, with_parameters: bool) -> PolicyOutputs:
         trees = _trees(rollouts)
         packed = pack([list(tree.segments()) for tree in trees], self.pad_id)
         states = self._states(trees, packed)
@@ -188,7 +191,8 @@ class GRPOPolicy(nn.Module):
                     of_text[id(text)] = tree_states[start - 1 : start + len(text.answer_ids)]
             # Image by image, since the order of the forward pass is that in which gradients are summed.
             answers = [text for text in tree.texts if isinstance(text, AnswerRollout)]
-            of_image = self._answers(answers, [of_text[id(answer)] for answer in answers], with_masks)
+            of_answers = [of_text[id(answer)] for answer in answers]
+            of_image = self._answers(answers, of_answers, with_masks, with_parameters)
             made |= zip(map(id, answers), of_image, strict=True)
         made_in_order = [made[id(answer)] for answer in rollouts.answers]
         log_probs, entropies = self._captions(rollouts.captions, [of_text[id(c)] for c in rollouts.captions])
@@ -196,7 +200,7 @@ class GRPOPolicy(nn.Module):
             log_probs,
             entropies,
             [answer.log_probs for answer in made_in_order],
-            [answer.parameters for answer in made_in_order],
+            [answer.parameters for answer in made_in_order if answer.parameters is not None],
             [answer.mask_logits for answer in made_in_order if answer.mask_logits is not None],
             [answer.embedding for answer in made_in_order],
         )
@@ -214,7 +218,9 @@ class GRPOPolicy(nn.Module):
         )
         return output.last_hidden_state
 
-    def _answers(self, answers: Sequence[AnswerRollout], states: Sequence[Tensor], with_masks: bool) -> list["_Made"]:
+    def _answers(
+        self, answers: Sequence[AnswerRollout], states: Sequence[Tensor], with_masks: bool, with_parameters: bool
+    ) -> list["_Made"]:
         """What is made of an image's answers, from their states (T + 1, D)."""
         if not answers:
             return []
@@ -225,7 +231,7 @@ class GRPOPolicy(nn.Module):
         for answer, of_answer, embedding, mask_logits in zip(answers, states, embeddings, masks, strict=True):
             token_ids = torch.tensor(answer.answer_ids, device=of_answer.device)
             log_probs, _ = self._log_probs(of_answer[:-1], token_ids, 1.0, "none")
-            parameters = self.mask_policy.parameters(self.sa2va, sam, embedding)
+            parameters = self.mask_policy.parameters(self.sa2va, sam, embedding) if with_parameters else None
             made.append(_Made(log_probs, parameters, mask_logits, embedding))
         return made
 
@@ -256,7 +262,7 @@ class _Made(NamedTuple):
     """What the policy makes of an answer; see `PolicyOutputs`."""
 
     log_probs: Tensor
-    parameters: Tensor
+    parameters: Tensor | None
     mask_logits: Tensor | None
     embedding: Tensor
 

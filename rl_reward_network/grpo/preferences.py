@@ -117,11 +117,12 @@ class PairMaker:
     def pair(self, image: PromptImage, masks: np.ndarray, rng: np.random.Generator) -> Pair | None:
         """The best of the masks bool (K, H, W), and one that is worse, drawn at random; None where none is."""
         judged = JUDGES[self.judge](image, masks, self.maps, self.gap)
+        better = judged.better & (judged.values[:, None] > judged.values)  # with a gap of 0, too
         order = np.argsort(-judged.values, kind="stable")
-        chosen = next((index for index in order if judged.better[index].any()), None)
+        chosen = next((index for index in order if better[index].any()), None)
         if chosen is None:
             return None
-        rejected = rng.choice(np.flatnonzero(judged.better[chosen]))
+        rejected = rng.choice(np.flatnonzero(better[chosen]))
         return Pair(masks[chosen], masks[rejected])
 
 

@@ -390,6 +390,7 @@ class GRPOPlan:
         side_network: fields of `SideNetworkConfig` of the side network that is added; None adds none.
         encoder: what trains of SAM 2's image encoder: {"train": "full"}, or {"train": "lora", "lora_r": rank}; None
             freezes it.
+        own_batch: True keeps the batch, which the user chose, also where it is larger than the data; None lowers it.
     """
 
     mode: str
@@ -407,6 +408,7 @@ class GRPOPlan:
     freeze_embeddings: bool | None = None
     side_network: dict[str, Any] | None = None
     encoder: dict[str, Any] | None = None
+    own_batch: bool | None = None
 
 
 ROWS_AT_ONCE = 128  # most answers of one batch

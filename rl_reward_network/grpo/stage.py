@@ -31,6 +31,7 @@ from rl_reward_network.grpo.card import card_text
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.inputs import (
     GRPOInputs,
+    check_foreground,
     check_prompts,
     count_images,
     labelled_prompts,
@@ -40,7 +41,7 @@ from rl_reward_network.grpo.inputs import (
 )
 from rl_reward_network.grpo.logs import GRPOLogs
 from rl_reward_network.grpo.losses import PathwiseReward
-from rl_reward_network.grpo.mean_teacher import without_masks
+from rl_reward_network.grpo.mean_teacher import untaught_line, without_masks
 from rl_reward_network.grpo.preferences import PairMaker
 from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.grpo.ranks import any_rank
@@ -48,7 +49,7 @@ from rl_reward_network.grpo.refit import RefitCallback, refit_prompts
 from rl_reward_network.grpo.rewards import LoopRewards, loop_rewards
 from rl_reward_network.grpo.settings import OF_LABELS, GRPOPlan
 from rl_reward_network.grpo.trainable import check_movement, digests, prepare_model, unmoved_reasons
-from rl_reward_network.grpo.trainer import SMALLER_LOSS, TILES, Sa2VAGRPOTrainer, hint_out_of_memory
+from rl_reward_network.grpo.trainer import SMALLER_LOSS, TILES, Sa2VAGRPOTrainer, fit_batch, hint_out_of_memory
 from rl_reward_network.grpo.validation import LOOKS, ValidationCallback
 from rl_reward_network.inputs.loading import portable_settings
 from rl_reward_network.models.ema import trainable_tensors
@@ -87,6 +88,7 @@ ALIKE = {
     "something else",
 }
 VALIDATIONS = 4  # at least, in a run of epochs
+ONLY_SCORES = "no loss of this run asks the reward network: it scores the validation items alone (val/score)"
 PROBED = 4  # prompts on which unreached tensors are found
 
 
@@ -143,6 +145,10 @@ def run_grpo_stage(
     trainer.reset_reference()
     if trainer.args.should_save:
         print("\n".join(startup_lines(trainer, frozen, training.domain)))
+        if network is not None and not asks_network(plan):
+            print(ONLY_SCORES)
+        if trainer.args.per_device_train_batch_size < (plan.settings.per_device_train_batch_size or 0):
+            print(f"each step takes fewer than its preset says, since only {len(trainer.taken_together)} train")
     with run.lock() if trainer.args.should_save else nullcontext():  # the first process locks the folder for all
         if resume:
             run.check_same(training.origin)
@@ -159,7 +165,7 @@ def run_grpo_stage(
             _fail_untrained(trainer, ALIKE[trainer.args.objective])
         if unmoved:
             _report_unmoved(trainer, unmoved)
-        outcome = None if validation is None else validation.finish()
+        outcome, taught = None if validation is None else validation.finish(), trainer.taught_counts
         if validation is None and trainer.args.objective == "mean_teacher":
             trainer.take_teacher()
         if trainer.args.should_save:
@@ -180,12 +186,15 @@ def run_grpo_stage(
                 "validation": None if outcome is None else asdict(outcome),
                 "peak_memory_gib": peak,
                 "seconds": {**trainer.phases, "learning": learning},
+                "taught": taught if taught["images"] else None,
             }
             if validation is not None:
                 validation.save_looks(run / LOOKS)
             if refit is not None:
                 refit.save(run / REFITTED)
             _save(trainer, run, spent)
+            if taught["no_seg"]:
+                print(untaught_line(**taught))
 
 
 def load_model(
@@ -246,9 +255,12 @@ def _make_training(
     maps = None if network is None else ForegroundMaps.beside(run, network.to(inputs.device))
     rewards = loop_rewards(plan, inputs.kind, judge, maps)
     pathwise = None if maps is None else PathwiseReward(maps, processor.sam_image_size)
-    prompts = _training_prompts(inputs, plan, rewards, network is not None)
-    prompts, domain = with_unlabelled(inputs, prompts, maps, plan.settings.objective in OF_LABELS)
+    asked = network is not None and asks_network(plan)
+    prompts = _training_prompts(inputs, plan, rewards, asked)
+    prompts, domain = with_unlabelled(inputs, prompts, maps, by_labels=not asked)
     check_prompts(prompts)
+    if not plan.own_batch:
+        fit_batch(prompts, args)
     pairs = PairMaker(args.preferred_by, args.dpo_gap, maps)
     trainer = Sa2VAGRPOTrainer(model, processor, args, prompts, rewards, pathwise, plan.shuffle_rewards, pairs)
     trainer.judge, validation = judge, None
@@ -264,28 +276,43 @@ def _make_training(
     return _Training(origin, trainer, domain, validation, refit)
 
 
+def asks_network(plan: GRPOPlan) -> bool:
+    """Whether a loss or a reward asks the reward network; otherwise it only scores the validation items."""
+    settings = plan.settings
+    if settings.objective == "grpo":
+        rewards = plan.weights.learned and settings.caption_to_mask_weight
+        return bool(rewards or settings.pathwise_weight or settings.refit_steps)
+    return settings.objective == "dpo" and settings.preferred_by != "truth"
+
+
 def _training_prompts(inputs: GRPOInputs, plan: GRPOPlan, rewards: LoopRewards, learned: bool) -> list[GRPOPrompt]:
     """The prompts to train on.
 
-    The reward network was trained on the reward split: a run with it (`learned`) must not use these patients.
+    The reward network was trained on the reward split: a run that asks it (`learned`) must not use these patients.
 
     Raises:
-        ValueError: there are none, or none with a true mask although the objective or a reward needs it.
+        ValueError: there are none, or none with a true mask that is not empty although the objective or a reward needs
+            it.
     """
     prompts = inputs.pick("policy") if learned else inputs.pick("reward", "policy")
     if plan.settings.objective in OF_LABELS:
         labelled = labelled_prompts(prompts, f"objective {plan.settings.objective}")
         if plan.max_labelled is not None:
             labelled = within_budget(inputs, labelled, plan.max_labelled)
+        check_foreground(labelled, f"objective {plan.settings.objective}")
         if plan.settings.objective == "supervised":
             return labelled
         used = {prompt.sample_id for prompt in labelled}
         return labelled + without_masks([prompt for prompt in prompts if prompt.sample_id not in used])
-    if (plan.settings.objective, plan.settings.preferred_by) == ("dpo", "truth"):
-        return labelled_prompts(prompts, "preferred_by truth")
-    needed = [name for name, term in rewards["loop2"].items() if term.weight and name in MASK_REWARDS]
-    if plan.settings.objective == "grpo" and needed:
-        labelled_prompts(prompts, f"loop2 reward {needed[0]}")
+    if plan.settings.objective == "dpo":
+        needed = ["preferred_by truth"] if plan.settings.preferred_by == "truth" else []
+    else:
+        terms = rewards["loop2"].items()
+        needed = [f"loop2 reward {name}" for name, term in terms if term.weight and name in MASK_REWARDS]
+    if needed:
+        labelled = labelled_prompts(prompts, needed[0])
+        check_foreground(labelled, needed[0])
+        return labelled if plan.settings.objective == "dpo" else prompts
     return prompts
 
 
@@ -407,6 +434,7 @@ def describe(inputs: GRPOInputs, plan: GRPOPlan, fingerprint: str) -> dict[str, 
         "seed": inputs.config.seed,
         "max_dynamic_patch": inputs.regions.max_dynamic_patch,
         "quantization": inputs.regions.quantization,
+        "use_flash_attn": inputs.regions.use_flash_attn,
         "bit_depth": inputs.config.bit_depth,
         "describe_question": inputs.regions.describe_question,
         "segment_question": inputs.regions.segment_question,

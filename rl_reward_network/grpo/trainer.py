@@ -158,6 +158,7 @@ class Sa2VAGRPOTrainer(Trainer):
         self.any_spread = self.args.objective in OF_LABELS or bool(self.args.pathwise_weight)
         rewarded = [loop for loop, terms in self.rewards.items() if any(term.weight for term in terms.values())]
         self.alike_steps = {loop: 0 for loop in rewarded if self.loop_weights.configured[loop]}  # in a row
+        self.taught = {"images": 0, "no_seg": 0}  # that the teacher was asked for; those whose answer has no [SEG]
         # End of the run.
         self.ended = False  # before its last step, by the time limit or by the stop rule of validation
         self.judge_failure: str | None = None  # the reason, if the run stopped for lack of a judge
@@ -200,7 +201,7 @@ class Sa2VAGRPOTrainer(Trainer):
         """A sum of all outputs that the enabled losses depend on."""
         with mixed_precision(self.sa2va):
             batch = self.rollout_generator.references([prompt])
-            outputs, anchor = self.policy(batch.rollouts, self.args.needs_masks)
+            outputs, anchor = self.policy(batch.rollouts, self.args.needs_masks, self.args.samples_masks)
         parts = [*outputs.log_probs, *outputs.mask_logits]
         parts += outputs.parameters if self.args.samples_masks else []
         parts += outputs.answer_log_probs if self.args.answer_weight else []
@@ -265,6 +266,11 @@ class Sa2VAGRPOTrainer(Trainer):
     def seconds(self) -> float:
         """Training time so far, including the time before an interruption."""
         return self.earlier_seconds + time.monotonic() - self.start_time
+
+    @property
+    def taught_counts(self) -> dict[str, int]:
+        """`taught` of all processes together; every process must ask for it."""
+        return {name: int(count) for name, count in summed_counts(self.taught, self.args.world_size).items()}
 
     def place(self) -> "Place":
         """Where the run is, for messages."""
@@ -344,7 +350,12 @@ class Sa2VAGRPOTrainer(Trainer):
         if self.args.objective == "supervised":
             return self.rollout_generator.references(prompts, self._views(number) if self.args.augment else None)
         weight = fade_in(self.state.global_step, self.planned_steps)
-        return self.rollout_generator.taught(prompts, self._views(number), weight)
+        batch = self.rollout_generator.taught(prompts, self._views(number), weight)
+        asked = [answer.image for answer in batch.rollouts.answers if answer.image.truth is None]
+        lost = sum(image.taught is None for image in asked)
+        self.metrics.record({"teacher/no_seg_share": lost / len(asked)})
+        self.taught = {"images": self.taught["images"] + len(asked), "no_seg": self.taught["no_seg"] + lost}
+        return batch
 
     def _compared(self, prompts: Sequence[GRPOPrompt], number: int) -> MicroBatch:
         """The micro-batch of the objective dpo, with the logits of the initial model."""
@@ -509,6 +520,7 @@ class Sa2VAGRPOTrainer(Trainer):
             curriculum=self.order.state_dict() if isinstance(self.order, CurriculumOrder) else {},
             ema_steps=self.ema.steps if self.ema is not None else 0,
             validation=self.validation.state_dict() if self.validation is not None else {},
+            taught=self.taught_counts,
         )
         save_run_state(self, self.sa2va, self.ema, state, None if self.refit is None else self.refit.state_dict())
 
@@ -522,6 +534,8 @@ class Sa2VAGRPOTrainer(Trainer):
         self.rollout_generator.spread_controller.spread, self.earlier_seconds = state.spread, state.seconds
         self.loop_weights.norms, self.alike_steps = state.loop_weights["norms"], state.alike_rewards
         self.tensors_with_gradient, self.any_spread = set(state.reached), state.any_spread
+        if self.args.process_index == 0:  # the counts are those of all processes
+            self.taught |= state.taught
         if isinstance(self.order, CurriculumOrder):
             self.order.load_state_dict(state.curriculum)
         if self.validation is not None:
@@ -557,6 +571,13 @@ def taken_together(prompts: Sequence[GRPOPrompt], args: Sa2VAGRPOConfig) -> list
     """
     named = args.objective == "supervised" and all(prompt.name for prompt in prompts)
     return of_one_image(prompts) if named else [[index] for index in range(len(prompts))]
+
+
+def fit_batch(prompts: Sequence[GRPOPrompt], args: Sa2VAGRPOConfig) -> None:
+    """Lower the batch where a step would take more prompts than there are; a mean teacher takes them again."""
+    most = len(taken_together(prompts, args)) // (args.gradient_accumulation_steps * args.world_size)
+    if args.objective != "mean_teacher" and most:
+        args.per_device_train_batch_size = min(args.prompts_per_step, most) * args.num_generations
 
 
 def order_of(

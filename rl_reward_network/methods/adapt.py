@@ -174,6 +174,9 @@ def settings_of(inputs: GRPOInputs, plan: AdaptPlan) -> dict[str, Any]:
         "split_seed": inputs.split.seed,
         "question": inputs.regions.segment_question,
         "max_dynamic_patch": inputs.regions.max_dynamic_patch,
+        "image_resize": inputs.config.image_resize,
+        "quantization": inputs.regions.quantization,
+        "use_flash_attn": inputs.regions.use_flash_attn,
         "unlabelled": None if inputs.unlabelled is None else inputs.unlabelled.fingerprint,
     }
 

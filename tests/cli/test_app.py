@@ -5,6 +5,7 @@ import runpy
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,20 @@ def test_wrong_flags_are_refused_at_once(words: tuple[str, ...], message: str) -
     output = typed(*words)
     assert message in output
     assert "loaded: 2 []" in output
+
+
+@pytest.mark.parametrize("command", ["grpo", "prompts", "reward", "operations", "adapt", "compare", "bank"])
+def test_an_output_folder_that_cannot_be_made_is_refused_before_anything_is_read(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mode = [] if command == "bank" else ["quick"]
+    called: list[Any] = []
+    for flag in ("--output_dir", "--run_folder") if command in ("grpo", "adapt") else ("--output_dir",):
+        args = import_module(f"rl_reward_network.cli.{command}").Args
+        with pytest.raises(SystemExit, match="2"):
+            cli.run(called.append, args, f"sa2va-rl {command}", [*mode, flag, "/proc/none/here"])
+        assert capsys.readouterr().err.startswith("error: /proc/none/here/")
+    assert not called
 
 
 @pytest.mark.parametrize(

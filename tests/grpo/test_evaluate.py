@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from rl_reward_network.artefacts import read_json, weights_fingerprint
 from rl_reward_network.cli import evaluate as evaluate_rl_finetuned_sa2va
@@ -24,6 +25,7 @@ from rl_reward_network.grpo.inputs import GRPOInputs, labelled_prompts, open_grp
 from rl_reward_network.grpo.measure import Measured, iou_of_captions, measure, unpacked
 from rl_reward_network.grpo.merge import grpo_model, load_base
 from rl_reward_network.grpo.settings import RewardWeights
+from rl_reward_network.grpo.stage import asks_network
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.lora import load_trainable
 from rl_reward_network.models.reward_network import RewardNetwork
@@ -290,6 +292,76 @@ def test_annotated_images_can_be_learned_from_without_a_reward_network(tmp_path:
         labelled_prompts(unlabelled.prompts, "objective supervised")
     with pytest.raises(ValueError, match=r"loop2 reward iou .*none of the \d .*--reward_net"):
         train(unlabelled, changed(plan, mask_to_caption_weight=0.0, **ONE_STEP), tmp_path / "out" / "bare")
+    by_tree = {"objective": "dpo", "preferred_by": "betti", "mask_to_caption_weight": 0.0}
+    by_tree |= {"bce_weight": 1.0, "dice_weight": 0.5, **ONE_STEP}
+    run = train(unlabelled, changed(PLAN, **by_tree), tmp_path / "out" / "by_tree")
+    with pytest.raises(ValueError, match=r"none of \d+ test images has a mask, and the run has no reward network"):
+        run_grpo_evaluation(run / "final_model")
+
+
+BY_LABELS: dict[str, Any] = {"mask_to_caption_weight": 0.0, "bce_weight": 1.0, "dice_weight": 0.5, **ONE_STEP}
+
+
+@pytest.mark.parametrize(
+    ("settings", "weights", "asked"),
+    [
+        ({"objective": "supervised"}, RewardWeights(), False),
+        ({"objective": "dpo", "preferred_by": "truth"}, RewardWeights(), False),
+        ({"objective": "dpo", "preferred_by": "betti"}, RewardWeights(), True),
+        ({"objective": "grpo"}, RewardWeights(learned=1.0), True),
+        ({"objective": "grpo", "caption_to_mask_weight": 0.0}, RewardWeights(learned=1.0), False),
+        ({"objective": "grpo", "pathwise_weight": 0.5}, RewardWeights(), True),
+    ],
+)
+def test_a_reward_network_takes_its_patients_from_a_run_that_asks_it_alone(
+    settings: dict[str, Any], weights: RewardWeights, asked: bool
+) -> None:
+    assert asks_network(changed(replace(PLAN, weights=weights), **settings)) == asked
+
+
+def test_a_reward_network_that_no_loss_asks_leaves_all_labelled_images(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs = open_grpo_inputs(RunConfig(data_root=write_tiny_data(tmp_path / "data"), gpu=-1))
+    network = network_of()
+    plan = replace(changed(PLAN, objective="supervised", **BY_LABELS), reward_net=network.fingerprint)
+    run = train(inputs, plan, tmp_path / "out" / "run", network=network)
+    assert read_json(run / "config.json")["images"] == len(inputs.pick("reward", "policy"))
+    assert "no loss of this run asks the reward network" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("settings", "use"),
+    [
+        ({"objective": "supervised"}, "objective supervised"),
+        ({"objective": "dpo", "preferred_by": "truth"}, "preferred_by truth"),
+        ({"objective": "grpo"}, "loop2 reward iou"),
+    ],
+)
+def test_masks_that_are_all_empty_teach_nothing(tmp_path: Path, settings: dict[str, Any], use: str) -> None:
+    data = write_tiny_data(tmp_path / "data")
+    for record in json.loads((data / "annotations.json").read_text()):
+        file = data / record["mask_png"]
+        Image.fromarray(np.zeros_like(np.asarray(Image.open(file)))).save(file)
+    inputs = open_grpo_inputs(RunConfig(data_root=data, gpu=-1))
+    plan = replace(changed(PLAN, **BY_LABELS | settings), weights=RewardWeights(0.0, 0.0, 0.0, 1.0))
+    with pytest.raises(ValueError, match=rf"{use}: the masks of all \d training images are empty"):
+        train(inputs, plan, tmp_path / "out" / "run")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_preset_larger_than_the_data_is_lowered_and_said_but_not_the_users(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs = open_grpo_inputs(RunConfig(data_root=write_tiny_data(tmp_path / "data"), gpu=-1))
+    count = len(inputs.pick("reward", "policy"))
+    settings = BY_LABELS | {"objective": "supervised", "per_device_train_batch_size": 64}
+    train(inputs, changed(PLAN, **settings), tmp_path / "out" / "run")
+    said = capsys.readouterr().out
+    assert f"each step: {count} regions x true masks" in said
+    assert f"since only {count} train" in said
+    with pytest.raises(ValueError, match=f"^{count} training prompts, but one optimisation step takes 16"):
+        train(inputs, replace(changed(PLAN, **settings), own_batch=True), tmp_path / "out" / "own")
 
 
 def test_images_are_judged_by_dice_and_the_runs_own_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

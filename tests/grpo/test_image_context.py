@@ -21,8 +21,11 @@ from rl_reward_network.grpo.image_context import (
     open_batch,
     seeded_generator,
 )
+from rl_reward_network.grpo.measure import measure, unpacked
 from rl_reward_network.grpo.prompts import DESCRIBE, GRPOPrompt, region_prompt, segment_question
+from rl_reward_network.models.sa2va import side_network as side_file
 from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding
+from rl_reward_network.models.sa2va.side_network import SideNetworkConfig
 from tests.conftest import smooth_image
 from tests.grpo.nano import nano, regions, shake
 
@@ -428,3 +431,24 @@ def test_masks_have_the_size_of_their_own_image(picked: tuple[Any, Any, PromptBa
     assert [one.shape for one in drawn if one is not None] == [(200, 256), (256, 256)]
     alone = predict(model, processor, image, cut.question)["mask_probabilities"][0][0]
     np.testing.assert_allclose(drawn[0], alone, atol=1e-3)
+
+
+def test_masks_of_validation_are_those_of_the_deployed_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A side network that trains computes in bfloat16 where the hardware has it; a deployed one does not."""
+    monkeypatch.setattr(side_file, "mixed_precision", lambda device: torch.autocast("cpu", torch.bfloat16))
+    model, processor = nano()
+    model.add_side_network(SideNetworkConfig(pixels=128))
+    torch.nn.init.normal_(model.side_network.head.weight, std=0.5)
+    model.train()
+    measured = measure(model, ITEMS, FeatureCache(model, processor), LONGEST, expected=False)
+    batch = open_batch(ITEMS, FeatureCache(model, processor))
+    (soft,) = batch.masks(batch.context(model), [0], [ITEMS[0].question])
+    assert model.training
+    for row, item in enumerate(ITEMS):
+        ((deployed,),) = model.segment([item.load()[0]], [item.question], processor)
+        own = unpacked(measured.masks[row])
+        assert own is not None
+        assert (own != deployed.masks()[0]).mean() < 1e-4
+        if not row:
+            assert soft is not None
+            np.testing.assert_allclose(soft, deployed.probabilities()[0], atol=1e-3)

@@ -1,5 +1,6 @@
 """Mean teacher: order, fading, the loss in numbers, whose mask is learned, which weights are kept, resume, refusals."""
 
+import json
 import math
 import shutil
 from dataclasses import replace
@@ -12,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from rl_reward_network.artefacts import read_json
-from rl_reward_network.grpo import validation
+from rl_reward_network.grpo import mean_teacher, validation
 from rl_reward_network.grpo.image_context import FeatureCache
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
 from rl_reward_network.grpo.mean_teacher import (
@@ -154,6 +155,29 @@ def test_a_run_learns_from_both_kinds_and_counts_one_label(run: Path) -> None:
     card = (run / "final_model" / "README.md").read_text()
     assert "on true masks and a mean teacher's" in card
     assert "those of a moving average of the model" in card
+
+
+def test_masks_that_the_teacher_has_lost_are_counted_and_said(
+    images: GRPOInputs, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert read_json(run / "final_model" / "config.json")["taught"] == {"images": 2, "no_seg": 0}
+    real, asked = mean_teacher.teacher_masks, []
+
+    def forgetful(prompts: Any, *rest: Any) -> list[Any]:
+        asked.append(prompts)
+        return [None] * len(prompts) if len(asked) == 2 else real(prompts, *rest)
+
+    monkeypatch.setattr(mean_teacher, "teacher_masks", forgetful)
+    plan = replace(PLAN, eval_steps=0, settings=replace(PLAN.settings, max_steps=3))
+    lost = train(images, plan, tmp_path / "lost")
+    lines = [json.loads(line) for line in (lost / "metrics.jsonl").read_text().splitlines()]
+    shares = [line["teacher/no_seg_share"] for line in lines if "teacher/no_seg_share" in line]
+    assert shares == [0, 1, 0]
+    assert read_json(lost / "final_model" / "config.json")["taught"] == {"images": 3, "no_seg": 1}
+    assert "the teacher gave no mask ([SEG]) for 1 of 3 views" in capsys.readouterr().out
+    shutil.copytree(lost, tmp_path / "again", ignore=shutil.ignore_patterns("checkpoint-3", "final_model", "done.json"))
+    again = train(images, plan, tmp_path / "again")
+    assert read_json(again / "final_model" / "config.json")["taught"] == {"images": 3, "no_seg": 1}, "of both processes"
 
 
 def test_a_resumed_run_ends_in_the_same_weights(images: GRPOInputs, run: Path) -> None:

@@ -155,6 +155,11 @@ def test_judges_prefer_what_they_say() -> None:
     assert of_tree.better.tolist() == [[False, True, True], [False] * 3, [False] * 3]
     empty = JUDGES["betti"](image, stack(line, "..... ..... ....."), None, 0.0)
     assert empty.better.tolist() == [[False, True], [False, False]], "an empty mask is never preferred"
+    pair = PairMaker("truth", 0.0).pair(image, stack(line, line, islands), np.random.default_rng(0))
+    assert pair is not None
+    assert (pair.chosen.sum(), pair.rejected.sum()) == (5, 4)
+    for alike in (stack(line, line), stack("###.. ..... .....", "..### ..... .....")):
+        assert PairMaker("truth", 0.0).pair(image, alike, np.random.default_rng(0)) is None, "no difference, no pair"
 
 
 class TwoMembers:

@@ -11,6 +11,8 @@ import pytest
 from rl_reward_network.artefacts import read_json, weights_fingerprint
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
 from rl_reward_network.grpo.plan import AdapterArgs
+from rl_reward_network.grpo.settings import GRPOPlan
+from rl_reward_network.grpo.stage import wanted_settings
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.methods import adapt
 from rl_reward_network.methods.adapt import (
@@ -25,7 +27,7 @@ from rl_reward_network.methods.adapt import (
     stage_settings,
 )
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
-from rl_reward_network.run import ADAPT_RUN, Run
+from rl_reward_network.run import ADAPT_RUN, Run, differences
 from tests.conftest import write_tiny_data
 
 LABELLED = 8
@@ -148,6 +150,28 @@ def test_resumed_after_the_first_stage_it_ends_in_the_same_weights(
         again.check_same(settings_of(images, replace(plan, max_labelled=4)))
     with pytest.raises(ValueError, match="model_fingerprint"):
         again.check_same(settings_of(images, replace(plan, model_fingerprint="other")))
+
+
+@pytest.mark.parametrize(
+    ("part", "setting", "value"),
+    [
+        ("regions", "quantization", "4bit"),
+        ("regions", "use_flash_attn", True),
+        ("regions", "max_dynamic_patch", 4),
+        ("config", "image_resize", "training"),
+        ("config", "dtype", "bfloat16"),
+    ],
+)
+def test_an_adaptation_is_not_resumed_with_settings_that_shape_its_result(
+    images: GRPOInputs, plan: AdaptPlan, part: str, setting: str, value: Any
+) -> None:
+    other = replace(images, **{part: replace(getattr(images, part), **{setting: value})})
+    (difference,) = differences(settings_of(images, plan), settings_of(other, plan))
+    assert difference.startswith(setting)
+    if setting != "dtype":  # which changes the weights' fingerprint
+        stage = GRPOPlan("quick")
+        (difference,) = differences(wanted_settings(images, stage), wanted_settings(other, stage))
+        assert difference.startswith(setting)
 
 
 def test_nothing_is_deployed_where_no_stage_is_better(

@@ -125,9 +125,12 @@ def decode_masks(
 
     Args:
         features: of one image (B = 1).
-        seg_embeddings: (K, C).
+        seg_embeddings: (K, C); K may be 0.
         side: the side network that refines the masks, for features with its pixels.
     """
+    if not len(seg_embeddings):  # transformers' attention takes no empty batch
+        one = decode_masks(sam, features, seg_embeddings.new_zeros(1, seg_embeddings.shape[1]), side)
+        return DecodedMasks(*(tensor[:0] for tensor in vars(one).values()))
     maps = features.maps
     if features.sam_pixels is not None:
         maps = sam_features(sam, features.sam_pixels).maps

@@ -55,6 +55,14 @@ def test_features_of_one_image_are_those_of_the_batch(tiny_model):
         assert torch.allclose(found, expected, atol=1e-5)
 
 
+def test_no_embedding_gives_no_mask(tiny_model):
+    features = tiny_model.get_sam_features(torch.randn(1, 3, 256, 256))
+    one, none = (tiny_model.decode_masks(features, torch.randn(count, 32)) for count in (1, 0))
+    for name, tensor in vars(one).items():
+        assert getattr(none, name).shape == (0, *tensor.shape[1:]), name
+        assert getattr(none, name).dtype == tensor.dtype
+
+
 def test_gradients_reach_the_decoder_from_a_mask(tiny_model):
     """transformers' own helpers run under no_grad; ours must not."""
     features = tiny_model.get_sam_features(torch.randn(1, 3, 256, 256))
