@@ -16,6 +16,7 @@ from typing import Annotated
 
 import tyro
 
+from rl_reward_network.cli.ending import show_ending
 from rl_reward_network.flags import Rare, check_at_least
 from rl_reward_network.inputs.config import RegionConfig, RunConfig
 from rl_reward_network.ppo.settings import Mode
@@ -78,6 +79,7 @@ def main(args: Args) -> None:
     write_index(args.inputs.output_dir)
     print("\n" + "\n".join(result.lines))
     if result.report is None:
-        print("\nNothing was better beyond chance on the validation patients: use the model as it is.")
+        line = "Nothing was better beyond chance on the validation patients: use the model as it is."
     else:
-        print(f"\nadapted model: {run / ADAPTED}\nreport: {result.report}")
+        line = f"adapted model: {run / ADAPTED}\nreport: {result.report}"
+    show_ending(line, args.inputs.output_dir)

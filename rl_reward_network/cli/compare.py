@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from rl_reward_network.cli.ending import show_ending
 from rl_reward_network.flags import Rare
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
 from rl_reward_network.methods import GROUPS, Group
@@ -96,7 +97,7 @@ def main(args: Args) -> None:
     lines = run_compare_stage(inputs, plan, args.reward_net, run, _typed())
     write_index(args.inputs.output_dir)
     print("\n" + "\n".join(lines))
-    print(f"\nreport: {run / 'report.html'}")
+    show_ending(f"report: {run / 'report.html'}", args.inputs.output_dir)
 
 
 def _typed() -> str:

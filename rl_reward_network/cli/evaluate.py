@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from rl_reward_network.cli.ending import show_ending
 from rl_reward_network.flags import check_at_least
 from rl_reward_network.run import CONFIG, FINAL, POST_RUN, read_object
 
@@ -54,8 +55,9 @@ def main(args: Args) -> None:
         report = _evaluate_operations(folder, args)
     else:
         report = _evaluate_policy(folder, args)
-    write_index(report.resolve().parents[2])  # <output_dir>/<run>/evaluation/report.html
-    print(f"\nreport: {report}")
+    output_dir = report.resolve().parents[2]  # <output_dir>/<run>/evaluation/report.html
+    write_index(output_dir)
+    show_ending(f"report: {report}", output_dir, frozen=not final_model)
 
 
 def _evaluate_grpo(final_model: Path, args: Args) -> Path:

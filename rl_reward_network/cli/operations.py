@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from rl_reward_network.cli.ending import show_ending
 from rl_reward_network.flags import Rare
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
 from rl_reward_network.ppo.settings import Mode, PostReward, PPOSettings, operation_settings
@@ -84,4 +85,4 @@ def main(args: Args) -> None:
     else:
         run_post_stage(inputs, plan, args.reward_net, run)
     write_index(args.inputs.output_dir)
-    print(f"\npost-processing policy: {run / FINAL}")
+    show_ending(f"post-processing policy: {run / FINAL}", args.inputs.output_dir, frozen=True)
