@@ -214,7 +214,7 @@ input_flags() {  # $1: angiograms or regions_lamplight; then the user's flags
 }
 
 names_data() {  # $@: the user's flags; --dataset_name may be a folder or a hub id
-  [[ -n "${DATA_ROOT:-}" || " $* " =~ " --data"[_-](root|dir)[\ =] ]] && return
+  [[ -n "${DATA_ROOT:-}" || " $* " =~ " --data"(set)?[_-](root|dir|path)[\ =] ]] && return
   [[ " $* " =~ " --dataset"[_-]"name"[\ =]([^ ]+) && ! "${BASH_REMATCH[1]}" =~ ^(auto|gar|dam|annotations)$ ]]
 }
 
@@ -229,9 +229,11 @@ embedded_data() {  # $@: flags of sa2va-rl data
   [[ -z "$EMBEDDED_DATA" ]] || run_command data --folder "$EMBEDDED_DATA" "$@"
 }
 
-# Ends with an error of the flags or the GPU, before anything is read, rendered or loaded.
+# Ends with an error of the flags or the GPU, before anything is read, rendered or loaded; or in any case, where the user
+# asked for nothing else.
 check_command() {  # $@: command and flags
   SA2VA_RL_ONLY_CHECK=1 run_command "$@"
+  [[ -z "${SA2VA_RL_ONLY_CHECK:-}" ]] || exit 0
 }
 
 # A command of sa2va-rl.

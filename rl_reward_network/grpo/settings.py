@@ -60,8 +60,8 @@ class GRPOSettings:
     max_grad_norm: Rare[float] = 1.0
     """Largest norm of the gradient; a larger one is scaled down to it."""
     num_train_epochs: Annotated[float | None, tyro.conf.arg(aliases=["--num-epochs"])] = None
-    """Passes over the training regions: quick 1, full 3; a model of the embedded one's size
-    trains for max_steps instead."""
+    """Passes over the training regions: 1, with another objective than grpo in full 3; a model of the embedded one's
+    size trains for max_steps instead."""
     max_steps: int | None = None
     """Optimisation steps, in place of num_train_epochs: quick 140, full 400 on a model of the embedded
     one's size."""
@@ -199,6 +199,8 @@ def with_preset(settings: GRPOSettings, mode: Mode, small: bool) -> GRPOSettings
     """
     preset: dict[str, Any] = MODES[mode] | (SMALL if small else LARGE) | {"mask_beta": settings.beta}
     preset["warmup_steps"] = 5
+    if settings.objective == "grpo":
+        preset["num_train_epochs"] = 1.0  # each pass samples anew, so it may be short; labels are the same in each
     if settings.num_train_epochs is not None:
         preset["max_steps"] = -1
     missing = {name: value for name, value in preset.items() if getattr(settings, name) is None}

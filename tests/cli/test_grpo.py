@@ -64,7 +64,7 @@ def test_defaults_on_the_embedded_and_on_a_real_model(scenes: Path, tmp_path: Pa
     small, real = planned(scenes), planned(scenes, "--model_path", "owner/Sa2VA-4B", mode="full")
     assert (small.lora_r, small.settings.learning_rate, small.settings.max_steps) == (16, 1e-3, 140)
     assert (real.lora_r, real.lora_alpha, real.settings.learning_rate) == (128, 256, 1e-5)
-    assert (real.settings.num_train_epochs, real.settings.max_steps) == (3.0, -1)
+    assert (real.settings.num_train_epochs, real.settings.max_steps) == (1.0, -1)
     for plan in (small, real):
         assert plan.settings.num_generations == 4
         assert (plan.weights.iou, plan.weights.caption) == (1.0, 1.0)
