@@ -89,7 +89,7 @@ class PostProcessEnv(gym.Env[np.ndarray, np.int64]):
         info = {"sample_id": image.sample_id} | ({} if image.truth is None else {"dice": image.dice(now)})
         return observe(image, now, self.max_steps), image.worth(now) - image.worth(before), terminated, False, info
 
-    def render(self) -> np.ndarray | None:  # type: ignore[override]
+    def render(self) -> np.ndarray | None:
         """uint8 (H, W, 3): the image with the present mask; None without a render mode."""
         if self.render_mode is None or self._shown is None:
             return None

@@ -163,7 +163,8 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
                 f"render_mode is {render_mode!r}, but the contexts have no image and masks; make them by "
                 "contexts_from_masks of rl_reward_network.ppo.contexts, or leave render_mode out"
             )
-        self.render_mode, self._action = render_mode, None
+        self.render_mode = render_mode
+        self._action: int | None = None  # the last of the episode
         self.observation_space, self.action_space = spaces(contexts)
         if max_steps < 1:
             raise ValueError(f"max_steps is {max_steps}, expected 1 or more; an episode has at least one step")
@@ -202,7 +203,7 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
         info |= {name: float(of_prompts[action]) for name, of_prompts in values.items()}
         return self._observation(context), reward, terminated, False, info
 
-    def render(self) -> np.ndarray | None:  # type: ignore[override]
+    def render(self) -> np.ndarray | None:
         """uint8 (H, W, 3): the image of this episode, with the mask of the last action; None without a render mode."""
         if self.render_mode is None or self._current is None:
             return None
