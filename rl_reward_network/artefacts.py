@@ -92,14 +92,18 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def locked(folder: Path, wait: bool = True) -> Iterator[None]:
+def locked(folder: Path, wait: bool | float = True) -> Iterator[None]:
     """Lock `folder` (created if missing) against other processes; the lock ends with the block or the process.
 
+    Args:
+        folder: to lock.
+        wait: for another process to end, without limit, not at all, or so many seconds.
+
     Raises:
-        filelock.Timeout: another process holds the lock and `wait` is False.
+        filelock.Timeout: another process holds the lock after that time.
         ValueError: as `whole_file`.
     """
-    lock = FileLock(folder / LOCK_FILE, timeout=-1 if wait else 0)
+    lock = FileLock(folder / LOCK_FILE, timeout=-1 if wait is True else float(wait))
     with _explained(folder / LOCK_FILE):
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()

@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -45,6 +45,8 @@ OLDEST = (0, 11)  # major and minor version; older runs are not read
 MOST_RUNS, MOST_SETTINGS = 5, 6  # in a message
 LONGEST_VALUE = 15  # letters, in a message: longer values are lists and fingerprints
 PACKAGES = ("torch", "transformers", "peft", "stable-baselines3", "gymnasium", "numpy")
+SKEW = timedelta(days=1)  # of the clocks and time zones of machines that share a folder, at most
+PROBE_S = 1.0  # others look for a moment whether a run is locked, too
 TIME = re.compile(r"_(\d{8}_\d{6})(?:_(\d{6}))?(?!\d)")  # in the name of a run
 STATUS = Path("/proc/self/status")  # of Linux; ru_maxrss there is at least that of the process that began this one
 
@@ -144,7 +146,8 @@ class Run:
     ) -> "Run | None":
         """The newest run with these settings, finished, or interrupted and of this version.
 
-        Damaged and foreign folders are passed over with a warning that names them.
+        Damaged and foreign folders are passed over with a warning that names them, and without one unfinished runs that
+        another process works on.
 
         Args:
             kind: one of `KINDS`.
@@ -156,7 +159,8 @@ class Run:
         for folder in run_folders(output_dir, kind.prefix):
             run = cls(folder, kind)
             try:
-                if (state is None or run.read_state() == state) and run.fits(settings) and also(run):
+                fits = (state is None or run.read_state() == state) and run.fits(settings) and also(run)
+                if fits and (run.read_state() == "finished" or not run.busy()):
                     return run
             except ValueError as error:
                 warnings.warn(f"passed over: {error}", stacklevel=1)  # always this line, so that it is shown once
@@ -315,6 +319,14 @@ class Run:
                 raise ValueError(f"{self}: another process is working on this run; {remedy}") from None
             yield
 
+    def busy(self) -> bool:
+        """Whether another process holds the lock."""
+        try:
+            with locked(self.path, wait=PROBE_S):
+                return False
+        except Timeout:
+            return True
+
     def fits(self, settings: Mapping[str, Any]) -> bool:
         """Whether it has these settings, and is finished or was begun by this version.
 
@@ -363,6 +375,8 @@ class Run:
         """Progress and differing settings; of a damaged run, the error."""
         try:
             progress, differ = self.progress(), differences(self.settings, settings)
+            if progress != "finished" and self.busy():
+                return f"{progress}; another process is working on it"
             if progress != "finished" and not self._of_this_version():
                 return f"{progress}; version {self._version()} began it: finish it with that{self._rescue()}"
         except ValueError as error:
@@ -385,16 +399,26 @@ def check_folder(folder: Path | None, kind: Kind, resume: bool) -> None:
 def run_folders(output_dir: Path, prefix: str = "") -> list[Path]:
     """The folders with a config.json whose names begin so, the newest first; some may be damaged or foreign."""
     paths = output_dir.glob(f"{prefix}_*/{CONFIG}" if prefix else f"*/{CONFIG}")
-    return sorted((path.parent for path in paths), key=lambda folder: (began(folder), folder.name), reverse=True)
+    return sorted((path.parent for path in paths), key=age, reverse=True)
+
+
+def age(folder: Path) -> tuple[bool, datetime, str]:
+    """The key that sorts runs, the newest last; one of the future, by a clock that was wrong, counts as the oldest."""
+    time = began(folder)
+    return time < datetime.now() + SKEW, time, folder.name
 
 
 def began(folder: Path) -> datetime:
-    """When a run began: by its name, since copied files have another time; of another name, by its config.json."""
+    """When a run began: by its name, since copied files have another time; of another name, by its config.json.
+
+    Of a folder without one, when it was changed.
+    """
     found = TIME.findall(folder.name)
     try:
         return datetime.strptime(f"{found[-1][0]}_{found[-1][1] or 0}", "%Y%m%d_%H%M%S_%f")
     except (IndexError, ValueError):
-        return datetime.fromtimestamp((folder / CONFIG).stat().st_mtime)
+        dated = folder / CONFIG
+        return datetime.fromtimestamp((dated if dated.exists() else folder).stat().st_mtime)
 
 
 def digest(settings: Mapping[str, Any]) -> str:

@@ -24,34 +24,43 @@ new_log() {  # $1: logs/NAME_ -> LOG, with the time, beside the runs where OUTPU
   mkdir -p "$(dirname "$LOG")" || { echo "set OUTPUT_DIR to a folder of yours" >&2; exit 2; }
 }
 
-# The packages, in an environment of their own, never in the Python of the system: the active virtual environment, the
-# active conda environment unless it is conda's base, or .venv, which is made here. Returns a status, also where the
-# caller has no set -e: 1 when packages cannot be installed, 2 without a Python that is new enough.
+# The packages, in an environment of their own, never in the Python of the system: the active virtual environment or the
+# active conda environment (unless it is conda's base) where it has all packages, else .venv, which is made here. Into an
+# active one nothing is installed unless SA2VA_RL_INSTALL_INTO_ACTIVE asks for it. Returns a status, also where the caller
+# has no set -e: 1 when packages cannot be installed, 2 without a Python that is new enough.
 ensure_environment() {  # $1: extras, e.g. "[test]" or "" -> VIRTUAL_ENV and PATH
-  find_environment || return
+  find_environment "$1"
   [[ "$VIRTUAL_ENV" != "$root/.venv" ]] || make_own_environment || return
   export PATH="$VIRTUAL_ENV/bin:$PATH"
-  install_packages "$1"
+  [[ "$VIRTUAL_ENV" != "$root/.venv" && -z "${SA2VA_RL_INSTALL_INTO_ACTIVE:-}" ]] || install_packages "$1"
 }
 
-find_environment() {  # -> VIRTUAL_ENV; .venv may not be there yet
+find_environment() {  # $1: extras -> VIRTUAL_ENV; .venv may not be there yet
   unset PYTHONHOME  # names the library of another Python, so `activate` unsets it, too
-  local folder status
+  local folder status version why
   for folder in "${VIRTUAL_ENV:-}" "$(conda_environment)"; do
-    [[ -n "$folder" && "$folder" != "$root/.venv" ]] || continue
+    [[ "$folder" != "$root/.venv" ]] || break
+    [[ -n "$folder" ]] || continue
     status=0
-    python_version "$folder" > /dev/null || status=$?
+    version="$(python_version "$folder")" || status=$?
     if ((status == 3)); then
-      echo "the Python of the active environment $folder is too old, 3.11 or newer is needed: activate another, or none" >&2
-      return 2
-    elif ((status == 0)); then
-      export VIRTUAL_ENV="$folder"
-      return
+      why="has Python $version, and 3.11 or newer is needed, so it is not used"
+    elif ((status != 0)); then
+      why="has no Python of its own (deleted or moved?), so it is not used"
+    else
+      why="$(lacking_packages "$folder" "$1")"
+      if [[ -z "$why" || -n "${SA2VA_RL_INSTALL_INTO_ACTIVE:-}" ]]; then
+        export VIRTUAL_ENV="$folder"
+        return
+      fi
+      why="lacks packages (first: ${why%%$'\n'*}), so $root/.venv is used; SA2VA_RL_INSTALL_INTO_ACTIVE=1 would install them"
     fi
-    echo "note: the active environment $folder has no Python of its own (deleted or moved?), so it is not used" >&2
+    echo "note: the active environment $folder $why" >&2
   done
   export VIRTUAL_ENV="$root/.venv"
 }
+
+lacking_packages() { "$1/bin/python" -I "$root/scripts/environment.py" "$2" 2>&1 || true; }  # $1: folder, $2: extras
 
 conda_environment() {  # the folder of the active one; nothing for the base, which others share
   [[ -z "${CONDA_PREFIX:-}" || "${CONDA_DEFAULT_ENV:-}" == base || -d "$CONDA_PREFIX/condabin" ]] || echo "$CONDA_PREFIX"
@@ -128,8 +137,8 @@ show_help() {  # $1: command of sa2va-rl; then all that the user typed
   [[ " $* " != *" --help-all "* ]] || level=--help-all
   [[ "$2" != quick && "$2" != full ]] || mode="$2"
   sed -n '2,/^[^#]/{s/^# \{0,1\}//p;}' "$0"
-  find_environment
-  if [[ -f "$VIRTUAL_ENV/.rl_reward_network_installed" ]]; then
+  find_environment ""
+  if [[ -z "$(lacking_packages "$VIRTUAL_ENV" "")" ]]; then
     run_command "$1" ${mode:+"$mode"} "$level"
   else
     echo "The flags are explained here as soon as the first run has installed the packages."
@@ -205,7 +214,7 @@ input_flags() {  # $1: angiograms or regions_lamplight; then the user's flags
 }
 
 names_data() {  # $@: the user's flags; --dataset_name may be a folder or a hub id
-  [[ -n "${DATA_ROOT:-}" || " $* " =~ " --data"[_-](root|dir)[\ =] ]] && return
+  [[ -n "${DATA_ROOT:-}" || " $* " =~ " --data"(set)?[_-](root|dir|path)[\ =] ]] && return
   [[ " $* " =~ " --dataset"[_-]"name"[\ =]([^ ]+) && ! "${BASH_REMATCH[1]}" =~ ^(auto|gar|dam|annotations)$ ]]
 }
 
@@ -220,9 +229,11 @@ embedded_data() {  # $@: flags of sa2va-rl data
   [[ -z "$EMBEDDED_DATA" ]] || run_command data --folder "$EMBEDDED_DATA" "$@"
 }
 
-# Ends with an error of the flags or the GPU, before anything is read, rendered or loaded.
+# Ends with an error of the flags or the GPU, before anything is read, rendered or loaded; or in any case, where the user
+# asked for nothing else.
 check_command() {  # $@: command and flags
   SA2VA_RL_ONLY_CHECK=1 run_command "$@"
+  [[ -z "${SA2VA_RL_ONLY_CHECK:-}" ]] || exit 0
 }
 
 # A command of sa2va-rl.

@@ -3,9 +3,8 @@
 import sys
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])  # the project, not this folder
-
-from rl_reward_network.cli.main import main
-
 if __name__ == "__main__":
-    main(["reward", *sys.argv[1:]], f"python {sys.argv[0]}")
+    sys.path[0] = str(Path(__file__).resolve().parent)
+    from environment import launch
+
+    launch("reward")

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -69,7 +70,15 @@ def test_every_stage_left_its_artefacts(finished: Path) -> None:
 
 
 def test_the_screen_ends_with_where_the_results_are(finished: Path) -> None:
-    report, log = (finished / "printed.txt").read_text().strip().splitlines()[-2:]
+    printed = (finished / "printed.txt").read_text().strip().splitlines()
+    unchanged, curves, report, log = printed[-4:]
+    assert unchanged.startswith("No weight of Sa2VA was changed. What trains weights: bash run_rl_train.sh full")
+    tensorboard = shlex.split(curves.removeprefix("curves of all runs: "))
+    inspected = subprocess.run([*tensorboard, "--inspect", "--tag", "custom/gt_dice"], capture_output=True, text=True)
+    assert inspected.returncode == 0, inspected.stderr
+    assert "custom/gt_dice" in inspected.stdout
+    assert any("mean over patients" in line for line in printed)
+    assert any("recall" in line for line in printed)
     assert (finished / report.removeprefix("report: ")) == the_run(finished) / "evaluation" / "report.html"
     text = (finished / log.removeprefix("log: ")).read_text()
     assert "pre-flight" in text

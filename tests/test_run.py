@@ -297,6 +297,21 @@ def test_one_process_at_a_time_works_in_a_run(tmp_path: Path) -> None:
         pass  # free again
 
 
+def test_a_run_that_another_process_works_on_is_not_resumed(tmp_path: Path) -> None:
+    """The newest that nobody works on is; what is finished may be read by everybody."""
+    older, newer = (begun(GRPO_RUN, tmp_path / f"sa2va_grpo_20260101_00000{second}") for second in (1, 2))
+    with newer.lock():
+        assert Run.resume(GRPO_RUN, tmp_path, WANTED) == older
+        with (
+            older.lock(),
+            pytest.raises(ValueError, match=r"(?s)no sa2va_grpo run .*_000002: .*another process is working"),
+        ):
+            Run.resume(GRPO_RUN, tmp_path, WANTED)
+        write_end(newer)
+        newer.finish()
+        assert Run.find(GRPO_RUN, tmp_path, WANTED) == newer
+
+
 def test_a_run_says_which_version_began_it() -> None:
     assert provenance()["version"] == __version__
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import packaging
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -18,6 +19,7 @@ PYTHON3 = """#!/usr/bin/env bash
 [[ "$1 $2" == "-m venv" ]] || exec "$REAL" "$@"
 "$REAL" -m venv --without-pip "${@:3}" && cp -r "$FAKE_PIP" "${@: -1}"/lib/python3*/site-packages
 """
+ASKED = "SA2VA_RL_INSTALL_INTO_ACTIVE"
 ENSURE = 'root="$1"; source "$1/scripts/common.sh"; ensure_environment "" && echo "$VIRTUAL_ENV|$(command -v python)"'
 
 
@@ -27,8 +29,12 @@ class Machine:
     def __init__(self, folder: Path) -> None:
         self.folder, self.project, self.binaries = folder, folder / "project", folder / "global"
         (self.project / "scripts").mkdir(parents=True)
-        for name in ("scripts/common.sh", "requirements.txt", "pyproject.toml"):
+        for name in (
+            "pyproject.toml",
+            *(f"scripts/{name}" for name in ("common.sh", "environment.py", "train_sa2va_rl.py")),
+        ):
             shutil.copyfile(ROOT / name, self.project / name)
+        (self.project / "requirements.txt").write_text("# two\ntqdm>=4.67,<5  # bars\n\npillow[extra]>=12,<14\n")
         self.binaries.mkdir()
         for name in ("python", "python3"):
             (self.binaries / name).write_text(PYTHON3)
@@ -37,10 +43,19 @@ class Machine:
         (folder / "pip" / "__init__.py").touch()
         (folder / "pip" / "__main__.py").write_text(PIP)
 
-    def environment(self, name: str) -> Path:
-        """A virtual environment that is whole."""
+    def environment(self, name: str, tqdm: str = "4.68", inner: str | None = "2.1") -> Path:
+        """A virtual environment that has all packages, with this tqdm, and `inner`, which pillow[extra] asks for."""
         made = self.folder / name
         subprocess.run([self.binaries / "python3", "-m", "venv", made], check=True, env=self.variables())
+        (site,) = made.glob("lib/python3*/site-packages")
+        shutil.copytree(Path(packaging.__file__).parent, site / "packaging")
+        extras = ["inner<1; python_version < '3'", "inner>=2; extra == 'extra'", "no; extra == 'other'"]
+        wants = {"pillow": "".join(f"Requires-Dist: {line}\n" for line in extras)}
+        for package, version in {"tqdm": tqdm, "pillow": "12.0.1", "inner": inner}.items():
+            if version is not None:
+                (site / f"{package}-{version}.dist-info").mkdir()
+                text = f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n{wants.get(package, '')}"
+                (site / f"{package}-{version}.dist-info" / "METADATA").write_text(text)
         return made
 
     def variables(self, **further: object) -> dict[str, str]:
@@ -62,11 +77,12 @@ class Machine:
         return done, {line.split()[0] for line in lines}, [line.partition(" ")[2] for line in lines]
 
     def used(self, **variables: object) -> str:
-        """The environment that is used, and that alone."""
+        """The environment that is used. Packages go into that alone, and only if it is .venv or it was asked for."""
         done, prefixes, _ = self.ensure(**variables)
         assert done.returncode == 0, done.stderr
         folder, python = done.stdout.splitlines()[-1].split("|")
-        assert (python, prefixes) == (f"{folder}/bin/python", {folder})
+        installs = folder == f"{self.project}/.venv" or ASKED in variables
+        assert (python, prefixes) == (f"{folder}/bin/python", {folder} if installs else set())
         return folder
 
 
@@ -87,6 +103,37 @@ def test_the_active_environment_is_used(machine: Machine) -> None:
     assert machine.used(CONDA_PREFIX=conda, CONDA_DEFAULT_ENV="work") == str(conda)
     assert machine.used(VIRTUAL_ENV="/deleted", CONDA_PREFIX=other, CONDA_DEFAULT_ENV="work") == str(other)
     assert not (machine.project / ".venv").exists()
+
+
+@pytest.mark.parametrize(
+    ("packages", "lacking"),
+    [
+        ({"tqdm": "4.60.0"}, "tqdm<5,>=4.67 (version 4.60.0 is there)"),
+        ({"inner": None}, "inner>=2"),
+        ({"inner": "1.0"}, "inner>=2 (version 1.0 is there)"),
+    ],
+)
+def test_an_active_environment_whose_packages_would_change_stays_as_it_is(
+    machine: Machine, packages: dict[str, str], lacking: str
+) -> None:
+    """As an environment of Sa2VA with transformers 4.42; what one of our packages asks for counts, too."""
+    mine = machine.environment("mine", **packages)
+    before = sorted(mine.rglob("*"))
+    for variables in ({"VIRTUAL_ENV": mine}, {"CONDA_PREFIX": mine, "CONDA_DEFAULT_ENV": "work"}):
+        assert machine.used(**variables) == f"{machine.project}/.venv"
+        shutil.rmtree(machine.project / ".venv")
+    assert sorted(mine.rglob("*")) == before
+    done, _, _ = machine.ensure(VIRTUAL_ENV=mine)
+    assert done.stderr == (
+        f"note: the active environment {mine} lacks packages (first: {lacking}), so {machine.project}/.venv is used; "
+        f"{ASKED}=1 would install them\n"
+    )
+    assert machine.used(VIRTUAL_ENV=mine, **{ASKED: 1}) == str(mine)
+
+
+def test_an_active_environment_of_the_project_comes_before_conda(machine: Machine) -> None:
+    own, conda = machine.used(), machine.environment("conda")
+    assert machine.ensure(VIRTUAL_ENV=own, CONDA_PREFIX=conda)[0].stdout.startswith(own)
 
 
 def test_the_base_of_conda_stays_as_it_is(machine: Machine) -> None:
@@ -114,16 +161,16 @@ def test_a_stale_environment_is_named_and_not_used(machine: Machine, damage: str
     assert done.stderr == message
 
 
-def test_an_active_python_that_is_too_old_is_refused(machine: Machine) -> None:
+def test_an_active_python_that_is_too_old_is_not_used(machine: Machine) -> None:
     old = machine.folder / "old"
     (old / "bin").mkdir(parents=True)
     (old / "bin" / "python").write_text("#!/bin/sh\necho 3.9\nexit 3\n")
     (old / "bin" / "python").chmod(0o755)
     for variables in ({"VIRTUAL_ENV": old}, {"CONDA_PREFIX": old, "CONDA_DEFAULT_ENV": "old"}):
         done, prefixes, _ = machine.ensure(**variables)
-        assert (done.returncode, prefixes) == (2, set())
+        assert (done.returncode, old in prefixes) == (0, False)
         assert done.stderr.count("\n") == 1
-        assert f"{old} is too old, 3.11 or newer is needed" in done.stderr
+        assert f"{old} has Python 3.9, and 3.11 or newer is needed, so it is not used" in done.stderr
 
 
 def test_a_moved_project_goes_on_with_its_own_environment(machine: Machine) -> None:
@@ -169,7 +216,7 @@ def test_a_read_only_checkout_is_not_written_to(machine: Machine) -> None:
     before = sorted(machine.project.rglob("*"))
     machine.project.chmod(0o555)
     try:
-        done, prefixes, calls = machine.ensure(VIRTUAL_ENV=mine)
+        done, prefixes, calls = machine.ensure(VIRTUAL_ENV=mine, **{ASKED: 1})
         refused, _, none = machine.ensure()
     finally:
         machine.project.chmod(0o755)
@@ -182,3 +229,19 @@ def test_a_read_only_checkout_is_not_written_to(machine: Machine) -> None:
 def test_packages_never_go_into_the_home_of_the_user(machine: Machine) -> None:
     """The pip of these tests refuses any other PIP_USER than 0; clusters set it to 1."""
     assert machine.used(PIP_USER="1") == f"{machine.project}/.venv"
+
+
+def test_launchers_go_on_in_an_environment_that_has_the_packages(machine: Machine) -> None:
+    """In a fresh shell `python3 train_sa2va_rl.py` is the Python of the system."""
+    (machine.project / "train_sa2va_rl.py").symlink_to("scripts/train_sa2va_rl.py")
+    fresh = [machine.environment("fresh", "4.60") / "bin" / "python", "train_sa2va_rl.py", "--learning_rate", "1e-5"]
+    done = subprocess.run(fresh, cwd=machine.project, env=machine.variables(), capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "lacks tqdm<5,>=4.67 (version 4.60 is there); `bash " in done.stderr
+    assert f"{machine.project}/scripts/install.sh` installs all into {machine.project}/.venv" in done.stderr
+    own = machine.project / ".venv" / "bin"
+    own.mkdir(parents=True)
+    (own / "python").write_text('#!/bin/sh\necho "$@"\n')
+    (own / "python").chmod(0o755)
+    done = subprocess.run(fresh, cwd=machine.project, env=machine.variables(), capture_output=True, text=True)
+    assert done.stdout == "train_sa2va_rl.py --learning_rate 1e-5\n"

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -290,7 +291,42 @@ def test_its_other_names_are_ours() -> None:
     assert specification.Sa2VADataPreprocessor is Sa2VAProcessor
     assert specification.create_model_card is card_text
     assert Sa2VAGRPOConfig(output_dir="unused", use_cpu=True).learning_rate == 1e-5
-    assert len((ROOT / "rl_reward_network" / "specification.py").read_text().splitlines()) <= 60
+    assert len((ROOT / "rl_reward_network" / "specification.py").read_text().splitlines()) <= 130
+    assert {getattr(specification, name).__name__ for name in ("setup_lora", "wrap_llm_lora")} == {"setup_lora"}
+    assert specification.iou_reward_batch([np.eye(2), np.zeros((2, 2))], [np.ones((2, 2)), np.eye(2)]) == [0.5, 0]
+    words = [float(score) for score in meteor(PREDICTED, TRUE)]
+    assert specification.meteor_reward_batch(TRUE, PREDICTED) == words
+    assert specification.compute_caption_reward(TRUE[0], PREDICTED[0], meteor_weight=0.5) == words[0]
+    assert specification.evaluate_caption_similarity("a", "b", SimpleNamespace(scores=lambda p, r: [(p, r)])) == (
+        *(["b"], ["a"]),
+    )
+    ids = (SimpleNamespace(bos_token_id=bos, eos_token_id=eos) for bos, eos in ((None, 7), (1, [2, 3])))
+    assert [specification.get_bos_eos_token_ids(one) for one in ids] == [([], [7]), ([1], [2, 3])]
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = specification.no_such_name
+
+
+def test_the_model_is_returned_alone_with_the_parts_under_their_names() -> None:
+    """They are properties: nothing is trained, saved or counted twice."""
+    model = specification.load_sa2va_model("sa2va-nano", device="cpu", use_flash_attn=False)
+    parts = ("vision_model", "language_model", "mlp1", "text_hidden_fcs")
+    sam = [getattr(model.grounding_encoder, name) for name in ("image_encoder", "mask_decoder", "prompt_encoder")]
+    modules = [*(getattr(model, name) for name in parts), *sam, model.model, model.grounding_encoder]
+    everything = set(map(id, model.modules()))
+    assert all(id(module) in everything and any(True for _ in module.parameters()) for module in modules)
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    assert not [name for name in names if any(part in name.split(".") for part in ("image_encoder", "mlp1"))]
+    again = copy.deepcopy(model).grounding_encoder
+    assert again.image_encoder is again.vision_encoder is not model.grounding_encoder.vision_encoder
+    for parameter in model.grounding_encoder.image_encoder.parameters():
+        parameter.requires_grad_(False)
+    assert not any(p.requires_grad for n, p in model.named_parameters() if "grounding_encoder.vision_encoder" in n)
+    processor = Sa2VAProcessor.from_pretrained("sa2va-nano")
+    example = {"conversation": [{"input": "<image>What is it?", "output": "It is [SEG]."}]}
+    encoded = specification.video_lisa_encode_fn(example, processor, image_tokens=4)
+    assert torch.equal(encoded["labels"][encoded["labels"] != -100], torch.tensor(processor.answer_ids("It is [SEG].")))
+    with pytest.raises(ValueError, match=r"device is 'cuda:99', .*device='cpu'"):
+        specification.load_sa2va_model("sa2va-nano", "cuda:99")
 
 
 # ---- docs/reference/specification.md ---------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ def sa2va_rl(line: str, lines: int = 12) -> None:
     print("\n".join(printed.getvalue().splitlines()[-lines:]))
 
 
-sa2va_rl("reward quick --data_root vessels --groups none --members 1 --steps 60", lines=4)
+sa2va_rl("reward quick --data_root vessels --groups none --members 1 --steps 60", lines=6)
 network = next(work.glob("outputs/reward_net_*/best_reward_net")).relative_to(work)
 
 # %%

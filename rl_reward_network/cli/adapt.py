@@ -16,6 +16,7 @@ from typing import Annotated
 
 import tyro
 
+from rl_reward_network.cli.ending import show_ending
 from rl_reward_network.flags import Rare, check_at_least
 from rl_reward_network.grpo.effects import Chosen, check_acts
 from rl_reward_network.grpo.plan import PlanArgs
@@ -82,6 +83,7 @@ def main(args: Args) -> None:
     result = run_adapt_stage(inputs, plan, run)
     print("\n" + "\n".join(result.lines))
     if result.report is None:
-        print("\nNothing was better beyond chance on the validation patients: use the model as it is.")
+        line = "Nothing was better beyond chance on the validation patients: use the model as it is."
     else:
-        print(f"\nadapted model: {run / ADAPTED}\nreport: {result.report}")
+        line = f"adapted model: {run / ADAPTED}\nreport: {result.report}"
+    show_ending(line, args.inputs.output_dir)

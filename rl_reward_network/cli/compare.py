@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from rl_reward_network.cli.ending import show_ending
 from rl_reward_network.flags import Rare
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
 from rl_reward_network.methods import GROUPS, Group
@@ -94,7 +95,7 @@ def main(args: Args) -> None:
     print(f"data: {inputs.summary}")
     lines = run_compare_stage(inputs, plan, args.reward_net, run, _typed())
     print("\n" + "\n".join(lines))
-    print(f"\nreport: {run / 'report.html'}")
+    show_ending(f"report: {run / 'report.html'}", args.inputs.output_dir)
 
 
 def _typed() -> str:

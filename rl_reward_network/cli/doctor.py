@@ -39,7 +39,7 @@ class Args:
 
     model_path: str = DEFAULT_MODEL
     """Sa2VA folder or hub id (MODEL_PATH); by default the small embedded one."""
-    data_root: Annotated[Path, tyro.conf.arg(aliases=["--data-dir"])] = DEFAULT_DATA
+    data_root: Annotated[Path, tyro.conf.arg(aliases=["--data-dir", "--dataset-path"])] = DEFAULT_DATA
     """Folder with annotations.json and images/, or with captioned regions (DATA_ROOT)."""
     unlabelled_root: Path | None = None
     """Folder of images without masks (UNLABELLED_ROOT), as in training."""

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from rl_reward_network.cli.ending import show_ending
 from rl_reward_network.flags import check_at_least
-from rl_reward_network.run import CONFIG, FINAL, POST_RUN, read_object
+from rl_reward_network.run import CONFIG, FINAL, POST_RUN, age, read_object
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ def main(args: Args) -> None:
         report = _evaluate_operations(folder, args)
     else:
         report = _evaluate_policy(folder, args)
-    print(f"\nreport: {report}")
+    output_dir = report.resolve().parents[2]  # <output_dir>/<run>/evaluation/report.html
+    show_ending(f"report: {report}", output_dir, frozen=not final_model)
 
 
 def _evaluate_grpo(final_model: Path, args: Args) -> Path:
@@ -108,9 +110,14 @@ def newest(paths: tuple[str, ...]) -> Path:
         ValueError: no folder matches.
     """
     matches = {Path(match) for path in paths for match in ([path] if Path(path).exists() else glob.glob(path))}
-    folders = sorted(matches, key=lambda match: match.stat().st_mtime)
+    folders = sorted(matches, key=lambda match: (age(_run_of(match)), match.stat().st_mtime))
     if not folders:
         raise ValueError(f"model_path {' '.join(paths)}: no such folder; train a policy: sa2va-rl prompts quick")
     if len(folders) > 1:
         print(f"{len(folders)} folders match, the newest is evaluated: {folders[-1]}")
     return folders[-1]
+
+
+def _run_of(match: Path) -> Path:
+    """The folder of the run that a model or a checkpoint is of."""
+    return match.parent if match.name.startswith((FINAL, "checkpoint-")) else match

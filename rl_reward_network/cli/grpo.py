@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rl_reward_network.artefacts import read_json
+from rl_reward_network.cli.ending import show_ending
 from rl_reward_network.flags import Rare
 from rl_reward_network.grpo.plan import PlanArgs, check_together, make_plan
 from rl_reward_network.run import FINAL, GRPO_RUN, Run, check_folder
@@ -54,6 +55,10 @@ def check(args: Args) -> None:
     check_folder(args.run_folder, GRPO_RUN, args.resume)
     if args.wandb and find_spec("wandb") is None:
         raise ValueError("--wandb: the package is not installed; pip install -e '.[tracking]', or leave the flag out")
+    if config := args.rewards.judge_config(args.inputs.output_dir):
+        from rl_reward_network.rewards.judge import Judge
+
+        Judge(replace(config, cache_path=None)).check()
 
 
 def main(args: Args) -> None:
@@ -83,9 +88,8 @@ def main(args: Args) -> None:
     else:
         run_grpo_stage(inputs, plan, run, judge, network, args.wandb, args.log_completions)
     if _first_process():
-        print(f"\nfine-tuned model: {run / FINAL}")
-        if line := notice(read_json(run / FINAL / "config.json")):
-            print(line)
+        lines = [f"fine-tuned model: {run / FINAL}", notice(read_json(run / FINAL / "config.json"))]
+        show_ending("\n".join(filter(None, lines)), args.inputs.output_dir)
 
 
 def of_first_process(run: Run) -> Run:
@@ -115,14 +119,13 @@ def _reward_network(folder: Path | None, inputs: "GRPOInputs") -> "RewardNetwork
 
 
 def _judge(args: Args) -> "Judge | None":
-    """The LLM judge, after a first request to its server."""
+    """The LLM judge, which `check` has asked a first question."""
     config = args.rewards.judge_config(args.inputs.output_dir)
     if config is None:
         return None
     from rl_reward_network.rewards.judge import Judge
 
     judge = Judge(config)
-    judge.check()
     if _first_process():
         loops = " and ".join(args.rewards.judged_loops)
         cache = config.cache_path or "off"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from rl_reward_network.cli.ending import show_ending
 from rl_reward_network.flags import Rare
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
 from rl_reward_network.ppo.settings import Mode, PostReward, PPOSettings, operation_settings
@@ -82,4 +83,4 @@ def main(args: Args) -> None:
         print("nothing to resume: this run is finished")
     else:
         run_post_stage(inputs, plan, args.reward_net, run)
-    print(f"\npost-processing policy: {run / FINAL}")
+    show_ending(f"post-processing policy: {run / FINAL}", args.inputs.output_dir, frozen=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from rl_reward_network.cli.ending import show_ending
 from rl_reward_network.cli.reward import show_agreement
 from rl_reward_network.flags import Rare, changed
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
@@ -112,7 +113,7 @@ def main(args: Args) -> None:
         print(f"reward network: {named(RewardNetwork.from_pretrained(reward_net))}")
         run_policy_stage(inputs, plan, reward_net, run)
         print(inputs.bank.counts())
-    print(f"\nprompt policy: {run / FINAL}")
+    show_ending(f"prompt policy: {run / FINAL}", args.inputs.output_dir, frozen=True)
 
 
 def _run(args: Args, inputs: "RunInputs", plan: "PolicyPlan", rewards: "RewardPlan") -> Run:

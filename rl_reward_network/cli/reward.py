@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from rl_reward_network.artefacts import read_json
+from rl_reward_network.cli.ending import show_ending
 from rl_reward_network.flags import Rare
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
 from rl_reward_network.run import AGREEMENT, BEST_REWARD_NET, REWARD_RUN, Run
@@ -96,8 +97,8 @@ def main(args: Args) -> None:
     print(f"data: {inputs.summary}")
     run_reward_stage(inputs, plan, run)
     show_agreement(run)
-    print(f"\npictures of its errors: {run / 'sheet.png'}")
-    print(f"reward network: {run / BEST_REWARD_NET}")
+    lines = f"pictures of its errors: {run / 'sheet.png'}\nreward network: {run / BEST_REWARD_NET}"
+    show_ending(lines, output_dir, frozen=True)
 
 
 def show_agreement(run: Run) -> None:

@@ -158,7 +158,7 @@ LABEL_REWARDS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
 """Name -> (mask, truth), bool (H, W) each -> reward in [0, 1]."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)  # an error of gymnasium.make lists all images
 class EditedImage:
     """An image and its soft mask; the mask after any operations, what it looks like and what it is worth.
 

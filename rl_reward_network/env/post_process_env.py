@@ -7,6 +7,7 @@ import gymnasium as gym
 import numpy as np
 
 from rl_reward_network.env.operations import OPERATIONS, STOP, EditedImage, Operations
+from rl_reward_network.env.render import METADATA, check_render_mode, tinted
 
 OBSERVATION_LIMIT = 1e3  # bound of every number of the observation
 STOP_ACTION = OPERATIONS.index(STOP)
@@ -37,15 +38,18 @@ class PostProcessEnv(gym.Env[np.ndarray, np.int64]):
     Args:
         images: at least one, all with the same number of features; `ppo.operations.edited_images` makes them.
         max_steps: operations per episode.
+        render_mode: None, or "rgb_array": the image with the present mask.
 
     Raises:
         ValueError: no images, features of different lengths, or `max_steps` out of range.
         gymnasium.error.ResetNeeded: `step` before `reset`, or after the end of an episode.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (gymnasium's own declaration)
+    metadata: dict[str, Any] = METADATA
 
-    def __init__(self, images: Sequence[EditedImage] = (), max_steps: int = 5) -> None:
+    def __init__(self, images: Sequence[EditedImage] = (), max_steps: int = 5, render_mode: str | None = None) -> None:
+        check_render_mode(render_mode)
+        self.render_mode = render_mode
         if not images:
             raise ValueError("images is empty, expected at least one; rl_reward_network.ppo.operations makes them")
         if len({len(image.features) for image in images}) > 1:
@@ -57,6 +61,7 @@ class PostProcessEnv(gym.Env[np.ndarray, np.int64]):
         self._remaining: list[int] = []  # indices of the images still to come in this pass, last one next
         self._current: int | None = None
         self._operations: Operations = ()
+        self._shown: EditedImage | None = None  # the last episode's too, which has no current image at its end
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -66,7 +71,7 @@ class PostProcessEnv(gym.Env[np.ndarray, np.int64]):
         if seed is not None or not self._remaining:
             self._remaining = self.np_random.permutation(len(self.images)).tolist()
         self._current, self._operations = self._remaining.pop(), ()
-        image = self.images[self._current]
+        image = self._shown = self.images[self._current]
         return observe(image, (), self.max_steps), {"sample_id": image.sample_id}
 
     def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
@@ -84,6 +89,12 @@ class PostProcessEnv(gym.Env[np.ndarray, np.int64]):
         info = {"sample_id": image.sample_id} | ({} if image.truth is None else {"dice": image.dice(now)})
         return observe(image, now, self.max_steps), image.worth(now) - image.worth(before), terminated, False, info
 
+    def render(self) -> np.ndarray | None:
+        """uint8 (H, W, 3): the image with the present mask; None without a render mode."""
+        if self.render_mode is None or self._shown is None:
+            return None
+        return tinted(self._shown.guide.image, self._shown.mask(self._operations))
+
     def state(self) -> dict[str, Any]:
         """The random state, the pass and the episode, as plain numbers and lists, for `restore`."""
         return {
@@ -98,6 +109,7 @@ class PostProcessEnv(gym.Env[np.ndarray, np.int64]):
         self.np_random.bit_generator.state = state["generator"]
         self._remaining, self._current = list(state["remaining"]), state["current"]
         self._operations = tuple(state["operations"])
+        self._shown = None if self._current is None else self.images[self._current]
 
 
 def observe(image: EditedImage, operations: Operations, max_steps: int) -> np.ndarray:

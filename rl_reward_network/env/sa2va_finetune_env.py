@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 
 from rl_reward_network.env.observation import EPISODE_FEATURES, IMAGE_FEATURES, bounds, observation_table
+from rl_reward_network.env.render import METADATA, check_render_mode, tinted
 from rl_reward_network.rewards.table import RewardName, prompt_reward
 
 
@@ -26,16 +27,19 @@ class PromptContext:
         metrics: name -> float (P,) in [0, 1], the rewards of `rewards.table` (`MASK_REWARDS` where labelled,
             `IMAGE_REWARDS`) of each action's mask.
         group_id: of the patient, over whom validation takes means; "" counts the image as one.
+        image, masks: uint8 (H, W, 3) RGB and bool (P, H, W), for `render` alone.
 
     Raises:
         ValueError: a shape, a range, or a feature outside the bounds of `observation_table`; names sample and field.
     """
 
     sample_id: str
-    features: np.ndarray
-    scores: np.ndarray
-    metrics: Mapping[str, np.ndarray] = field(default_factory=dict)
+    features: np.ndarray = field(repr=False)  # an error of gymnasium.make lists all contexts
+    scores: np.ndarray = field(repr=False)
+    metrics: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)
     group_id: str = ""
+    image: np.ndarray | None = field(default=None, repr=False)
+    masks: np.ndarray | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Check shapes and ranges before a run starts."""
@@ -52,6 +56,8 @@ class PromptContext:
         scores = {"scores": self.scores} if self.judged else {}
         for name, values in {**scores, **self.metrics}.items():
             self._require(name, values, self.scores.shape, 0, 1)
+        if self.image is not None and self.masks is not None:
+            self._require("masks", self.masks, (*self.scores.shape, *self.image.shape[:2]), 0, 1)
 
     @property
     def judged(self) -> bool:
@@ -139,6 +145,8 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
     `contexts`: at least one, all with the same number of actions and features, each `sample_id` once.
     `max_steps`: steps per episode, default 1.
     `reward`: `net` (default), `mix`, `dice`, `cldice`, ..., see `rewards.table.PROMPT_REWARDS`.
+    `render_mode`: None, or `rgb_array` where the contexts have image and masks, as those of `contexts_from_masks`: the
+    image with the mask of the last action.
 
     Importing `rl_reward_network` registers the id. `rl_reward_network.ppo.contexts` builds contexts from
     the folder of a run, or from images, masks and scores:
@@ -153,9 +161,23 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
         gymnasium.error.ResetNeeded: `step` before `reset`, or after the end of an episode.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (gymnasium's own declaration)
+    metadata: dict[str, Any] = METADATA
 
-    def __init__(self, contexts: Sequence[PromptContext] = (), max_steps: int = 1, reward: RewardName = "net") -> None:
+    def __init__(
+        self,
+        contexts: Sequence[PromptContext] = (),
+        max_steps: int = 1,
+        reward: RewardName = "net",
+        render_mode: str | None = None,
+    ) -> None:
+        check_render_mode(render_mode)
+        if render_mode and any(context.image is None or context.masks is None for context in contexts):
+            raise ValueError(
+                f"render_mode is {render_mode!r}, but the contexts have no image and masks; make them by "
+                "contexts_from_masks of rl_reward_network.ppo.contexts, or leave render_mode out"
+            )
+        self.render_mode = render_mode
+        self._action: int | None = None  # the last of the episode
         self.observation_space, self.action_space = spaces(contexts)
         if max_steps < 1:
             raise ValueError(f"max_steps is {max_steps}, expected 1 or more; an episode has at least one step")
@@ -173,7 +195,7 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
         if seed is not None or not self._remaining:
             self._remaining = self.np_random.permutation(len(self.contexts)).tolist()
         self._current = self._remaining.pop()
-        self._steps, self._best = 0, 0.0
+        self._steps, self._best, self._action = 0, 0.0, None
         context = self.contexts[self._current]
         return self._observation(context), {"sample_id": context.sample_id}
 
@@ -184,6 +206,7 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
         context, rewards = self.contexts[self._current], self._rewards[self._current]
         if not self.action_space.contains(action):
             raise ValueError(f"action is {action!r}, expected an integer from 0 to {len(rewards) - 1}")
+        self._action = int(action)
         value = float(rewards[action])
         reward, self._best = max(0.0, value - self._best), max(self._best, value)
         self._steps += 1
@@ -193,6 +216,15 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
         values |= context.metrics
         info |= {name: float(of_prompts[action]) for name, of_prompts in values.items()}
         return self._observation(context), reward, terminated, False, info
+
+    def render(self) -> np.ndarray | None:
+        """uint8 (H, W, 3): the image of this episode, with the mask of the last action; None without a render mode."""
+        if self.render_mode is None or self._current is None:
+            return None
+        context = self.contexts[self._current]
+        assert context.image is not None
+        assert context.masks is not None
+        return tinted(context.image, None if self._action is None else context.masks[self._action])
 
     def _observation(self, context: PromptContext) -> np.ndarray:
         """float32 (D,), a new array at each step."""

@@ -62,8 +62,8 @@ class GRPOSettings:
     max_grad_norm: Rare[float] = 1.0
     """Largest norm of the gradient; a larger one is scaled down to it."""
     num_train_epochs: Annotated[float | None, tyro.conf.arg(aliases=["--num-epochs"])] = None
-    """Passes over the training regions: quick 1, full 3; a model of the embedded one's size
-    trains for max_steps instead."""
+    """Passes over the training regions: 1, with another objective than grpo in full 3; a model of the embedded one's
+    size trains for max_steps instead."""
     max_steps: int | None = None
     """Most optimisation steps, in place of num_train_epochs: quick 140, full 400 on a model of the embedded one's size
     or with a side network; of a side network on true masks 200 and 700."""
@@ -206,6 +206,8 @@ def with_preset(settings: GRPOSettings, mode: Mode, small: bool, side: bool = Fa
     """
     preset: dict[str, Any] = MODES[mode] | (SMALL if small else LARGE) | {"mask_beta": settings.beta}
     preset |= {"warmup_steps": 5, "side_learning_rate": LATER_SIDE_LEARNING_RATE}
+    if settings.objective == "grpo":
+        preset["num_train_epochs"] = 1.0  # each pass samples anew, so it may be short; labels are the same in each
     if settings.num_train_epochs is not None or not (small or side):
         preset["max_steps"] = -1
     if side:

@@ -24,7 +24,7 @@ class RunConfig:
 
     model_path: str = DEFAULT_MODEL
     """Sa2VA: a folder in the official or our layout, or a hub id (MODEL_PATH); by default the small embedded one."""
-    data_root: Annotated[Path, tyro.conf.arg(aliases=["--data-dir"])] = DEFAULT_DATA
+    data_root: Annotated[Path, tyro.conf.arg(aliases=["--data-dir", "--dataset-path"])] = DEFAULT_DATA
     """Folder with annotations.json and images/ (DATA_ROOT); GRPO also takes captioned regions (Grasp-Any-Region,
     describe-anything), or a hub id of Grasp-Any-Region. The default, for the embedded model alone, is rendered if
     missing."""

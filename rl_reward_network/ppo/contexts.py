@@ -242,9 +242,8 @@ def contexts_from_masks(
             raise ValueError(
                 f"{name}: masks: got {candidates.shape}; expected (P, H, W) of the image, {image.shape[:2]}"
             )
-    return [
-        PromptTable(
-            observe_image(image), measure_sample(name, name, np.asarray(row, dtype=np.float32), candidates, truth)
-        ).context
-        for name, image, candidates, row, truth in zip(names, images, masks, scores, truths, strict=True)
-    ]
+    contexts = []
+    for name, image, candidates, row, truth in zip(names, images, masks, scores, truths, strict=True):
+        table = measure_sample(name, name, np.asarray(row, dtype=np.float32), candidates, truth)
+        contexts.append(replace(PromptTable(observe_image(image), table).context, image=image, masks=candidates))
+    return contexts

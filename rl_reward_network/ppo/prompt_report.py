@@ -218,6 +218,7 @@ def show_comparison(result: EvaluationResult) -> None:
     columns: list[Column[Row]] = [
         ("", lambda row: row.name),
         ("mean [95 %]", results.value),
+        *([("recall", lambda row: f"{row.estimates['recall'].mean:.3f}")] if comparison.labelled else []),
         ("-default", lambda row: f"{results.difference(row, DEFAULT).mean:+.3f}"),
         ("-fixed", lambda row: f"{results.difference(row, FIXED).mean:+.3f}"),
         ("closed", lambda row: percent(comparison.closed(row))),

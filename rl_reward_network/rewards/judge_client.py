@@ -51,7 +51,7 @@ REMEDIES = FINAL | {
     "timeout or fewer requests at once",
     429: "send fewer requests at once, or raise the server's limit",
 }
-REMEDY = "check that the server runs, and its base url, which usually ends in /v1"
+REMEDY = "check that the server runs, and its base url (--llm_judge_base_url), which usually ends in /v1"
 
 
 @dataclass(frozen=True)
@@ -404,7 +404,8 @@ def _libraries() -> tuple[Any, Any]:
         import diskcache
         import openai
     except ImportError as error:
-        raise ValueError(f"the LLM judge needs the package {error.name}: pip install -e '.[judge]'") from None
+        install = f"{sys.executable} -m pip install -e '.[judge]'"  # in a fresh shell, `pip` is of another Python
+        raise ValueError(f"the LLM judge needs the package {error.name}; in the project folder: {install}") from None
     for noisy in ("openai", "httpx2"):  # a line for each request
         logging.getLogger(noisy).setLevel(logging.WARNING)
     return openai, diskcache

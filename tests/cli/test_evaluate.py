@@ -6,9 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rl_reward_network.artefacts import write_json
 from rl_reward_network.cli.evaluate import newest
 from rl_reward_network.report.before_after import BeforeAfter, show_changes
 from rl_reward_network.report.table import Results, paired_rows
+from rl_reward_network.run import run_folders
 
 
 def test_a_pattern_names_the_newest_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -19,6 +21,23 @@ def test_a_pattern_names_the_newest_folder(tmp_path: Path, capsys: pytest.Captur
     assert "3 folders" in capsys.readouterr().out
     assert newest((str(tmp_path / "a"), str(tmp_path / "c"))) == tmp_path / "a"
     assert newest((str(tmp_path / "c"),)) == tmp_path / "c"
+
+
+def test_the_newest_run_is_the_one_that_began_last(tmp_path: Path) -> None:
+    """As for --resume: by its name, whatever was written into it since; the clock of the first was wrong."""
+    names = ("2099", "2024", "2025")
+    for written, year in enumerate(names):
+        folder = tmp_path / f"sa2va_rl_finetune_{year}0101_120000" / "final_model"
+        folder.mkdir(parents=True)
+        write_json(folder.parent / "config.json", {})
+        os.utime(folder, (1000 - written, 1000 - written))
+    assert newest((str(tmp_path / "*" / "final_model"),)).parent.name == "sa2va_rl_finetune_20250101_120000"
+    assert [path.name[-15:-11] for path in run_folders(tmp_path, "sa2va_rl_finetune")] == ["2025", "2024", "2099"]
+    for written, step in enumerate((50, 100)):
+        checkpoint = tmp_path / "sa2va_grpo_20240101_120000" / f"checkpoint-{step}"
+        checkpoint.mkdir(parents=True)
+        os.utime(checkpoint, (1000 + written, 1000 + written))
+    assert newest((str(tmp_path / "sa2va_grpo_*" / "checkpoint-*"),)).name == "checkpoint-100"
 
 
 def test_a_folder_may_have_brackets_in_its_name(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The command line of GRPO: what flags become, under either name, and what does not go together."""
 
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -11,13 +12,13 @@ import tyro
 import yaml
 
 from rl_reward_network.artefacts import write_json
-from rl_reward_network.cli.grpo import Args, main
+from rl_reward_network.cli.grpo import Args, check, main
 from rl_reward_network.embedded.regions import write_regions
 from rl_reward_network.grpo.effects import WHEN
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
 from rl_reward_network.grpo.plan import make_plan
 from rl_reward_network.grpo.settings import GRPOPlan
-from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.inputs.config import DEFAULT_REGIONS, RunConfig
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED
 from rl_reward_network.rewards.judge_client import JudgeConfig
@@ -67,7 +68,7 @@ def test_defaults_on_the_embedded_and_on_a_real_model(scenes: Path, tmp_path: Pa
     small, real = planned(scenes), planned(scenes, "--model_path", "owner/Sa2VA-4B", mode="full")
     assert (small.lora_r, small.settings.learning_rate, small.settings.max_steps) == (16, 1e-3, 140)
     assert (real.lora_r, real.lora_alpha, real.settings.learning_rate) == (128, 256, 1e-5)
-    assert (real.settings.num_train_epochs, real.settings.max_steps) == (3.0, -1)
+    assert (real.settings.num_train_epochs, real.settings.max_steps) == (1.0, -1)
     for plan in (small, real):
         assert plan.settings.num_generations == 4
         assert (plan.weights.iou, plan.weights.caption) == (1.0, 1.0)
@@ -345,6 +346,27 @@ def test_bad_flags_end_before_anything_is_written(
     with pytest.raises(ValueError, match=message):
         main(tyro.cli(Args, args=["quick", "--data_root", str(scenes), "--output_dir", str(tmp_path / "out"), *flags]))
     assert not list((tmp_path / "out").glob("sa2va_grpo_*"))
+
+
+@pytest.mark.parametrize("package", [None, "openai"])
+def test_a_judge_that_cannot_be_asked_is_refused_before_anything_is_read(
+    tmp_path: Path, package: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the shell file asks first (`check`), and the command itself; no data are there."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    if package is not None:
+        monkeypatch.setitem(sys.modules, package, None)
+    message = {
+        None: r"127\.0\.0\.1:9/v1.*\(--llm_judge_base_url\)",
+        "openai": "the package openai; in the project folder: ",
+    }
+    words = ["full", "--data_root", str(DEFAULT_REGIONS), "--output_dir", str(tmp_path / "out"), "--use_llm_judge"]
+    args = tyro.cli(Args, args=[*words, "--llm_judge_base_url", "http://127.0.0.1:9/v1"])
+    monkeypatch.setattr("rl_reward_network.grpo.inputs.open_grpo_inputs", lambda *_: pytest.fail("read"))
+    for call in (check, main):
+        with pytest.raises(ValueError, match=message[package]):
+            call(args)
+    assert not list(tmp_path.iterdir())
 
 
 def test_two_loops_of_weight_0_are_refused_before_data_are_read(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from stable_baselines3.common.env_checker import check_env as check_for_sb3
 
+from rl_reward_network import POST_ENV_ID
 from rl_reward_network.env.post_process_env import STOP_ACTION, PostProcessEnv
 from tests.env.edited_images import DILATE, ERODE, known_image, known_images
 
@@ -17,6 +18,20 @@ def make(count: int = 4, max_steps: int = 3) -> PostProcessEnv:
 def test_both_checkers_pass() -> None:
     check_env(make(), skip_render_check=True)
     check_for_sb3(make())
+
+
+def test_it_has_an_id_and_draws_the_present_mask() -> None:
+    env = gym.make(POST_ENV_ID, images=known_images(2), max_steps=1, render_mode="rgb_array")
+    check_env(env.unwrapped)
+    _, info = env.reset(seed=0)
+    (image,) = (one for one in known_images(2) if one.sample_id == info["sample_id"])
+    for operations in ((), (DILATE,)):
+        if operations:
+            env.step(np.int64(DILATE))
+        changed = (np.asarray(env.render()) != image.guide.image).any(axis=2)
+        np.testing.assert_array_equal(changed, image.mask(operations))
+    with pytest.raises(ValueError, match="render_mode is 'x'"):
+        PostProcessEnv(known_images(1), render_mode="x")
 
 
 def test_the_return_is_the_last_reward_less_the_first() -> None:

@@ -4,6 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env as gymnasium_check_env
+from gymnasium.wrappers import RenderCollection
 from stable_baselines3.common.env_checker import check_env as sb3_check_env
 
 from rl_reward_network import ENV_ID
@@ -14,6 +15,7 @@ from rl_reward_network.env.sa2va_finetune_env import (
     observations,
     prompt_rewards,
 )
+from rl_reward_network.ppo.contexts import contexts_from_masks
 
 # 200 steps of each of these cases, recorded with version 0.7: (max_steps, reward)
 RECORDED_CASES = ((1, "net"), (3, "net"), (2, "mix"), (1, "dice"))
@@ -63,6 +65,37 @@ def test_both_checkers_pass(max_steps, labelled, reward, vision):
     env = gym.make(ENV_ID, contexts=contexts, max_steps=max_steps, reward=reward)
     gymnasium_check_env(env.unwrapped, skip_render_check=True)
     sb3_check_env(env.unwrapped, skip_render_check=True)
+
+
+def test_the_last_mask_is_drawn_on_the_image():
+    """What RecordVideo calls, through both wrappers of gymnasium.make."""
+    rng = np.random.default_rng(0)
+    images, masks = rng.integers(0, 100, (3, 16, 20, 3), dtype=np.uint8), rng.random((3, 4, 16, 20)) > 0.5
+    contexts = contexts_from_masks(images, masks, rng.random((3, 4)))
+    env = RenderCollection(gym.make(ENV_ID, contexts=contexts, render_mode="rgb_array"))
+    for action in (2, 3):
+        number = int(env.reset(seed=action)[1]["sample_id"][-1])
+        env.step(action)
+        before, after = env.render()
+        np.testing.assert_array_equal(before, images[number])
+        np.testing.assert_array_equal((after != before).any(axis=2), masks[number, action])
+    gymnasium_check_env(gym.make(ENV_ID, contexts=contexts, render_mode="rgb_array").unwrapped)
+    assert gym.make(ENV_ID, contexts=contexts, render_mode=None).unwrapped.render() is None
+
+
+@pytest.mark.filterwarnings("ignore:.*render")  # gymnasium's, of a mode that is not there
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"render_mode": "rgb_array"}, "the contexts have no image and masks; make them by contexts_from_masks"),
+        ({"render_mode": "ansi"}, "render_mode is 'ansi', expected None or 'rgb_array'"),
+        ({"wrong": 1}, "wrong"),
+    ],
+)
+def test_an_error_of_make_does_not_print_the_tables(more, message):
+    with pytest.raises((ValueError, TypeError), match=message) as error:
+        gym.make(ENV_ID, contexts=make_contexts(count=6), **more)
+    assert len(str(error.value)) < 600
 
 
 @pytest.mark.parametrize("max_steps", [1, 3])

@@ -57,11 +57,12 @@ def test_names_of_the_specification_mean_the_same(alias: str, name: str) -> None
     ("mode", "small", "given", "expected"),
     [
         ("quick", True, {}, (64, 1e-3, 24, 140, 1.0, 1)),
-        ("full", True, {}, (64, 1e-3, 24, 400, 3.0, 5)),
+        ("full", True, {}, (64, 1e-3, 24, 400, 1.0, 5)),
         ("quick", False, {}, (8, 1e-5, 128, -1, 1.0, 1)),
-        ("full", False, {}, (8, 1e-5, 128, -1, 3.0, 5)),
+        ("full", False, {}, (8, 1e-5, 128, -1, 1.0, 5)),
+        ("full", False, {"objective": "supervised"}, (8, 1e-5, 128, -1, 3.0, 5)),
         ("quick", True, {"num_train_epochs": 2.0}, (64, 1e-3, 24, -1, 2.0, 1)),
-        ("full", False, {"max_steps": 7, "learning_rate": 0.0}, (8, 0.0, 128, 7, 3.0, 5)),
+        ("full", False, {"max_steps": 7, "learning_rate": 0.0}, (8, 0.0, 128, 7, 1.0, 5)),
         ("quick", True, {"per_device_train_batch_size": 4}, (4, 1e-3, 24, 140, 1.0, 1)),
     ],
 )

@@ -22,7 +22,7 @@ from tests.rewards.judge_server import KEY, SOON, Reply, judge_server, listing
 
 DOWN = "http://127.0.0.1:1/v1"
 NONE = Answer(None, None)
-GENERAL = "check that the server runs, and its base url, which usually ends in /v1"
+GENERAL = "check that the server runs, and its base url (--llm_judge_base_url), which usually ends in /v1"
 
 
 def client_of(url: str, **options: Any) -> JudgeClient:
@@ -384,5 +384,5 @@ def test_a_server_that_does_not_say_which_model(models, said):
 @pytest.mark.parametrize("package", ["openai", "diskcache"])
 def test_a_package_is_missing(package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ValueError, match=rf"package {package}: pip install -e '\.\[judge\]'"):
+    with pytest.raises(ValueError, match=rf"package {package}; .*/python\S* -m pip install -e '\.\[judge\]'"):
         client_of(DOWN)

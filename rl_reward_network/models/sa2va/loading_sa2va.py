@@ -129,7 +129,8 @@ def check_device(device: str) -> None:
         shown = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
         remedy = f"give an index below {count}" if count else "give -1, the CPU"
         raise ValueError(
-            f"device is {device!r}, but {count} GPUs are visible{shown}; {remedy}, as GPU or --gpu, or leave it out"
+            f"device is {device!r}, but {count} GPUs are visible{shown}; {remedy}, as GPU or --gpu (in Python "
+            "device='cpu'), or leave it out"
         )
 
 

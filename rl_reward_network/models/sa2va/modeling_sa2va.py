@@ -91,6 +91,8 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
             nn.Linear(width, width), nn.ReLU(), nn.Linear(width, sam_width), nn.Dropout(0.0)
         )
         self.grounding_encoder = AutoModel.from_config(config.sam2_config)
+        # its name in the original; past __setattr__, so that it is no second set of parameters
+        vars(self.grounding_encoder)["image_encoder"] = self.grounding_encoder.vision_encoder
         self.side_network = None if config.side is None else SideNetwork(config.side, sam_width)
         self.post_init()
 
@@ -249,6 +251,21 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
         if expand_size > 1 and any(kwargs.get(name) is not None for name in ("pixel_values", "vision_features")):
             raise ValueError("beams and num_return_sequences are not supported with images; repeat the samples instead")
         return super()._expand_inputs_for_generation(expand_size=expand_size, **kwargs)  # type: ignore[misc]
+
+    @property
+    def vision_model(self) -> nn.Module:
+        """The vision tower, under its name in the original; so are `language_model` and `mlp1`."""
+        return self.model.visual if self.config.family.body == "qwen_vl" else self.model.vision_tower
+
+    @property
+    def language_model(self) -> nn.Module:
+        """The language model, without its head."""
+        return self.model.language_model
+
+    @property
+    def mlp1(self) -> nn.Module:
+        """The projector of an InternVL. A Qwen-VL has none, here as in the original: its merger is in the tower."""
+        return self.model.multi_modal_projector
 
     # Methods: their first argument `model` is this model.
     predict_forward = prediction_sa2va.predict_forward

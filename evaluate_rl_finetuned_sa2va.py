@@ -1,0 +1,1 @@
+scripts/evaluate_rl_finetuned_sa2va.py

@@ -1,0 +1,1 @@
+scripts/finetune_sa2va_with_rl.py

@@ -1,0 +1,1 @@
+scripts/train_sa2va_rl.py
