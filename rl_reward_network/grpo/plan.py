@@ -180,9 +180,9 @@ class PlanArgs:
     """The user's choices; None is the preset of mode, model and data."""
 
     mode: tyro.conf.Positional[Mode] = "full"
-    """quick: minutes on two CPU cores with the embedded model, else one epoch. full: 400 steps, else one epoch of GRPO or
-    three of another objective; with a side network on true masks until validation no longer rises, at most 700 steps,
-    whatever the model."""
+    """quick: minutes on two CPU cores with the embedded model, else one epoch. full: 400 steps, else one epoch of GRPO
+    and three of another objective; with a side network on true masks until validation no longer rises, at most 700
+    steps, whatever the model."""
     inputs: Annotated[RunConfig, tyro.conf.arg(name="")] = field(
         default_factory=lambda: RunConfig(data_root=DEFAULT_REGIONS)
     )
