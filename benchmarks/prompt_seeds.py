@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import tyro
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from rl_reward_network.artefacts import write_json
@@ -42,7 +43,7 @@ from rl_reward_network.ppo.contexts import PromptTable, prompt_tables, ridge_cho
 from rl_reward_network.ppo.policy import choose_prompts, load_weights
 from rl_reward_network.ppo.prompts import PolicyPlan, decide_prompts, policy_plan, train_prompt_policy
 from rl_reward_network.ppo.train import LAST_WEIGHTS
-from rl_reward_network.report.statistics import few_patients_note
+from rl_reward_network.report.statistics import Estimate, few_patients_note
 from rl_reward_network.reward_training.stage import check_no_leak, find_reward_network, reward_plan
 from rl_reward_network.rewards.learned import ForegroundMaps
 
@@ -175,7 +176,7 @@ def show(title: str, seeds: list[dict[str, Any]]) -> None:
             str(number),
             *(f"{seed['dice'][name]:.3f}" for name in ROWS),
             *("-" if closed[name] is None else f"{closed[name]:.0%}" for name in (POLICY, DEPLOYED)),
-            f"{gain['mean']:.3f} \\[{gain['low']:.3f}, {gain['high']:.3f}]",
+            escape(str(Estimate(**gain))),
             f"{seed['dice_minus_default']:+.3f}, {seed['recall_minus_default']:+.3f}",
             f"{seed['most_chosen']:.0%}",
             f"{seed['verdict']}; {seed['deployed']}",
@@ -187,9 +188,10 @@ def show(title: str, seeds: list[dict[str, Any]]) -> None:
         shares = [seed["closed"][name] for seed in seeds if seed["closed"][name] is not None]
         if shares:
             print(f"{name} closes {statistics.median(shares):.0%} of the gap in the median seed")
-    low = min(seed["deployed_minus_fixed"]["low"] for seed in seeds)
+    lows = [seed["deployed_minus_fixed"]["low"] for seed in seeds]
+    low = "none of so few patients" if None in lows else f"{min(lows):+.3f}"
     gains = [min(seed[f"{name}_minus_default"] for seed in seeds) for name in ("dice", "recall")]
-    print(f"worst seed: lower bound of deployed - best fixed {low:+.3f}; means of deployed - default, Dice and recall:")
+    print(f"worst seed: lower bound of deployed - best fixed {low}; means of deployed - default, Dice and recall:")
     print("  " + ", ".join(f"{gain:+.3f}" for gain in gains))
 
 

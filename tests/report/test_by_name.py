@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rl_reward_network.report.by_name import ALL_CLASSES, Answers, Questions, mean_of_classes, names_section
-from rl_reward_network.report.statistics import mean_interval
+from rl_reward_network.report.statistics import max_t, mean_interval
 
 NAMES = ["left", "left", "left", "right", "right", "right"]
 GROUPS = ["a", "a", "b", "a", "b", "c"]
@@ -71,6 +71,20 @@ def test_means_of_classes_cover_and_stay_within_bounds() -> None:
         shares.append(share.low <= 0.9 <= share.high)  # type: ignore[operator]
     assert np.mean(covered) >= 0.9
     assert np.mean(shares) >= 0.93
+
+
+def test_words_of_classes_are_adjusted_for_all_classes() -> None:
+    """Two classes of 20 groups each; one gains surely, the other by chance."""
+    rng, groups = np.random.default_rng(0), [str(group) for group in range(20)] * 2
+    names, before = ["left"] * 20 + ["right"] * 20, rng.uniform(0.4, 0.6, 40)
+    gain = np.concatenate([rng.normal(0.1, 0.02, 20), rng.normal(0, 0.02, 20)])
+    questions = Questions(names, groups, np.ones(40, dtype=bool))
+    models = {"before": Answers(before, before < 0), "after": Answers(before + gain, before < 0)}
+    section = names_section(questions, models)
+    assert [row.word for row in section.rows] == ["better", "cannot tell", ""]
+    alone = max_t(gain[None, 20:], groups[:20]).p[0]
+    assert section.rows[1].p == pytest.approx(alone, abs=0.01), "the step down leaves one class"
+    assert section.tables()["classes that are there"].head[-1] == "after against before"
 
 
 def test_tables_show_absences_apart() -> None:
