@@ -115,6 +115,8 @@ def compare(
         if picks.shape != (len(test),) or not ((picks >= 0) & (picks < len(test[0].scores))).all():
             raise ValueError(f"chosen: {name} is {picks}, expected a prompt's index for each of {len(test)} images")
     indices, criterion = comparable(test)
+    if not indices:
+        raise ValueError(f"none of {len(test)} test images has a true mask or is in the reward network's domain")
     tables = [test[index] for index in indices]
     groups = [table.group_id for table in tables]
     weights = _weights(tables, criterion, deployment, {name: picks[indices] for name, picks in chosen.items()})
@@ -226,5 +228,8 @@ def _notes(test: Sequence[SampleTable], compared: Sequence[SampleTable]) -> tupl
     if compared[0].metrics is None:
         notes.append("The test images are unlabelled: there are no Dice columns, no oracle and no verdict.")
     if len(compared) < len(test):
-        notes.append(f"{len(test) - len(compared)} of {len(test)} test images are unlabelled and left out.")
+        why = "unlabelled" if compared[0].metrics else "outside the reward network's domain"
+        notes.append(f"{len(test) - len(compared)} of {len(test)} test images are {why} and left out.")
+    elif outside := sum(bool(np.isnan(table.scores).any()) for table in compared):
+        notes.append(f"{outside} of {len(compared)} test images are outside the reward network's domain: no score.")
     return (*notes, *few_patients_note(len({table.group_id for table in compared})))

@@ -224,19 +224,10 @@ def oracle_gap(tables: Sequence[SampleTable], best_fixed: int, seed: int) -> Est
 
 
 def comparable(tables: Sequence[SampleTable]) -> tuple[list[int], str]:
-    """Indices of the labelled images and "dice"; without labels, of those with a score and "score".
-
-    Raises:
-        ValueError: there are neither.
-    """
+    """Indices of the labelled images and "dice"; without labels, of those with a score and "score"."""
     labelled = [index for index, table in enumerate(tables) if table.metrics is not None]
-    if labelled:
-        return labelled, "dice"
-    if judged := [index for index, table in enumerate(tables) if np.isfinite(table.scores).all()]:
-        return judged, "score"
-    raise ValueError(
-        f"none of {len(tables)} images has a true mask or is in the reward network's domain; annotate some"
-    )
+    judged = [index for index, table in enumerate(tables) if np.isfinite(table.scores).all()]
+    return (labelled, "dice") if labelled else (judged, "score")
 
 
 def stack(tables: Sequence[SampleTable], column: str) -> np.ndarray:

@@ -215,12 +215,14 @@ def given_interval(
     if scorer.outside:
         return scorer.outside
     near = true_dice(mask[None], scorer.own_mask)[0] >= NEAR
-    fitted = [config.intervals.get(name) for name in dict.fromkeys([source, OWN] if near else [source])]
-    intervals = [interval for interval in fitted if interval is not None]
-    if len(intervals) < len(fitted):
-        return "none was fitted to masks of these weights, or to the network's own"
-    if reason := next((interval.refusal for interval in intervals if interval.refusal), None):
-        return reason
+    intervals = []
+    for name in dict.fromkeys([source, OWN] if near else [source]):
+        interval = config.intervals.get(name)
+        if interval is None:
+            return "none was fitted to masks of these weights, or to the network's own"
+        if interval.refusal:
+            return interval.refusal
+        intervals.append(interval)
     dice = scorer.quality(mask[None].astype(np.float32))["members"][..., 0]
     limits = np.concatenate([interval.around(dice) for interval in intervals])
     low, high = float(limits[:, 0].min()), float(limits[:, 1].max())

@@ -38,9 +38,6 @@ class MaskQualityModel(Protocol):
     def mask_quality(self, mask: Tensor, foreground_probs: Tensor) -> Any:
         """The RewardOutput of float masks (B, 1, H, W) in [0, 1]."""
 
-    def outside(self, image: np.ndarray, foreground_probs: Tensor) -> str | None:
-        """Why no number can be given for masks of an image uint8 (H, W, 3) with these maps; None where it can."""
-
 
 class ImageScorer:
     """A reward network applied to one image: the U-Nets run once, in the constructor.
@@ -74,7 +71,9 @@ class ImageScorer:
     @cached_property
     def outside(self) -> str | None:
         """Why no number can be given for masks of this image, in one sentence; None where numbers can be given."""
-        return self.network.outside(self.image, self.probs)
+        ask = getattr(self.network, "outside", None)  # an object with this interface may know no domain
+        reason: str | None = None if ask is None else ask(self.image, self.probs)
+        return reason
 
     def quality(self, masks: np.ndarray) -> dict[str, np.ndarray]:
         """The predicted quality of each mask.

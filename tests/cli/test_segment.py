@@ -13,6 +13,7 @@ from rl_reward_network.artefacts import weights_fingerprint
 from rl_reward_network.cli import segment
 from rl_reward_network.cli.app import run
 from rl_reward_network.env.prompts import PROMPTS
+from rl_reward_network.models.domain import STATISTICS, Domain
 from rl_reward_network.models.reward_network import DiceInterval, RewardNetwork, RewardNetworkConfig
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.segment import maker
@@ -109,6 +110,19 @@ def test_a_reward_network_predicts_how_good_the_masks_are(
     many = segmented(capsys, images, reward_net=tmp_path / "net")
     assert any("predicted Dice [90 %]" in row for row in many)
     assert sum(f"{dice:.3f} [{low:.3f}, {high:.3f}], score {score:.3f}" in row for row in many) == 1
+
+
+def test_outside_the_networks_domain_there_is_a_sentence_and_no_number(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limits = dict.fromkeys(STATISTICS, (0.0, 1e9)) | {"brightness": (2.0, 3.0)}
+    domain = Domain((32, 512), limits, 0.0, empty=False, images=12)
+    config = RewardNetworkConfig(channels=(4,), packing=2, domain=domain)
+    RewardNetwork(config).save_pretrained(tmp_path / "net")
+    (line,) = (x for x in segmented(capsys, images / "a.png", reward_net=tmp_path / "net") if x.startswith("predicted"))
+    start = "predicted Dice [90 %]: none, outside the reward network's domain: the mean grey level"
+    assert line.startswith(start)
+    assert line.endswith("on the 12 images of its validation 2 to 3")
 
 
 def test_intervals_are_of_the_model_whose_masks_they_were_fitted_to(

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium as gym
@@ -230,3 +231,17 @@ NAMES = [entry.name for entry in observation_table()]
 def test_a_context_refuses_bad_numbers_and_names_them(field, value, message):
     with pytest.raises(ValueError, match=message):
         PromptContext(**{"sample_id": "a", "features": GOOD.features, "scores": GOOD.scores, field: value})
+
+
+def test_an_image_outside_the_networks_domain_has_no_score_and_can_still_be_rewarded_by_labels():
+    context = replace(make_contexts(1)[0], scores=np.full(4, np.nan, np.float32))
+    assert not context.judged
+    with pytest.raises(ValueError, match=r"sample0: it is outside the reward network's domain and has no score"):
+        Sa2VAFinetuneEnv([context])
+    env = Sa2VAFinetuneEnv([context], reward="dice")
+    env.reset(seed=0)
+    _, reward, _, _, info = env.step(np.int64(2))
+    assert reward == pytest.approx(context.metrics["dice"][2])
+    assert "score" not in info
+    with pytest.raises(ValueError, match="scores: action 1 is nan"):
+        replace(context, scores=np.array([0.1, np.nan, 0.2, 0.3], np.float32))

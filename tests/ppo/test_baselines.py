@@ -201,3 +201,18 @@ def test_notes_on_unlabelled_images_and_few_patients():
 def test_input_that_does_not_fit_is_refused(test, chosen, message):
     with pytest.raises(ValueError, match=message):
         compared([], test, **chosen)
+
+
+def test_an_image_without_a_score_keeps_its_dice_and_the_network_chooses_the_default_prompt_there():
+    scores = np.array([[0.2, 0.1, 0.9], [np.nan] * 3])
+    result = compared([], tables([[0.3, 0.5, 0.9], [0.3, 0.5, 0.1]], scores), [2, 1])
+    assert result.prompts(NET).tolist() == [2, 0]
+    assert means(result)[NET] == pytest.approx((0.9 + 0.3) / 2)
+    assert means(result, "score")[NET] == pytest.approx(0.9), "the mean of the images that have one"
+    assert result.results.row(NET).estimates["score"].groups == 1
+    assert "1 of 2 test images are outside the reward network's domain: no score." in result.notes
+    unlabelled = compared([], tables([[0.3, 0.5, 0.9]] * 2, scores, labelled=False), [2, 1])
+    assert len(unlabelled.tables) == 1
+    assert "1 of 2 test images are outside the reward network's domain and left out." in unlabelled.notes
+    with pytest.raises(ValueError, match="none of 1 test images has a true mask or is in the reward network's domain"):
+        compared([], tables([[0.3, 0.5, 0.9]], scores[1:], labelled=False), [2])

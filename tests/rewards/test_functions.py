@@ -77,9 +77,6 @@ def test_the_learned_reward_looks_at_each_image_once():
             members = {"members": share[None, None].expand(1, 4, -1), "member_scores": share[None]}
             return SimpleNamespace(score=share, dice=share, spread=share, **members)
 
-        def outside(self, image, maps):
-            return None
-
     one, two = np.zeros((2, 2, 3), np.uint8), np.ones((2, 2, 3), np.uint8)
     scores = learned_reward(ForegroundMaps(Network()))(images=[one, one, two], predicted_masks=[HALF, None, CORNER])
     assert scores.values == [0.5, 0.0, 0.25]

@@ -469,3 +469,22 @@ def test_a_reward_network_predicts_each_mask(written: CheckedSequence) -> None:
     assert dice == pytest.approx(np.mean(expected))
     with written.target.results[1].open() as file:
         assert [float(row["predicted_dice"]) for row in csv.DictReader(file)] == pytest.approx(expected)
+
+
+def test_frames_outside_the_networks_domain_have_no_number(
+    written: CheckedSequence, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = RewardNetwork(RewardNetworkConfig(channels=(4, 4), packing=2, members=2))
+    _, (usual, _) = write_results(written, network)
+    first = next(iter(written.frames.frames()))
+    reason = "outside the reward network's domain: too dark"
+    monkeypatch.setattr(RewardNetwork, "outside", lambda _, image, maps: reason if (image == first).all() else None)
+    _, (dice, _) = write_results(written, network)
+    with written.target.results[1].open() as file:
+        numbers = [row["predicted_dice"] for row in csv.DictReader(file)]
+    assert numbers[0] == ""
+    assert dice == pytest.approx(np.mean([float(number) for number in numbers[1:]]))
+    assert dice != usual
+    assert f"no Dice is predicted for 1 of {len(numbers)} frames; the first: {reason}" in capsys.readouterr().out
+    monkeypatch.setattr(RewardNetwork, "outside", lambda *_: reason)
+    assert write_results(written, network)[1] == []
