@@ -162,9 +162,9 @@ Pictures = Mapping[str, np.ndarray]
 """Use (key of `USES`) -> int8 (N, SIDE, SIDE): the thumbnails of the images that weights were trained or chosen on."""
 
 
-def copy_pictures(trained: Path, folder: Path) -> None:
-    """Copy the pictures of trained weights, those of a checkpoint from its run; older runs have none."""
-    for place in (trained, trained.parent):
+def copy_pictures(trained: Path | None, folder: Path) -> None:
+    """Copy the pictures of trained weights, those of a checkpoint from its run; of older runs (or None) none are known."""
+    for place in (trained, trained.parent) if trained else ():
         if (place / PICTURES).is_file():
             (folder / PICTURES).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(place / PICTURES, folder / PICTURES)
