@@ -163,7 +163,7 @@ Pictures = Mapping[str, np.ndarray]
 
 
 def copy_pictures(trained: Path | None, folder: Path) -> None:
-    """Copy the pictures of trained weights, those of a checkpoint from its run; of older runs (or None) none are known."""
+    """Copy the pictures of trained weights, those of a checkpoint from its run; None, and older runs, have none."""
     for place in (trained, trained.parent) if trained else ():
         if (place / PICTURES).is_file():
             (folder / PICTURES).parent.mkdir(parents=True, exist_ok=True)
