@@ -21,7 +21,7 @@ from tqdm import tqdm
 from rl_reward_network.artefacts import PICTURES
 from rl_reward_network.data.images import decoded_once, file_stamp
 from rl_reward_network.data.items import Sample
-from rl_reward_network.data.splits import patient_key
+from rl_reward_network.data.splits import Split, patient_key, select
 
 SIDE = 32  # pixels of a thumbnail
 SURROUNDINGS = 4.0  # sigma in pixels of a thumbnail of the mean that is taken away
@@ -156,14 +156,15 @@ def joined_note(samples: Iterable[Sample]) -> str:
 # ---- what trained weights have seen ---------------------------------------------------------------------------------
 
 VAL = "the val split"
+TRAIN_ANEW = "train one on these data and this split: sa2va-rl reward quick"
 USES = {"train": "trained", "val": "chosen", "unlabelled": "trained without masks"}
 Pictures = Mapping[str, np.ndarray]
 """Use (key of `USES`) -> int8 (N, SIDE, SIDE): the thumbnails of the images that weights were trained or chosen on."""
 
 
-def copy_pictures(trained: Path, folder: Path) -> None:
-    """Copy the pictures of trained weights, those of a checkpoint from its run; older runs have none."""
-    for place in (trained, trained.parent):
+def copy_pictures(trained: Path | None, folder: Path) -> None:
+    """Copy the pictures of trained weights, those of a checkpoint from its run; None, and older runs, have none."""
+    for place in (trained, trained.parent) if trained else ():
         if (place / PICTURES).is_file():
             (folder / PICTURES).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(place / PICTURES, folder / PICTURES)
@@ -174,6 +175,14 @@ def together(*pictures: Pictures) -> dict[str, np.ndarray]:
     """The pictures of several trainings, one after the other."""
     uses = dict.fromkeys(use for one in pictures for use in one)
     return {use: np.unique(np.concatenate([one[use] for one in pictures if use in one]), axis=0) for use in uses}
+
+
+def judged_parts(
+    samples: Iterable[S], split: Split, names: Sequence[str] = ("policy", "val", "test")
+) -> dict[str, list[S]]:
+    """The `parts` of `check_apart`: the samples of some splits, by default of those that a reward network judges."""
+    listed = list(samples)
+    return {f"the {name} split": select(listed, split, name) for name in names}
 
 
 def check_apart(known: Pictures, parts: Mapping[str, Sequence[Sample]], whose: str, remedy: str) -> None:

@@ -29,7 +29,7 @@ from rl_reward_network.grpo.prompts import (
 )
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig
 from rl_reward_network.inputs.loading import (
-    check_model,
+    check_model_apart,
     check_named,
     check_readable,
     images_summary,
@@ -152,7 +152,7 @@ def _open_images(config: RunConfig, regions: RegionConfig, split_file: Path | No
     samples = read_samples(root, config.group_regex, given_levels(config.bit_depth, config.grey_levels))
     config = replace(config, grey_levels=levels_of(samples) or None)
     split = load_split(split_file, samples) if split_file else split_samples(samples, root, config.split_seed)
-    check_model(config.model_path, samples, split)
+    check_model_apart(config.model_path, samples, split)
     if len({phrase_key(sample.text) for sample in samples}) > 1 or (root / CLASSES_FILE).is_file():
         return _open_named(config, regions, samples, split)
     prompts = [image_prompt(sample, regions.segment_question) for sample in samples]

@@ -16,7 +16,9 @@ from statistics import median
 import numpy as np
 import torch
 
-from rl_reward_network.data.identity import same_in_two_groups, thumbnail
+from rl_reward_network.artefacts import NAMES_ALONE
+from rl_reward_network.data.annotations import recognise_annotations
+from rl_reward_network.data.identity import TRAIN_ANEW, check_apart, judged_parts, same_in_two_groups, thumbnail
 from rl_reward_network.data.images import DATA_SET, given_levels
 from rl_reward_network.data.items import RegionSample, Sample, levels_of, region_fingerprint
 from rl_reward_network.data.mask_checks import has_filled_loops
@@ -37,6 +39,7 @@ from rl_reward_network.embedded.datasets import (
 )
 from rl_reward_network.inputs.config import RegionConfig, RunConfig
 from rl_reward_network.inputs.loading import (
+    check_model_apart,
     check_named,
     check_one_phrase,
     check_readable,
@@ -105,7 +108,7 @@ def checks(config: RunConfig, regions: RegionConfig, reward_net: str = "") -> di
         "model": partial(check_model, config.model_path, config.data_root),
         "data and split": partial(check_data, config, regions),
         **unlabelled,
-        "reward network": partial(check_reward_network, reward_net),
+        "reward network": partial(check_reward_network, reward_net, config),
         "device": partial(check_gpu, config.gpu),
         f"disk, {FREE_DISK_GB} GB free": partial(check_disk, config.output_dir),
     }
@@ -195,6 +198,7 @@ def _images(config: RunConfig) -> Finding:
     else:
         check_one_phrase(samples, root)
     split = split_samples(samples, root, config.split_seed)
+    check_model_apart(config.model_path, samples, split)
     images = sample_statistics(samples, root / "images")
     few = {
         ("policy", "val"): "step 2 will deploy the model as it is",
@@ -310,12 +314,20 @@ def _spelling_note(samples: list[Sample]) -> tuple[str, ...]:
     return (f"look: {len(found)} {what} (see {some(found[0])})",) if found else ()
 
 
-def check_reward_network(path: str) -> Finding:
-    """How a reward network was trained."""
+def check_reward_network(path: str, config: RunConfig) -> Finding:
+    """How a reward network was trained, and that it has not seen the annotated images that it is to judge."""
     if not path:
         return Finding("none named: step 2 uses the newest fitting one, or trains one first")
-    info = RewardNetwork.from_pretrained(path).training_info
-    return Finding(f"mode {info.get('mode')}, trained on {len(info.get('train_groups', []))} patients")
+    network = RewardNetwork.from_pretrained(path)
+    info = network.training_info
+    known = f"mode {info.get('mode')}, trained on {len(info.get('train_groups', []))} patients"
+    if not network.pictures:
+        return Finding(f"{known}; its images are not recorded: {NAMES_ALONE}")
+    if not _to_be_rendered(config.data_root) and recognise_annotations((config := own_format(config)).data_root):
+        samples = read_samples(config.data_root, config.group_regex, given_levels(config.bit_depth, None))
+        split = split_samples(samples, config.data_root, config.split_seed)
+        check_apart(network.pictures, judged_parts(samples, split), f"{path}: the reward network", TRAIN_ANEW)
+    return Finding(known)
 
 
 def check_gpu(gpu: int | None) -> Finding:

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from rl_reward_network.artefacts import NAMES_ALONE, PICTURES, load_arrays, locked
 from rl_reward_network.data.annotations import compile_group_regex, phrase_key
-from rl_reward_network.data.identity import check_apart, join_groups, joined_note
+from rl_reward_network.data.identity import check_apart, join_groups, joined_note, judged_parts
 from rl_reward_network.data.images import given_levels
 from rl_reward_network.data.items import Sample, levels_of
 from rl_reward_network.data.readers import READERS, read_images
@@ -140,7 +140,7 @@ def open_inputs(
         split = split_samples(samples, config.data_root, config.split_seed)
     else:
         split = load_split(split_file, samples)
-    check_model(config.model_path, samples, split)
+    check_model_apart(config.model_path, samples, split)
     unlabelled = unlabelled_of(config, samples, split, finished=split_file is not None)
     segmenter = segmenter_with(config.model_path, config, limits)
     bank = MaskBank(config.output_dir / "mask_bank", segmenter.segment, segmenter.fingerprint, prompts)
@@ -178,13 +178,13 @@ def check_named(model_path: str, data_root: Path, default: Path) -> None:
         )
 
 
-def check_model(model_path: str, samples: Sequence[Sample], split: Split) -> None:
+def check_model_apart(model_path: str, samples: Sequence[Sample], split: Split) -> None:
     """Refuse a model that was trained on images of the val or test split, or chosen on some of the latter.
 
     Raises:
         ValueError: counts and names them. A model without recorded pictures, such as a published one, passes.
     """
-    parts = {f"the {name} split": select(samples, split, name) for name in ("val", "test")}
+    parts = judged_parts(samples, split, ("val", "test"))
     remedy = "use the data and --split_seed of that training, or leave these images out"
     check_apart(load_arrays(Path(model_path) / PICTURES, NAMES_ALONE), parts, f"{model_path}: the model", remedy)
 

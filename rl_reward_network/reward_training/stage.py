@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rl_reward_network.artefacts import NAMES_ALONE, write_json
-from rl_reward_network.data.identity import check_apart, thumbnails
+from rl_reward_network.data.identity import TRAIN_ANEW, check_apart, judged_parts, thumbnails
 from rl_reward_network.data.items import Sample
 from rl_reward_network.data.splits import Split, select
 from rl_reward_network.data.windows import LabelledImages
@@ -241,7 +241,6 @@ def check_no_leak(
             chosen on patients of policy or test or on unlabelled ones, or its config.json does not list its patients.
     """
     new = {sample.group_id for sample in unlabelled.samples} if unlabelled else set()
-    remedy = "train one on these data and this split: sa2va-rl reward quick"
     for groups, use, splits in (
         ("train_groups", "trained", ("policy", "val", "test")),
         ("val_groups", "chosen", ("policy", "test")),
@@ -250,12 +249,12 @@ def check_no_leak(
         if groups not in network.training_info:
             if groups == "unlabelled_groups":  # most networks learn from labelled images alone
                 continue
-            raise ValueError(f"{where}: {groups} is missing, the patients the network was {use} on; {remedy}")
+            raise ValueError(f"{where}: {groups} is missing, the patients the network was {use} on; {TRAIN_ANEW}")
         known = set(network.training_info[groups])
         for name in splits:
             if shared := known & set(split.groups[name]):
                 raise ValueError(
-                    f"{where}: the reward network was {use} on {len(shared)} patients of the {name} split; {remedy}"
+                    f"{where}: the reward network was {use} on {len(shared)} patients of the {name} split; {TRAIN_ANEW}"
                 )
         if shared := known & new:
             raise ValueError(
@@ -263,9 +262,9 @@ def check_no_leak(
             )
     if samples and not network.pictures:
         warnings.warn(f"{where}: the network does not record its images, as of before 1.0; {NAMES_ALONE}", stacklevel=2)
-    parts = {f"the {name} split": select(samples, split, name) for name in ("policy", "val", "test")}
-    further = {"--unlabelled_root": unlabelled.samples} if unlabelled else {}
-    check_apart(network.pictures, parts | further, f"{where}: the reward network", remedy)
+    further = {"--unlabelled_root": list(unlabelled.samples)} if unlabelled else {}
+    parts = judged_parts(samples, split) | further
+    check_apart(network.pictures, parts, f"{where}: the reward network", TRAIN_ANEW)
 
 
 def _mean_dice(examples: RewardExamples, seed: Sequence[int]) -> float:

@@ -13,6 +13,7 @@ import pytest
 from rl_reward_network.artefacts import read_json, write_json
 from rl_reward_network.data.windows import LabelledImages
 from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.inputs.doctor import check_reward_network
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.inputs.unlabelled import Unlabelled
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
@@ -193,11 +194,16 @@ def test_images_under_other_names_are_not_judged_by_a_network_that_has_seen_them
     further = Unlabelled(Path("new"), tuple(s for s in renamed if s.group_id in names["reward"]), "fingerprint")
     with pytest.raises(ValueError, match="images of --unlabelled_root"):
         check_no_leak(inputs.split, network, Path("net"), further, inputs.samples)
+    folder, other = str(reward_run / "best_reward_net"), replace(inputs.config, split_seed=3)
+    with pytest.raises(ValueError, match=r"best_reward_net: the reward network was .* images of the \w+ split"):
+        check_reward_network(folder, other)
+    assert check_reward_network(folder, inputs.config).details.endswith(f"trained on {seen} patients")
     network.pictures = {}  # as of an earlier version
     network.save_pretrained(tmp_path / "old")
     old = RewardNetwork.from_pretrained(tmp_path / "old")
     with pytest.warns(UserWarning, match=r"net: the network does not record its images.*compared by name alone"):
         check_no_leak(inputs.split, old, Path("net"), samples=renamed)
+    assert "its images are not recorded" in check_reward_network(str(tmp_path / "old"), other).details
 
 
 def test_a_run_says_what_it_used_and_how_far_it_can_be_trusted(inputs: RunInputs, reward_run: Run) -> None:
