@@ -176,8 +176,7 @@ def run_grpo_stage(
                 "validation": None if outcome is None else asdict(outcome),
                 "peak_memory_gib": peak,
                 "seconds": {**trainer.phases, "learning": learning},
-                "taught": taught if taught["images"] else None,
-            }
+            } | ({"taught": taught} if taught["images"] else {})
             if refit is not None:
                 refit.save(run / REFITTED)
             _save(trainer, run, spent)
