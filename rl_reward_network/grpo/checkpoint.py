@@ -44,7 +44,8 @@ class RunState:
         curriculum: of the order of the prompts; empty without a curriculum.
         ema_steps: updates of the teacher.
         validation: of the validation; empty without one.
-        taught: images that a mean teacher was asked for, and those whose answer had no mask.
+        taught: images that a mean teacher was asked for, and those whose answer had no mask; written for
+            that objective alone.
     """
 
     spread: float
@@ -81,7 +82,8 @@ def save_run_state(
                     save_file(ema.weights, temporary / EMA_WEIGHTS)
                 if network is not None:
                     save_file(dict(network), temporary / REWARD_WEIGHTS)
-                save_checkpoint(temporary / STATE, dict(vars(state)))
+                of_all = {name: value for name, value in vars(state).items() if value or name != "taught"}
+                save_checkpoint(temporary / STATE, of_all)
                 if trainer.is_deepspeed_enabled:  # which saves the optimiser itself
                     assert trainer.lr_scheduler is not None
                     torch.save(trainer.lr_scheduler.state_dict(), temporary / SCHEDULER_NAME)

@@ -25,11 +25,12 @@ from rl_reward_network.grpo.policy import PolicyOutputs
 from rl_reward_network.grpo.preferences import preference_loss
 from rl_reward_network.grpo.rollouts import AnswerRollout, CaptionRollout, MicroBatch, PromptImage, Rollouts
 from rl_reward_network.grpo.settings import OF_LABELS, GRPOSettings, Level
-from rl_reward_network.models.sa2va.grounding_sa2va import mask_losses, soft_targets
+from rl_reward_network.models.sa2va.grounding_sa2va import DecodedMasks, candidate_loss, mask_losses, soft_targets
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 from rl_reward_network.models.soft_cldice import soft_cldice
 from rl_reward_network.rewards.learned import ForegroundMaps
 
+CHOICE_WEIGHT = 1.0  # of SAM 2's guesses which of its candidates is best
 FINER = 2  # the grid of mask losses over SAM 2's masks; its square (4) is no better (docs/log.md)
 Numbers = Tensor | float
 
@@ -129,6 +130,9 @@ def grpo_objective(
     if supervised and config.caption_to_mask_weight:
         from_labels, of_labels = labelled_loss(batch.rollouts.answers, masks, outputs.embeddings, config, counts)
         total, metrics = total + from_labels, metrics | of_labels
+        if choices := choice_losses(images, outputs.decoded):
+            metrics["loss/choice"] = torch.stack(choices).detach().mean()
+            total = total + CHOICE_WEIGHT * torch.stack(choices).sum() / counts.true_masks
     if taught := [(image.taught, logits) for image, logits in masks if image.taught is not None]:
         losses = [
             consistency_loss(logits, torch.from_numpy(mask), config.bce_weight, config.dice_weight)
@@ -363,6 +367,15 @@ def labelled_loss(
         metrics["loss/contrast"] = contrasts.detach().mean()
         total = total + config.contrast_weight * contrasts.sum() / counts.masks
     return total, metrics
+
+
+def choice_losses(images: Sequence[PromptImage], decoded: Sequence[DecodedMasks]) -> list[Tensor]:
+    """`candidate_loss` of each image with a true mask: SAM 2 selects among candidates that move in training."""
+    return [
+        candidate_loss(masks, torch.from_numpy(image.truth)[None])
+        for image, masks in zip(images, decoded, strict=True)
+        if image.truth is not None
+    ]
 
 
 def name_contrast_losses(embeddings: Tensor, names: Sequence[str]) -> Tensor:

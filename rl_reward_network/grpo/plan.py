@@ -273,7 +273,7 @@ def _hyperparameters(run: Chosen) -> GRPOSettings:
         settings,
         **weights,
         mask_to_caption_weight=settings.mask_to_caption_weight if captions else 0.0,
-        mask_policy=settings.mask_policy or default_mask_policy(args.small, captions),
+        mask_policy=settings.mask_policy or default_mask_policy(captions),
         pathwise_weight=_or(settings.pathwise_weight, 1.0 if run.pathwise else 0.0),
         ema_decay=0.0 if args.no_ema else settings.ema_decay,
     )

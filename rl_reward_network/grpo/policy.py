@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from rl_reward_network.grpo.mask_policies import MaskPolicy
 from rl_reward_network.grpo.rollouts import AnswerRollout, CaptionRollout, Rollouts, Stored
 from rl_reward_network.models.ema import trainable_tensors
+from rl_reward_network.models.sa2va.grounding_sa2va import DecodedMasks
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ class PolicyOutputs:
         parameters: float32 (D,) of the mask policy for each answer; empty unless masks were sampled, or requested.
         mask_logits: float32 (h, w) of the mean action of each answer; empty unless requested.
         embeddings: (C,), `[SEG]` of each answer.
+        decoded: the same masks, K = 1 each, with SAM 2's candidates.
     """
 
     log_probs: list[Tensor]
@@ -113,6 +115,7 @@ class PolicyOutputs:
     parameters: list[Tensor]
     mask_logits: list[Tensor]
     embeddings: list[Tensor] = field(default_factory=list)
+    decoded: list[DecodedMasks] = field(default_factory=list)
 
     def stored(self) -> Stored:
         """What a later loss compares with, without gradient."""
@@ -201,8 +204,9 @@ class GRPOPolicy(nn.Module):
             entropies,
             [answer.log_probs for answer in made_in_order],
             [answer.parameters for answer in made_in_order if answer.parameters is not None],
-            [answer.mask_logits for answer in made_in_order if answer.mask_logits is not None],
+            [answer.decoded.mask_logits[0] for answer in made_in_order if answer.decoded is not None],
             [answer.embedding for answer in made_in_order],
+            [answer.decoded for answer in made_in_order if answer.decoded is not None],
         )
 
     def _states(self, trees: Sequence["_Tree"], packed: Packed) -> Tensor:
@@ -226,13 +230,13 @@ class GRPOPolicy(nn.Module):
             return []
         sam = answers[0].image.features.sam
         embeddings = self.sa2va.text_hidden_fcs(torch.stack([of_answer[-1] for of_answer in states]))
-        masks = list(self.sa2va.decode_masks(sam, embeddings).mask_logits) if with_masks else [None] * len(answers)
+        decoded = self.sa2va.decode_masks(sam, embeddings) if with_masks else None
         made = []
-        for answer, of_answer, embedding, mask_logits in zip(answers, states, embeddings, masks, strict=True):
+        for row, (answer, of_answer, embedding) in enumerate(zip(answers, states, embeddings, strict=True)):
             token_ids = torch.tensor(answer.answer_ids, device=of_answer.device)
             log_probs, _ = self._log_probs(of_answer[:-1], token_ids, 1.0, "none")
             parameters = self.mask_policy.parameters(self.sa2va, sam, embedding) if with_parameters else None
-            made.append(_Made(log_probs, parameters, mask_logits, embedding))
+            made.append(_Made(log_probs, parameters, None if decoded is None else decoded[row], embedding))
         return made
 
     def _log_probs(
@@ -263,7 +267,7 @@ class _Made(NamedTuple):
 
     log_probs: Tensor
     parameters: Tensor | None
-    mask_logits: Tensor | None
+    decoded: DecodedMasks | None
     embedding: Tensor
 
 

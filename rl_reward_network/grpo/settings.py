@@ -121,8 +121,8 @@ class GRPOSettings:
     """Tokens of a caption: 24 on a model of the embedded one's size, else 128."""
     mask_policy: Rare[MaskPolicyName | None] = None
     """What loop 2 samples: gaussian, noise on the [SEG] embedding; bernoulli, cells of a 16 x 16 grid, which trains the
-    mask decoder, too, but is coarse. By default gaussian, on regions with a model of the embedded
-    one's size bernoulli (docs/log.md)."""
+    mask decoder, too, but is coarse. By default bernoulli on captioned regions, gaussian on annotated images
+    (docs/explanation/mask-policies.md)."""
     curriculum: Rare[bool] = False
     """Draw regions whose rewards have spread more often, and easy regions before hard ones."""
     adaptive_loop_weights: Rare[bool] = False
@@ -188,9 +188,9 @@ MASK_LOSSES = {  # of supervised training, by kind of data; chosen on validation
 LORA_R = {"small": 16, "large": 128}
 
 
-def default_mask_policy(small: bool, captions: bool) -> MaskPolicyName:
-    """The mask policy of a kind of model, on data with or without captions; docs/log.md compares them."""
-    return "bernoulli" if small and captions else "gaussian"
+def default_mask_policy(captions: bool) -> MaskPolicyName:
+    """The mask policy on data with or without captions; docs/explanation/mask-policies.md compares them."""
+    return "bernoulli" if captions else "gaussian"
 
 
 def with_preset(settings: GRPOSettings, mode: Mode, small: bool, side: bool = False) -> GRPOSettings:

@@ -186,8 +186,7 @@ def run_grpo_stage(
                 "validation": None if outcome is None else asdict(outcome),
                 "peak_memory_gib": peak,
                 "seconds": {**trainer.phases, "learning": learning},
-                "taught": taught if taught["images"] else None,
-            }
+            } | ({"taught": taught} if taught["images"] else {})
             if validation is not None:
                 validation.save_looks(run / LOOKS)
             if refit is not None:

@@ -204,6 +204,7 @@ class Sa2VAGRPOTrainer(Trainer):
             outputs, anchor = self.policy(batch.rollouts, self.args.needs_masks, self.args.samples_masks)
         parts = [*outputs.log_probs, *outputs.mask_logits]
         parts += outputs.parameters if self.args.samples_masks else []
+        parts += [decoded.candidate_scores for decoded in outputs.decoded] if self.args.objective in OF_LABELS else []
         parts += outputs.answer_log_probs if self.args.answer_weight else []
         return anchor + sum(part.float().sum() for part in parts)
 
@@ -520,7 +521,7 @@ class Sa2VAGRPOTrainer(Trainer):
             curriculum=self.order.state_dict() if isinstance(self.order, CurriculumOrder) else {},
             ema_steps=self.ema.steps if self.ema is not None else 0,
             validation=self.validation.state_dict() if self.validation is not None else {},
-            taught=self.taught_counts,
+            taught=self.taught_counts if self.args.objective == "mean_teacher" else {},
         )
         save_run_state(self, self.sa2va, self.ema, state, None if self.refit is None else self.refit.state_dict())
 

@@ -246,7 +246,8 @@ def test_a_reward_network_pays_on_images_and_its_gradient_is_followed(scenes: Pa
     for flags in (["--pathwise_weight", "0"], ["--shuffle_rewards"], ["--objective", "supervised"]):
         assert planned(images, *flags, network=network).settings.pathwise_weight == 0
     assert planned(scenes, network=network).settings.pathwise_weight == 0
-    assert planned(scenes).settings.mask_policy == "bernoulli"
+    for model in ("sa2va-nano", "ByteDance/Sa2VA-4B"):
+        assert planned(scenes, "--model_path", model).settings.mask_policy == "bernoulli"
 
 
 def test_loops_of_a_judge(scenes: Path) -> None:

@@ -94,7 +94,7 @@ class DecodedMasks:
         iou_scores: float32 (K,), that predicted IoU.
         selected: int64 (K,), index of that candidate, 1 to 3.
         candidates: float32 (K, 4, h, w), SAM 2's logits of all; candidate 0 is the single-mask token, unused by Sa2VA.
-        candidate_scores: float32 (K, 4), predicted IoU of all.
+        candidate_scores: float32 (K, 4), predicted IoU of all; its gradient ends in the head that predicts it.
         object_score_logits: float32 (K,); unused, as in the reference: a negative value does not empty the mask.
     """
 
@@ -104,6 +104,11 @@ class DecodedMasks:
     candidates: Tensor
     candidate_scores: Tensor
     object_score_logits: Tensor
+
+    def __getitem__(self, rows: int | slice) -> "DecodedMasks":
+        """The masks of some prompts, their axis kept."""
+        rows = slice(rows, rows + 1) if isinstance(rows, int) else rows
+        return DecodedMasks(*(tensor[rows] for tensor in vars(self).values()))
 
 
 def sam_features(sam: Any, sam_pixel_values: Tensor) -> Sam2Features:
@@ -129,8 +134,7 @@ def decode_masks(
         side: the side network that refines the masks, for features with its pixels.
     """
     if not len(seg_embeddings):  # transformers' attention takes no empty batch
-        one = decode_masks(sam, features, seg_embeddings.new_zeros(1, seg_embeddings.shape[1]), side)
-        return DecodedMasks(*(tensor[:0] for tensor in vars(one).values()))
+        return decode_masks(sam, features, seg_embeddings.new_zeros(1, seg_embeddings.shape[1]), side)[:0]
     maps = features.maps
     if features.sam_pixels is not None:
         maps = sam_features(sam, features.sam_pixels).maps
@@ -143,7 +147,7 @@ def decode_masks(
     weights = [network(tokens[:, 2 + i]) for i, network in enumerate(decoder.output_hypernetworks_mlps)]
     of_masks = torch.stack(weights, dim=1)  # (K, 4, C/8)
     candidates = (of_masks @ pixels.flatten(2)).unflatten(2, pixels.shape[-2:]).float()
-    scores = decoder.iou_prediction_head(tokens[:, 1]).float()
+    scores = decoder.iou_prediction_head(tokens[:, 1].detach()).float()  # a guess about masks must not change them
     selected = scores[:, 1:].argmax(dim=1) + 1
     rows = torch.arange(len(selected), device=selected.device)
     mask_logits = candidates[rows, selected]
@@ -200,10 +204,31 @@ def mask_losses(
 def iou_head_loss(iou_scores: Tensor, mask_logits: Tensor, masks: Tensor) -> Tensor:
     """Mean squared error between predicted and true IoU, scalar; differentiable in the predictions alone.
 
-    The IoU of two empty masks is 1.
-
     Args:
         iou_scores: float (K,), predictions of SAM 2's head.
+        mask_logits, masks: as in `true_iou`.
+    """
+    return F.mse_loss(iou_scores.float(), true_iou(mask_logits, masks))
+
+
+def candidate_loss(decoded: DecodedMasks, masks: Tensor) -> Tensor:
+    """As `iou_head_loss`, of all candidates that may be selected, so that the right one still is when they have moved.
+
+    Of the selected one the IoU of the mask that is deployed counts, which a side network may have refined.
+
+    Args:
+        decoded: K masks with their candidates.
+        masks: as in `true_iou`.
+    """
+    ious = torch.stack([true_iou(candidate, masks) for candidate in decoded.candidates.unbind(1)[1:]], dim=1)
+    ious = ious.scatter(1, decoded.selected[:, None] - 1, true_iou(decoded.mask_logits, masks)[:, None])
+    return F.mse_loss(decoded.candidate_scores[:, 1:], ious)
+
+
+def true_iou(mask_logits: Tensor, masks: Tensor) -> Tensor:
+    """float32 (K,), without gradient: the IoU of masks with the truth; of two empty ones 1.
+
+    Args:
         mask_logits: float (K, h, w).
         masks: bool, uint8 or float in [0, 1] (K, H, W), ground truth. Where (h, w) divides its size, the IoU is that
             of the whole cells with the truth at its own size.
@@ -215,7 +240,7 @@ def iou_head_loss(iou_scores: Tensor, mask_logits: Tensor, masks: Tensor) -> Ten
     truth = soft_targets(masks, mask_logits)
     union = torch.where(predicted, 1.0, truth).flatten(1).sum(1)
     overlap = torch.where(predicted, truth, 0.0).flatten(1).sum(1)
-    return F.mse_loss(iou_scores.float(), torch.where(union > 0, overlap / union, 1.0))
+    return torch.where(union > 0, overlap / union, 1.0)
 
 
 def soft_targets(masks: Tensor, mask_logits: Tensor) -> Tensor:
