@@ -169,6 +169,11 @@ def test_the_segmenter_joins_segs_and_keeps_no_seg_empty(tiny_model, tiny_proces
         assert (probabilities > 0.5).any() != empty
 
 
+def _masks_of_sequence(model, image, processor):
+    embeddings = answer_sequence(model, [image], "Segment.", processor, 20).seg_embeddings
+    return list(masks_without_memory(model, [image], embeddings, processor))
+
+
 @pytest.mark.parametrize("where", ["model.language_model.norm.weight", "text_hidden_fcs.2.bias"])
 def test_an_answer_of_overflowing_weights_is_an_error(tiny_model, tiny_processor, where):
     """Finite weights, whose products are not: neither an answer without `[SEG]` nor an empty mask."""
@@ -181,8 +186,7 @@ def test_an_answer_of_overflowing_weights_is_an_error(tiny_model, tiny_processor
     with pytest.raises(ValueError, match="computes NaN or infinity"):
         model.predict_forward(image=image, text="<image>Segment.", processor=tiny_processor, max_new_tokens=20)
     with pytest.raises(ValueError, match="computes NaN or infinity"):
-        embeddings = answer_sequence(model, [image], "Segment.", tiny_processor, 20).seg_embeddings
-        list(masks_without_memory(model, [image], embeddings, tiny_processor))
+        _masks_of_sequence(model, image, tiny_processor)
 
 
 def test_fingerprints_change_with_weights_and_limits(tiny_checkpoint, tiny_model):
