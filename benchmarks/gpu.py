@@ -23,9 +23,10 @@ import torch
 from benchmarks.segment import exact_float32, seconds
 from rl_reward_network.cli.app import run
 from rl_reward_network.embedded.regions import make_scenes
+from rl_reward_network.env.mask_bank import NO_MASK_LOGIT
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.grpo.image_context import ImageContext, encode_image, make_question
-from rl_reward_network.inputs.segmenter import NO_MASK_LOGIT, Sa2VASegmenter
+from rl_reward_network.inputs.segmenter import Sa2VASegmenter
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype, load_sa2va_model

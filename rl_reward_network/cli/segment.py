@@ -215,7 +215,7 @@ def show_table(results: "Sequence[Segmented]") -> None:
     """Print a row for each image."""
     same_prompt = len({result.prompt for result in results}) == 1
     has_quality = any(result.quality for result in results)
-    has_answer = results[0].segs is not None
+    has_answer = any(result.answer for result in results)  # not where several answers make a mask
     what = "prompt" if has_answer else "method"
     table = Table(title=escape(f"{what}: {results[0].prompt}") if same_prompt else None, box=box.SIMPLE)
     heads = ["image", *(["prompt"] * (not same_prompt)), "mask", *(["[SEG]"] * has_answer)]

@@ -119,6 +119,20 @@ def decode(
     return answers
 
 
+def check_computed(answers: Sequence[Answer], *values: Tensor) -> None:
+    """Refuse NaN and infinity in what a model computes, which would look like no answer, or like an empty mask.
+
+    Raises:
+        ValueError: a value, or the last state of an answer, is not finite.
+    """
+    last = [answer.states[-1] for answer in answers if answer.states]
+    if not all(bool(part.isfinite().all()) for part in (*values, *([torch.stack(last)] if last else []))):
+        raise ValueError(
+            "the model computes NaN or infinity: its weights are damaged, or too large for their number format; look "
+            "at sa2va-rl doctor, or load it in float32"
+        )
+
+
 def selected_rows(cache: DynamicCache, rows: Tensor, config: Any) -> DynamicCache:
     """A new cache of some rows, int64 (N,), of another; a row may be repeated."""
     copy = DynamicCache(config=config)

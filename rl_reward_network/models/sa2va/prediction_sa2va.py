@@ -17,7 +17,14 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache
 
-from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding, decode, evaluating, selected_rows
+from rl_reward_network.models.sa2va.generation_sa2va import (
+    Answer,
+    Decoding,
+    check_computed,
+    decode,
+    evaluating,
+    selected_rows,
+)
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.models.sa2va.pixels_sa2va import ImageLike, square_pixels, to_rgb, upsample_mask_logits
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
@@ -205,7 +212,7 @@ def segmentations(
     """Answers on one image of size (H, W) with the masks of their `[SEG]`, `at_once` decoded at a time.
 
     Raises:
-        ValueError: a mask, a state of the language model or the image's features are not finite.
+        ValueError: as `check_computed`.
     """
     states = [answer.states_at(processor.seg_token_id) for answer in answers]
     flat = [state for group in states for state in group]
@@ -216,12 +223,7 @@ def segmentations(
         logits.append(decoded.mask_logits)
         scores.append(decoded.iou_scores)
     counts, masks, pooled = [len(group) for group in states], torch.cat(logits), features.pooled()[0]
-    last = [answer.states[-1] for answer in answers if answer.states]
-    if not all(bool(values.isfinite().all()) for values in (masks, pooled, *([torch.stack(last)] * bool(last)))):
-        raise ValueError(
-            f"the model computes NaN or infinity in {model.dtype}: its weights are damaged or too large; see sa2va-rl "
-            "doctor, or load it in float32"
-        )
+    check_computed(answers, masks, pooled)
     groups = zip(answers, masks.split(counts), torch.cat(scores).split(counts), strict=True)
     return [
         Segmentation(answer_text(processor, answer), mask, score, pooled, size, processor.sam_image_size)

@@ -21,7 +21,7 @@ from accelerate.utils import send_to_device
 from PIL import Image
 from torch import Tensor
 
-from rl_reward_network.models.sa2va.generation_sa2va import Decoding, evaluating
+from rl_reward_network.models.sa2va.generation_sa2va import Decoding, check_computed, evaluating
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features, sparse_prompts
 from rl_reward_network.models.sa2va.pixels_sa2va import ImageLike, to_rgb, upsample_mask_logits
 from rl_reward_network.models.sa2va.prediction_sa2va import MASKS_AT_ONCE, answer_batch, answer_text, image_features
@@ -193,6 +193,7 @@ def _answer(
         width = model.config.sam2_config.vision_config.fpn_hidden_size
         none = torch.zeros(0, width, device=model.device)
         embeddings = model.text_hidden_fcs(torch.stack(states)).float() if states else none
+        check_computed([answer], embeddings)
     return SequenceAnswer(answer_text(processor, answer), embeddings)
 
 
@@ -206,6 +207,7 @@ def _masks_with_memory(
         with evaluating(model):
             features = image_features(model, processor, [frame])
             logits = torch.cat([memory.next_masks(features) for memory in memories])
+            check_computed([], logits)
         yield logits
 
 
@@ -221,6 +223,7 @@ def _masks_without_memory(
                 torch.cat([model.decode_masks(features[index], group).mask_logits for group in groups])
                 for index in range(len(batch))
             ]
+            check_computed([], *logits)
         yield from logits
 
 
