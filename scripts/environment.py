@@ -54,9 +54,10 @@ def lacking(extras: str = "") -> list[str]:
 
 def launch(command: str) -> None:
     """Run a command of sa2va-rl in this Python, or in that of .venv where this one lacks packages."""
-    if Path(sys.prefix) != OWN and lacking() and (OWN / "bin" / "python").exists():
-        os.execv(OWN / "bin" / "python", [str(OWN / "bin" / "python"), *sys.argv])
-    if wrong := lacking():
+    wrong, own = lacking(), OWN / "bin" / "python"
+    if wrong and own.exists() and Path(sys.executable) != own:
+        os.execv(own, [str(own), *sys.argv])
+    if wrong:
         first = f"{wrong[0]}{f' and {len(wrong) - 1} more' if wrong[1:] else ''}"
         sys.exit(f"error: {sys.executable} lacks {first}; `bash {ROOT}/scripts/install.sh` installs all into {OWN}")
     sys.path[0] = str(ROOT)  # the project, not the folder of the launcher

@@ -185,6 +185,7 @@ def test_a_number_of_processes_that_makes_no_sense(called: Called, environment: 
         (["--dataset-name", "owner/data"], {}, False),
         (["--data_dir", "D"], {}, False),
         (["--data-root=D"], {}, False),
+        (["--dataset_path", "D"], {}, False),
         ([], {"DATA_ROOT": "D", "MODEL_PATH": "M"}, False),
     ],
 )

@@ -18,5 +18,6 @@ def tinted(image: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
     """uint8 (H, W, 3): an RGB image of that kind, tinted where the mask, bool (H, W), is; None is no mask yet."""
     frame = image.copy()
     if mask is not None:
-        frame[mask] = (frame[mask] * 0.5 + np.array(TINT) * 0.5).astype(np.uint8)
+        inside = mask > 0
+        frame[inside] = (0.5 * frame[inside] + 0.5 * np.array(TINT)).astype(np.uint8)
     return frame

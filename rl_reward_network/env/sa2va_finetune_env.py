@@ -57,7 +57,7 @@ class PromptContext:
         for name, values in {**scores, **self.metrics}.items():
             self._require(name, values, self.scores.shape, 0, 1)
         if self.image is not None and self.masks is not None:
-            self._require("masks", self.masks, (*self.scores.shape, *self.image.shape[:2]), 0, 1)
+            self._require("masks", self.masks == 1, (*self.scores.shape, *self.image.shape[:2]), 0, 1)
 
     @property
     def judged(self) -> bool:
