@@ -13,7 +13,6 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("rl_reward_network", "benchmarks", "tools", "examples")
 CODE = {room: list((ROOT / room).rglob("*.py")) for room in ROOMS}
 SUFFIXES = r"py|sh|md|safetensors|json|jsonl|csv|html|txt|zip|png|pt|tex|toml|yaml|npz|ply|jpg|dcm|avi|mp4"
-EXTERNAL = {"evaluation/eval_model_outputs.py"}  # of DLC-Bench
 HISTORY = (
     "docs/log.md",
     "docs/reference/errors.md",
@@ -89,7 +88,7 @@ def unknown_names(text: str) -> list[str]:
     """Quoted names and files that do not exist."""
     quoted = re.findall(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)(?:\(\))?`", text)
     wrong = [name for name in quoted if not re.search(rf"\.({SUFFIXES})$", name) and not is_known(name)]
-    files = set(re.findall(r"(?<![\w/.<{*-])((?:[\w-]+/)+[\w-]+\.(?:py|sh))\b", text)) - EXTERNAL
+    files = set(re.findall(r"(?<![\w/.<{*-])((?:[\w-]+/)+[\w-]+\.(?:py|sh))\b", text))
     return wrong + [name for name in files if not any(f"/{file}".endswith(f"/{name}") for file in tracked_files())]
 
 

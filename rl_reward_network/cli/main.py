@@ -25,7 +25,6 @@ SUBCOMMANDS = {"data import": "data_import"}  # two words -> file
 MOVED = {  # former commands -> what to run in a checkout instead
     "nano": "python -m tools.nano",
     "demo": "python -m examples.demo",
-    "dlc-bench": "python -m benchmarks.dlc_bench",
     "consistency": "python -m pytest tests/grpo/test_recipe.py",
 }
 

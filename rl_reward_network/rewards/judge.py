@@ -9,7 +9,7 @@ Formula: score = sum of s_i over the questions / number of questions, where s_i 
 min(0, s_i) if the object was not recognised. Range [-1, 1]. Negative scores are not clipped; otherwise a caption full
 of errors would score as much as an empty one.
 
-Source: NVlabs/describe-anything, evaluation/eval_model_outputs.py, the pooled score of an object. Their questions were
+Source: the evaluation of NVlabs/describe-anything, the pooled score of an object. Their questions were
 verified by people; ours are written by the judge, so scores of different judges are not comparable.
 """
 
@@ -28,7 +28,6 @@ from rl_reward_network.rewards.judge_client import JudgeClient, Request
 MAX_QUESTIONS = 8  # per reference; bounds the cost of a reward
 MAX_CHOICES = 5
 EXAM_TOKENS = 2000
-PROMPT_VERSION = 1  # of the prompts below; DLC-Bench reports it
 YES, NO = ("Yes", 1.0), ("No", 0.0)
 
 EXAM = """\

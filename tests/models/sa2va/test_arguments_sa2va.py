@@ -10,7 +10,6 @@ import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor, GPTQConfig
 
 import rl_reward_network.models.sa2va.checkpoint_sa2va as checkpoints
-from benchmarks.made_up_device import MadeUpGPU
 from rl_reward_network.artefacts import weights_fingerprint
 from rl_reward_network.models.lora import parameter_table
 from rl_reward_network.models.sa2va import Sa2VAForConditionalGeneration, Sa2VAProcessor
@@ -87,11 +86,12 @@ def test_a_device_map_names_one_device(device_map: Any, device: str) -> None:
 
 
 def test_auto_is_the_first_gpu_and_refused_where_the_weights_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    with MadeUpGPU():
-        assert one_device("auto") == torch.device("cuda:0")
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**20, 2**20))
-        with pytest.raises(ValueError, match=r"the weights take 0\.0 GiB, but cuda:0 has 0\.0 GiB free"):
-            load(NANO, device_map="auto")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**20, 2**20))
+    assert one_device("auto") == torch.device("cuda:0")
+    with pytest.raises(ValueError, match=r"the weights take 0\.0 GiB, but cuda:0 has 0\.0 GiB free"):
+        load(NANO, device_map="auto")
 
 
 def test_a_processor_of_a_hub_id_fetches_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
