@@ -145,7 +145,7 @@ def _estimate(metric: str) -> Callable[[MethodRow], Estimate]:
 
 
 def _mean(estimate: Callable[[MethodRow], Estimate]) -> Callable[[MethodRow], str]:
-    return lambda row: f"{estimate(row).mean:.3f}"
+    return lambda row: estimate(row).point()
 
 
 def _limits(name: str, estimate: Callable[[MethodRow], Estimate]) -> list[Column[MethodRow]]:

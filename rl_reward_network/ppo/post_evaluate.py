@@ -327,7 +327,7 @@ def show_operations(result: PostResult) -> None:
     columns: list[Column[Row]] = [
         ("", lambda row: row.name),
         ("Dice [95 %]", results.value),
-        ("-sequence", lambda row: f"{results.difference(row, SEQUENCE).mean:+.3f}"),
+        ("-sequence", lambda row: results.difference(row, SEQUENCE).point("+")),
         ("closed", lambda row: percent(result.closed(row))),
     ]
     table_of(results.rows, columns).show("mean Dice over patients, less best fixed sequence")

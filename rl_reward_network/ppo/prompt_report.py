@@ -187,8 +187,8 @@ def _tables(comparison: Comparison) -> list[str]:
     name: Column[Row] = ("row", lambda row: row.name)
     short: list[Column[Row]] = [
         name,
-        (criterion, lambda row: f"{results.value(row).mean:.3f}"),
-        ("to best fixed", lambda row: f"{results.difference(row, FIXED).mean:+.3f}"),
+        (criterion, lambda row: results.value(row).point()),
+        ("to best fixed", lambda row: results.difference(row, FIXED).point("+")),
         ("gap closed", lambda row: percent(comparison.closed(row))),
     ]
     prompts: Column[Row] = ("prompts per image", lambda row: comparison.prompts_asked[row.name] or "needs truth")
@@ -218,9 +218,9 @@ def show_comparison(result: EvaluationResult) -> None:
     columns: list[Column[Row]] = [
         ("", lambda row: row.name),
         ("mean [95 %]", results.value),
-        *([("recall", lambda row: f"{row.estimates['recall'].mean:.3f}")] if comparison.labelled else []),
-        ("-default", lambda row: f"{results.difference(row, DEFAULT).mean:+.3f}"),
-        ("-fixed", lambda row: f"{results.difference(row, FIXED).mean:+.3f}"),
+        *([("recall", lambda row: row.estimates["recall"].point())] if comparison.labelled else []),
+        ("-default", lambda row: results.difference(row, DEFAULT).point("+")),
+        ("-fixed", lambda row: results.difference(row, FIXED).point("+")),
         ("closed", lambda row: percent(comparison.closed(row))),
     ]
     table_of(results.rows, columns).show(f"mean over patients ({results.criterion}), minus default and best fixed")

@@ -230,20 +230,22 @@ def _item(item: ReportItem) -> str:
 
 def show_changes(result: BeforeAfter) -> None:
     """Print the means of both models and the verdict."""
-    lines = [
-        (result.label(metric), result.before.estimates[metric].mean, result.after.estimates[metric].mean, gain.signed)
+    lines: list[tuple[str, ...]] = [
+        (result.label(metric), *(row.estimates[metric].point() for row in (result.before, result.after)), gain.signed)
         for metric, gain in result.gains.items()
     ]
-    totals = [(name, old, new, f"{new - old:+.3f}") for name, (old, new) in result.totals.items()]
+    totals = [(name, f"{old:.3f}", f"{new:.3f}", f"{new - old:+.3f}") for name, (old, new) in result.totals.items()]
     words = [*map(result.word, result.gains), *[""] * len(totals)]
-    columns: list[Column[tuple[tuple[str, float, float, str], str]]] = [
+    columns: list[Column[tuple[tuple[str, ...], str]]] = [
         ("", lambda line: line[0][0]),
-        ("before", lambda line: f"{line[0][1]:.3f}"),
-        ("after", lambda line: f"{line[0][2]:.3f}"),
+        ("before", lambda line: line[0][1]),
+        ("after", lambda line: line[0][2]),
         ("change [95 %]", lambda line: line[0][3]),
         ("", lambda line: line[1]),
     ]
-    table_of(zip(lines + totals, words, strict=True), columns).show("means over groups, before and after fine-tuning")
+    table_of(zip([*lines, *totals], words, strict=True), columns).show(
+        "means over groups, before and after fine-tuning"
+    )
     for title, table in result.by_name.tables(intervals=False).items() if result.by_name else ():
         table.show(title)
     print("\n".join((result.verdict.sentence, *result.notes)))

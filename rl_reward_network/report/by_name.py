@@ -196,7 +196,7 @@ def mean_of_classes(
 def _cell(key: str, number: int, interval: bool, row: ClassRow) -> str:
     """An estimate of a row, or its mean alone; "-" without one."""
     estimate: Estimate | None = getattr(row, key)[number]
-    return "-" if estimate is None else str(estimate) if interval else f"{estimate.mean:.3f}"
+    return "-" if estimate is None else str(estimate) if interval else estimate.point()
 
 
 def by_name_html(section: NamesSection | None) -> list[str]:
@@ -210,5 +210,6 @@ def by_name_html(section: NamesSection | None) -> list[str]:
 EXPLAINED = (
     "Each image is asked for the classes by name. An absent class is recognised where the mask is empty; every other "
     "answer is a false alarm. Missed: an empty mask of a class that is there, whose Dice is 0. The mean of classes "
-    "weighs them alike. Words are adjusted for all classes. The held-out wording is in no training question."
+    "weighs them alike. Words are adjusted for all classes; fewer than six groups have neither words nor intervals. "
+    "The held-out wording is in no training question."
 )

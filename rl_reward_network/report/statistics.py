@@ -46,13 +46,17 @@ class Estimate:
     groups: int
 
     def __str__(self) -> str:
-        """Three decimals, `0.812 [0.790, 0.834]`; the mean alone with two."""
-        return f"{self.mean:.2f}" if self.low is None else f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        """`0.812 [0.790, 0.834]`; the mean alone with two decimals."""
+        return self.point() if self.low is None else f"{self.point()} [{self.low:.3f}, {self.high:.3f}]"
+
+    def point(self, sign: str = "") -> str:
+        """The mean, with three decimals where there is an interval, else with two; `sign` is "+" or ""."""
+        return f"{self.mean:{sign}.{2 if self.low is None else 3}f}"
 
     @property
     def signed(self) -> str:
         """A difference: as above, every number with its sign."""
-        return f"{self.mean:+.2f}" if self.low is None else f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
+        return self.point("+") if self.low is None else f"{self.point('+')} [{self.low:+.3f}, {self.high:+.3f}]"
 
 
 def group_means(values: np.ndarray, groups: Sequence[str]) -> np.ndarray:

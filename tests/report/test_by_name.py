@@ -91,5 +91,5 @@ def test_tables_show_absences_apart() -> None:
     tables = names_section(QUESTIONS, {"after": Answers(DICE, EMPTY)}).tables(intervals=False)
     found, absent = tables.values()
     assert found.head == ("class", "images", "Dice, after", "missed, after")
-    assert found.lines[0] == ("left", 3, "0.600", "0.250")
-    assert absent.lines == (("right", 2, "0.500"), (ALL_CLASSES, 2, "0.500"))
+    assert found.lines[0] == ("left", 3, "0.60", "0.25")
+    assert absent.lines == (("right", 2, "0.50"), (ALL_CLASSES, 2, "0.50"))

@@ -82,7 +82,7 @@ def test_one_patient_who_differs_does_not_make_an_interval_endless():
 def test_estimates_in_words():
     estimate = mean_interval(np.array([0.25, 0.75]), ["a", "a"])
     assert estimate == Estimate(0.5, None, None, 1)
-    assert (str(estimate), estimate.signed) == ("0.50", "+0.50")
+    assert (str(estimate), estimate.signed, estimate.point()) == ("0.50", "+0.50", "0.50")
     assert str(Estimate(0.5, 0.25, 0.75, 6)) == "0.500 [0.250, 0.750]"
     assert Estimate(-0.5, -0.75, 0.25, 6).signed == "-0.500 [-0.750, +0.250]"
     assert mean_interval(np.linspace(0, 1, 5), NAMES[:5]).low is None, "five patients have no interval"
