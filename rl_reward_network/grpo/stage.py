@@ -234,7 +234,10 @@ def _make_training(
     rewards = loop_rewards(plan, inputs.kind, judge, maps)
     pathwise = None if maps is None else PathwiseReward(maps, processor.sam_image_size)
     prompts = _training_prompts(inputs, plan, rewards, network is not None)
-    prompts, domain = with_unlabelled(inputs, prompts, maps, plan.settings.objective in OF_LABELS)
+    objective, learned = plan.settings.objective, plan.weights.learned or args.pathwise_weight
+    of_truth = objective == "dpo" and plan.settings.preferred_by == "truth"
+    by_labels = objective in OF_LABELS or of_truth or (objective == "grpo" and not learned)
+    prompts, domain = with_unlabelled(inputs, prompts, maps, by_labels)
     check_prompts(prompts)
     pairs = PairMaker(args.preferred_by, args.dpo_gap, maps)
     trainer = Sa2VAGRPOTrainer(model, processor, args, prompts, rewards, pathwise, plan.shuffle_rewards, pairs)
