@@ -6,7 +6,7 @@ NET is a folder best_reward_net. A folder of images with masks that the network 
 others all images. Each row is one folder at one scale: images and masks are resized by the factor. "Inside" is the
 share of the images in the network's domain; all other columns are of these. "Own" is the network's own segmentation,
 "shifted" the true mask moved by a few pixels; "holds" is the share of the images whose 90 % interval, that of
-the source of the mask, holds the true Dice. The last line is of blank pictures.
+the source of the mask, holds the true Dice ("-" where none can be given). The last line is of blank pictures.
 """
 
 from collections.abc import Sequence
@@ -90,8 +90,11 @@ def measured(network: RewardNetwork, image: np.ndarray, truth: np.ndarray) -> li
     holds = []
     for source, place in ((OWN, 0), (SHIFTED, 2)):
         interval = network.config.intervals.get(source)
-        low, high = (np.nan, np.nan) if interval is None else interval.around(quality["members"][[place], :, 0])[0]
-        holds.append(np.nan if interval is None else float(low <= true[place] <= high))
+        if interval is None or interval.refusal:
+            holds.append(np.nan)
+            continue
+        low, high = interval.around(quality["members"][[place], :, 0])[0]
+        holds.append(float(low <= true[place] <= high))
     own, of_truth = quality["dice"][:2].tolist()
     return [1.0, float(true[0]), own, of_truth, float(own > of_truth), *holds]
 

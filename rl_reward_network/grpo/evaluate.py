@@ -99,6 +99,10 @@ def _evaluate(
         maps = ForegroundMaps.beside(run, network)
         for measured in (before, after):
             measured.values["learned"] = scores(maps, prompts, measured)
+        if outside := int(np.isnan(after.values["learned"]).sum()):
+            if outside == len(prompts) and not any(prompt.labelled for prompt in prompts):
+                raise ValueError(f"none of {outside} test items has a true mask or is in the reward network's domain")
+            notes += (f"{outside} of {len(prompts)} test items are outside the reward network's domain: no score.",)
         notes += segmenter_note(maps, prompts, after)
     if "iou_of_drawn" in before.values:  # with the base model's masks: low if the captions suit the trained model alone
         before.values["iou_of_drawn_by_base"] = before.values["iou_of_drawn"]

@@ -81,7 +81,7 @@ def by_betti(image: PromptImage, masks: np.ndarray, maps: ForegroundMaps | None,
     """Error of the Betti numbers against the reward network's own segmentation, or without one against one tree."""
     expected = EXPECTED_TREE
     if maps is not None:
-        tree = maps.scorer(image.image).own_mask
+        tree = maps.scorer(image.image).foreground_prob > 0.5
         expected = components(tree), holes(tree)
     errors = np.array([_betti_error(mask, expected) if mask.any() else np.inf for mask in masks])
     return Judged(-errors, errors[:, None] < errors)

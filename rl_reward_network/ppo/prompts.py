@@ -116,7 +116,7 @@ def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run:
         with clock(seconds, "masks and scores"):
             maps = ForegroundMaps.beside(run.path, network.to(inputs.config.device))
             used, check = judged_samples(inputs, plan, samples, maps)
-            if check is not None:
+            if check is not None and check.outside:
                 print(check.sentence)
             tables = _tables(inputs, plan, maps, used, run / TABLES)
         with clock(seconds, "PPO"):

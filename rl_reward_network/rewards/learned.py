@@ -235,8 +235,6 @@ class DomainCheck:
     @property
     def sentence(self) -> str:
         """What was left out and why, for the screen."""
-        if self.reason is None:
-            return f"The reward network can judge all {self.images} images"
         return (
             f"{self.outside} of {self.images} images have no learned reward and are left out; the first: {self.reason}"
         )
