@@ -24,9 +24,9 @@ from rl_reward_network.data.items import Sample
 from rl_reward_network.data.splits import Split, patient_key, select
 
 SIDE = 32  # pixels of a thumbnail
-SURROUNDINGS = 4.0  # sigma in pixels of a thumbnail of the mean that is taken away
+SURROUNDINGS = 3.0  # sigma in pixels of a thumbnail of the mean that is taken away
 BLANK = 0.5  # grey levels; a thumbnail that deviates less from its surroundings shows nothing
-SAME = 0.97  # correlation; different patients stay below 0.96 in five sets of real images
+SAME = 0.965  # correlation; different patients stay below 0.95 in five sets of real images
 BLOCK = 1000  # rows of the correlation matrix at once
 
 S = TypeVar("S", bound=Sample)
