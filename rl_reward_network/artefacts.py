@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,17 +119,12 @@ def check_writable(folder: Path) -> None:
     Raises:
         ValueError: it cannot; names it, the reason and the remedy.
     """
-    probe = folder / f".{secrets.token_hex(4)}"
-    missing = [one for one in (probe, *probe.parents) if not os.path.lexists(one)]
+    there = next(one for one in (folder, *folder.parents) if os.path.lexists(one))
     try:
-        probe.mkdir(parents=True)
+        os.rmdir(tempfile.mkdtemp(dir=there))
     except OSError as error:
         remedy = write_remedy(error) or "name a folder in which you may write (OUTPUT_DIR)"
-        raise ValueError(f"{probe}: cannot be written ({error.strerror}); {remedy}") from error
-    finally:
-        for one in missing:
-            with suppress(OSError):  # another process writes into it by now
-                one.rmdir()
+        raise ValueError(f"{folder}{os.sep}: cannot be written ({error.strerror}); {remedy}") from error
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from rl_reward_network.flags import check_finite, common_flags, parse
 ONLY_CHECK = "SA2VA_RL_ONLY_CHECK"  # set by the shell files, which check all flags before they begin
 CALLED_AS = "SA2VA_RL_CALLED_AS"  # the shell file that the user called, for the hint at --help
 HELP, HELP_ALL = ("--help", "-h"), "--help-all"
+WRITTEN = ("output", "target", "to", "folder")  # flags of a folder to write, or of a file
 OLD_FLAGS = {"roads": "methods", "watch-every": "eval-steps"}  # names up to version 0.12; no help shows them
 
 
@@ -107,9 +108,11 @@ def _checked(args: Any) -> Any:
     """The parsed flags, whose numbers are finite and whose folders can be written into."""
     if args is not None:  # after --help
         check_finite(args)
-        for folder in (getattr(getattr(args, "inputs", None), "output_dir", None), getattr(args, "run_folder", None)):
-            if folder is not None:
-                check_writable(folder)
+        folders = [getattr(getattr(args, "inputs", None), "output_dir", None), getattr(args, "run_folder", None)]
+        for path in filter(None, (getattr(args, name, None) for name in WRITTEN)):
+            folders.append(path if path.is_dir() else path.parent)
+        for folder in filter(None, folders):
+            check_writable(folder)
     return args
 
 

@@ -354,7 +354,7 @@ class Sa2VAGRPOTrainer(Trainer):
         batch = self.rollout_generator.taught(prompts, self._views(number), weight)
         asked = [answer.image for answer in batch.rollouts.answers if answer.image.truth is None]
         lost = sum(image.taught is None for image in asked)
-        self.metrics.record({"teacher/no_seg_share": lost / len(asked)})
+        self.metrics.record({"teacher/no_seg_share": lost / max(1, len(asked))})
         self.taught = {"images": self.taught["images"] + len(asked), "no_seg": self.taught["no_seg"] + lost}
         return batch
 

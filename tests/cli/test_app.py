@@ -153,17 +153,26 @@ def test_wrong_flags_are_refused_at_once(words: tuple[str, ...], message: str) -
     assert "loaded: 2 []" in output
 
 
-@pytest.mark.parametrize("command", ["grpo", "prompts", "reward", "operations", "adapt", "compare", "bank"])
-def test_an_output_folder_that_cannot_be_made_is_refused_before_anything_is_read(
-    command: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(
+            f"{command} quick --output_dir"
+            for command in ("grpo", "prompts", "reward", "operations", "adapt", "compare")
+        ),
+        *("grpo quick --run_folder", "bank --output_dir", "segment a.png --output", "merge --model_path a --output"),
+        *("convert a", "data --folder", "data_import a --to"),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_read(
+    words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    mode = [] if command == "bank" else ["quick"]
+    command, *flags = words.split()
     called: list[Any] = []
-    for flag in ("--output_dir", "--run_folder") if command in ("grpo", "adapt") else ("--output_dir",):
-        args = import_module(f"rl_reward_network.cli.{command}").Args
-        with pytest.raises(SystemExit, match="2"):
-            cli.run(called.append, args, f"sa2va-rl {command}", [*mode, flag, "/proc/none/here"])
-        assert capsys.readouterr().err.startswith("error: /proc/none/here/")
+    args = import_module(f"rl_reward_network.cli.{command}").Args
+    with pytest.raises(SystemExit, match="2"):
+        cli.run(called.append, args, f"sa2va-rl {command}", [*flags, "/proc/none/here"])
+    assert capsys.readouterr().err.startswith("error: /proc/none/")
     assert not called
 
 
