@@ -131,7 +131,7 @@ def test_help_shows_the_common_flags_at_once_and_help_all_every_flag(command: st
         for text in (short, whole)
     )
     assert common < every
-    assert len(common) <= 25
+    assert len(common) <= 26
     assert {"--model-path", "--data-root", "--resume", "--seed"} <= common
     assert "--split-seed" in every - common
 
