@@ -33,7 +33,6 @@ from rl_reward_network.ppo.baselines import (
     FIXED,
     LAST,
     NET,
-    ORACLE,
     POLICY,
     RIDGE,
     Comparison,
