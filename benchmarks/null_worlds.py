@@ -1,6 +1,6 @@
 """Simulated worlds in which nothing is better than the model as it is: how often is something called better?
 
-    python -m benchmarks.null_worlds --worlds 300     # as in the documents: five minutes on a free core
+    python -m benchmarks.null_worlds --worlds 100     # as in the documents: two minutes on a free core
 
 Rows: 11 rows against one base, by `max_t` alone; false: any p <= 0.05. Comparison: methods less the model as it is, on
 test patients; headline and choice are those of `run_compare.sh`; false: the report names a best method. Deployment:

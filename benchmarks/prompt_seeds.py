@@ -43,6 +43,7 @@ from rl_reward_network.ppo.policy import choose_prompts, load_weights
 from rl_reward_network.ppo.prompts import PolicyPlan, decide_prompts, policy_plan, train_prompt_policy
 from rl_reward_network.ppo.train import LAST_WEIGHTS
 from rl_reward_network.report.statistics import Estimate, few_patients_note
+from rl_reward_network.report.table import ORACLE
 from rl_reward_network.reward_training.stage import check_no_leak, find_reward_network, reward_plan
 from rl_reward_network.rewards.learned import ForegroundMaps
 
