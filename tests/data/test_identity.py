@@ -72,7 +72,11 @@ def test_a_changed_copy_is_the_same_picture(change: Change) -> None:
 
 def test_blank_and_nearly_blank_pictures_are_like_no_other() -> None:
     rng = np.random.default_rng(0)
-    blank = [np.zeros((64, 64), np.uint8), np.full((64, 64, 3), 255, np.uint8), rng.integers(0, 3, (512, 512))]
+    blank: list[np.ndarray] = [
+        np.zeros((64, 64), np.uint8),
+        np.full((64, 64, 3), 255, np.uint8),
+        rng.integers(0, 3, (512, 512)),
+    ]
     found = np.stack([thumbnail(image.astype(np.uint8)) for image in blank])
     assert not found.any()
     assert not among(found, found).any()
