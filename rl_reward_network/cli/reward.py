@@ -118,6 +118,12 @@ def show_agreement(run: Run) -> None:
             f"in the mean from {ascent['dice_before']:.3f} to {ascent['dice_after']:.3f}"
         )
     console.print(own_dice_line(result))
+    console.print(
+        f"its own segmentation gets a higher number than the true mask on {result['own_above_truth']:.0%} of them, "
+        f"means {result['predicted_own']:.3f} and {result['predicted_truth']:.3f}; {result['outside']} of them are "
+        "outside its domain, where no number is given",
+        soft_wrap=True,
+    )
     for note in result["notes"]:
         console.print(note)
     if note := result["labels"]["note"]:
