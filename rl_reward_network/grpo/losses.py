@@ -30,7 +30,7 @@ from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 from rl_reward_network.models.soft_cldice import soft_cldice
 from rl_reward_network.rewards.learned import ForegroundMaps
 
-CHOICE_WEIGHT = 1.0  # of SAM 2's guesses which of its candidates is best
+CHOICE_WEIGHT = 0.01  # of SAM 2's guesses which candidate is best; AdamW's steps hardly depend on it, clipping does
 FINER = 2  # the grid of mask losses over SAM 2's masks; its square (4) is no better (docs/log.md)
 Numbers = Tensor | float
 
@@ -131,8 +131,9 @@ def grpo_objective(
         from_labels, of_labels = labelled_loss(batch.rollouts.answers, masks, outputs.embeddings, config, counts)
         total, metrics = total + from_labels, metrics | of_labels
         if choices := choice_losses(images, outputs.decoded):
-            metrics["loss/choice"] = torch.stack(choices).detach().mean()
-            total = total + CHOICE_WEIGHT * torch.stack(choices).sum() / counts.true_masks
+            of_head = torch.stack(choices)  # trains its head alone, so its value stands beside the total
+            metrics["loss/choice"] = of_head.detach().mean()
+            total = total + CHOICE_WEIGHT * (of_head - of_head.detach()).sum() / counts.true_masks
     if taught := [(image.taught, logits) for image, logits in masks if image.taught is not None]:
         losses = [
             consistency_loss(logits, torch.from_numpy(mask), config.bce_weight, config.dice_weight)
@@ -370,11 +371,14 @@ def labelled_loss(
 
 
 def choice_losses(images: Sequence[PromptImage], decoded: Sequence[DecodedMasks]) -> list[Tensor]:
-    """`candidate_loss` of each image with a true mask: SAM 2 selects among candidates that move in training."""
+    """`candidate_loss` of each image with a true mask: SAM 2 selects among candidates that move in training.
+
+    Not beside a side network, which refines the selected one: there it was no gain (docs/log.md).
+    """
     return [
         candidate_loss(masks, torch.from_numpy(image.truth)[None])
         for image, masks in zip(images, decoded, strict=True)
-        if image.truth is not None
+        if image.truth is not None and image.features.sam.side_pixels is None
     ]
 
 

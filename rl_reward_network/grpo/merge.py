@@ -40,8 +40,11 @@ def merge_run(model_path: Path, output: Path, base_model: str | None = None, dty
     if output.exists():
         raise ValueError(f"output {output} exists; give a new folder")
     if is_adapter(model_path):
-        model, processor = _with_adapter(model_path, base_model, dtype)
-        return _write(model, processor, output)
+        base = _base_of_adapter(model_path, base_model)
+        model: Any = Sa2VAForConditionalGeneration.from_pretrained(base, dtype=torch.float32)
+        merge_adapter(model, model_path)
+        convert_weights(model, weight_dtype("cpu", dtype))
+        return _write(model, Sa2VAProcessor.from_pretrained(base), output, located(base))
     final_model = grpo_model(model_path)
     if final_model is None:
         raise ValueError(
@@ -65,28 +68,33 @@ def merge_run(model_path: Path, output: Path, base_model: str | None = None, dty
     _write(model, processor, output, final_model, card_text(config, results, merged=True))
 
 
-def _write(
-    model: Any, processor: Sa2VAProcessor, output: Path, final_model: Path | None = None, card: str = ""
-) -> None:
-    """Write the merged model, its card, and the further files of the final_model, such as notes on its training."""
+def _write(model: Any, processor: Sa2VAProcessor, output: Path, trained: Path, card: str = "") -> None:
+    """Write the merged model, its card, and the further files of a final_model, such as notes on its training.
+
+    Args:
+        model, processor: what is written.
+        output: folder to write.
+        trained: final_model or checkpoint that was merged, or the base of an adapter: it names the training's images.
+        card: of the model.
+    """
     with whole_folder(output) as folder:
         model.save_pretrained(folder)
         processor.save_pretrained(folder)
-        copy_pictures(final_model, folder)
+        copy_pictures(trained, folder)
         check_checkpoint(open_checkpoint(folder))
         if card:
             (folder / "README.md").write_text(card, encoding="utf-8")
-        if final_model is not None and final_model.name == FINAL:  # the files of a checkpoint are its state
-            for file in final_model.iterdir():
+        if trained.name == FINAL:  # the files of a checkpoint are its state
+            for file in trained.iterdir():
                 if file.is_file() and not (folder / file.name).exists():
                     shutil.copyfile(file, folder / file.name)
 
 
-def _with_adapter(adapter: Path, base_model: str | None, dtype: Dtype) -> tuple[Any, Sa2VAProcessor]:
-    """A base model with an adapter of peft, added in float32, and its processor.
+def _base_of_adapter(adapter: Path, base_model: str | None) -> str:
+    """The base model of an adapter of peft.
 
     Raises:
-        ValueError: the adapter does not name its base model, is of another one, or does not fit it.
+        ValueError: the adapter does not name its base model, or is of another one.
     """
     file = adapter / PEFT_CONFIG
     named = dict(read_json(file)).get("base_model_name_or_path")
@@ -97,10 +105,7 @@ def _with_adapter(adapter: Path, base_model: str | None, dtype: Dtype) -> tuple[
         if (Path(named).is_dir() or named in EMBEDDED) and located(named).resolve() != located(base_model).resolve():
             raise ValueError(f"{file}: is of {named}, but --base_model is {base_model}; leave it out")
         print(f"note: the adapter is of {named}; names and shapes of its layers are compared with {base_model}")
-    model: Any = Sa2VAForConditionalGeneration.from_pretrained(path, dtype=torch.float32)
-    merge_adapter(model, adapter)
-    convert_weights(model, weight_dtype("cpu", dtype))
-    return model, Sa2VAProcessor.from_pretrained(path)
+    return str(path)
 
 
 def load_trained(model: Any, trained: Path, config: dict[str, Any]) -> None:

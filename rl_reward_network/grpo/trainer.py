@@ -204,7 +204,8 @@ class Sa2VAGRPOTrainer(Trainer):
             outputs, anchor = self.policy(batch.rollouts, self.args.needs_masks, self.args.samples_masks)
         parts = [*outputs.log_probs, *outputs.mask_logits]
         parts += outputs.parameters if self.args.samples_masks else []
-        parts += [decoded.candidate_scores for decoded in outputs.decoded] if self.args.objective in OF_LABELS else []
+        if self.args.objective in OF_LABELS and self.sa2va.side_network is None:
+            parts += [decoded.candidate_scores for decoded in outputs.decoded]
         parts += outputs.answer_log_probs if self.args.answer_weight else []
         return anchor + sum(part.float().sum() for part in parts)
 

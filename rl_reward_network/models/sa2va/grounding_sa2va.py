@@ -214,14 +214,11 @@ def iou_head_loss(iou_scores: Tensor, mask_logits: Tensor, masks: Tensor) -> Ten
 def candidate_loss(decoded: DecodedMasks, masks: Tensor) -> Tensor:
     """As `iou_head_loss`, of all candidates that may be selected, so that the right one still is when they have moved.
 
-    Of the selected one the IoU of the mask that is deployed counts, which a side network may have refined.
-
     Args:
         decoded: K masks with their candidates.
         masks: as in `true_iou`.
     """
     ious = torch.stack([true_iou(candidate, masks) for candidate in decoded.candidates.unbind(1)[1:]], dim=1)
-    ious = ious.scatter(1, decoded.selected[:, None] - 1, true_iou(decoded.mask_logits, masks)[:, None])
     return F.mse_loss(decoded.candidate_scores[:, 1:], ious)
 
 
