@@ -3,10 +3,11 @@
 python -m benchmarks.score_weights outputs/RUN/best_reward_net     # after run_step2_finetune.sh; seconds
 """
 
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import tyro
 
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import open_inputs
@@ -17,9 +18,20 @@ from rl_reward_network.rewards.learned import ForegroundMaps
 WEIGHTS = ((1, 0, 0, 0), (0.25, 0.25, 0.25, 0.25), (0.5, 0, 0, 0.5), (0, 0, 0, 1))  # Dice, IoU, precision, recall
 
 
-def main(folder: Path, data: Path = Path("data/angiograms")) -> None:
+@dataclass(frozen=True)
+class Args:
+    """The score of a reward network under other weights."""
+
+    folder: tyro.conf.Positional[Path]
+    """The trained network, in its run."""
+    data_root: Path = Path("data/angiograms")
+    """The images of the run."""
+
+
+def main(args: Args) -> None:
     """Print the mean Dice and recall of the chosen masks on 20 training and 24 validation images of quick."""
-    inputs = open_inputs(RunConfig(data_root=data, output_dir=folder.parents[1]))
+    folder = args.folder
+    inputs = open_inputs(RunConfig(data_root=args.data_root, output_dir=folder.parents[1]))
     network = RewardNetwork.from_pretrained(folder)
     maps, members, truth = ForegroundMaps.beside(folder.parents[1] / "contexts", network), [], []
     for sample in inputs.pick("policy", 20) + inputs.pick("val", 24):
@@ -38,4 +50,4 @@ def main(folder: Path, data: Path = Path("data/angiograms")) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    main(tyro.cli(Args))
