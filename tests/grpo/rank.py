@@ -214,7 +214,7 @@ def split(policy: GRPOPolicy) -> None:
 
 def parts(policy: Any, rollouts: Rollouts) -> list[Tensor]:
     """Everything a loss is made of."""
-    outputs, _ = policy(rollouts, True)
+    outputs, _ = policy(rollouts, with_masks=True, with_parameters=True)
     return [*outputs.log_probs, *outputs.parameters, *outputs.mask_logits, *outputs.answer_log_probs]
 
 
