@@ -9,7 +9,7 @@ H W original pixels, S side of a model's square input, h w pixels of the mask de
 
 import gymnasium
 
-__version__ = "1.0.0rc1"
+__version__ = "1.0.0rc2"
 ENV_ID = "rl_reward_network/Sa2VAFinetune-v0"
 POST_ENV_ID = "rl_reward_network/Sa2VAPostProcess-v0"
 
