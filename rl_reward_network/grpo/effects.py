@@ -82,7 +82,7 @@ class Chosen:
     @property
     def reaches_masks(self) -> bool:
         """Whether a loss on masks, and not on the [SEG] embedding alone, has a gradient."""
-        policy = self.grpo.mask_policy or default_mask_policy(self.args.small, self.captions is not False)
+        policy = self.grpo.mask_policy or default_mask_policy(self.captions is not False)
         cells = self.loop2 and policy == "bernoulli"
         return self.true_masks or self.objective == DPO or self.pathwise or cells
 
