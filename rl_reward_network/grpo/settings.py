@@ -149,9 +149,6 @@ class GRPOSettings:
     is taken for noise."""
     sft_weight: Rare[float] = 0.1
     """DPO: weight of the supervised loss on the preferred masks."""
-    refit_steps: Rare[int | None] = None
-    """With --reward_net: optimisation steps between two re-fits of the reward network, on its own labels and on the
-    model's masks that it trusts (docs/reference/rewards.md); by default it stays as it is."""
     contrast_weight: Rare[float] = 0.3
     """Supervised training by name: weight of the contrast between the [SEG] of different names, without which the
     language model learns new names slowly (docs/log.md)."""
@@ -286,11 +283,6 @@ def check_settings(settings: Any) -> None:
     check_range(settings, "cldice_weight", "dpo_gap", "sft_weight", "taught_weight", "contrast_weight", "max_grad_norm")
     check_range(settings, "side_learning_rate", "encoder_learning_rate", "seg_learning_rate", "decoder_learning_rate")
     check_range(settings, "weight_decay")
-    if (settings.refit_steps or 0) % settings.num_iterations:
-        raise ValueError(
-            f"refit_steps is {settings.refit_steps}, not a multiple of num_iterations {settings.num_iterations}: "
-            "rollouts are used up under one reward"
-        )
     if settings.save_strategy == "steps" and int(settings.save_steps) % settings.num_iterations:
         raise ValueError(
             f"save_steps is {settings.save_steps}, not a multiple of num_iterations {settings.num_iterations}: a "
@@ -323,7 +315,7 @@ def _check_counts(settings: Any) -> None:
             "groups stay together; give a multiple of it"
         )
     check_at_least(settings, 1, "num_iterations", "max_completion_length", "gradient_accumulation_steps", "save_steps")
-    check_at_least(settings, 1, "early_stopping_patience", "refit_steps")
+    check_at_least(settings, 1, "early_stopping_patience")
     check_at_least(settings, 0, "warmup_steps")
     if settings.max_steps is not None and settings.max_steps < 1 and settings.max_steps != -1:  # left to the epochs
         raise ValueError(f"max_steps is {settings.max_steps}, expected 1 or more")
