@@ -15,7 +15,7 @@ from rl_reward_network.flags import RARE, Rare, changed, check_at_least, check_r
 from rl_reward_network.rewards.combine import Aggregation, Scale
 
 Objective = Literal["grpo", "supervised", "mean_teacher", "dpo"]
-PreferredBy = Literal["truth", "learned", "betti", "both"]
+PreferredBy = Literal["truth", "learned"]
 OF_LABELS = ("supervised", "mean_teacher")  # objectives that learn true masks, and have no rewards
 LossType = Literal["grpo", "dapo", "dr_grpo", "bnpo"]
 Level = Literal["token", "sequence"]
@@ -138,14 +138,12 @@ class GRPOSettings:
     taught_weight: Rare[float] = 1.0
     """Mean teacher: weight of the loss on the teacher's masks, once it has faded in
     (docs/how-to/images-without-masks.md)."""
-    preferred_by: Rare[PreferredBy] = "both"
-    """DPO: which of two masks is preferred: by the truth, by the reward network's score (learned), by the Betti numbers
-    of the reward network's tree or of one connected tree without loops (betti), or where score and Betti numbers agree
-    (both)."""
+    preferred_by: Rare[PreferredBy] = "learned"
+    """DPO: which of two masks is preferred: by the truth, or by the reward network's score (learned)."""
     dpo_beta: Rare[float] = 1.0
     """DPO: how soon a preference is satisfied; large values stay near the initial model."""
     dpo_gap: Rare[float] = 0.02
-    """DPO by truth or reward network: least difference in Dice, or in score, between two masks of a pair; a smaller one
+    """DPO: least difference in Dice, or in score, between two masks of a pair; a smaller one
     is taken for noise."""
     sft_weight: Rare[float] = 0.1
     """DPO: weight of the supervised loss on the preferred masks."""

@@ -143,7 +143,7 @@ IDLE = {  # flags that do nothing -> (data, the other flags of the run), and whe
     "preferred_by truth": [("images", SUPERVISED)],
     "dpo_beta 0.5": [("images", SUPERVISED)],
     "sft_weight 0.5": [("images", SUPERVISED)],
-    "dpo_gap 0.1": [("images", "--objective dpo --preferred_by betti"), ("images", SUPERVISED)],
+    "dpo_gap 0.1": [("images", SUPERVISED)],
     "side_learning_rate 0.01": [("images", SUPERVISED), ("regions", "")],
     "encoder_learning_rate 0.01": [("images", f"{SUPERVISED} --encoder lora")],
     "decoder_learning_rate 0.01": [("images", "--loop2_iou_weight 1"), ("regions", "--mask_policy gaussian")],
