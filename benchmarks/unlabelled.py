@@ -71,7 +71,6 @@ class Method:
 
 TEACHER = "--objective mean_teacher"
 GRPO = "--batch_size 32 --pathwise_weight 0"
-DPO = "--objective dpo --preferred_by"
 SUPERVISED = (
     "--objective supervised --augment True --bce_weight 1 --dice_weight 0.5 --warmup_steps 0.15 --batch_size 32"
 )
@@ -82,9 +81,7 @@ METHODS = {
     "gradient": Method("gradient of the reward network", LEARNED, 200, network=True),
     "grpo": Method("GRPO, reward network", GRPO, 420, network=True),
     "grpo_cells": Method("GRPO, reward network, cells", f"{GRPO} --mask_policy bernoulli", 200, network=True),
-    "dpo_learned": Method("DPO, reward network", f"{DPO} learned", 150, network=True),
-    "dpo_betti": Method("DPO, Betti numbers", f"{DPO} betti", 150, network=True),
-    "dpo_both": Method("DPO, both agree", f"{DPO} both", 150, network=True),
+    "dpo_learned": Method("DPO, reward network", "--objective dpo --preferred_by learned", 150, network=True),
 }
 METRICS_SHOWN = ("dice", "cldice", "betti0", "betti1", "recall", "precision", "hd95", ECE)
 

@@ -38,7 +38,6 @@ FINAL = "final_model"  # of step 2 and GRPO
 AGREEMENT = "agreement.json"  # of step 1: its test
 BEST_REWARD_NET = "best_reward_net"  # of step 1: the trained network
 REWARD_NET = "reward_net"  # of step 2 and GRPO: a copy of the reward network, so that the run can be moved
-REFITTED = "refitted_reward_net"  # of GRPO: the reward network as it was fitted again last
 RUN_FILE = "SA2VA_RL_RUN_FILE"  # names the file into which a command writes the folder of its run, for shell files
 NONE_YET = "no checkpoint yet"
 OLDEST = (0, 11)  # major and minor version; older runs are not read

@@ -18,14 +18,14 @@ COMMANDS = {
     "evaluate": "compare a trained model or policy with its baselines on test patients",
     "merge": "merge LoRA weights into a whole checkpoint",
     "convert": "convert a checkpoint between the official layout and ours",
-    "bank": "compute the masks of every prompt ahead of a run",
     "data": "render the embedded data sets; data import SOURCE: import your own images and masks",
 }
 SUBCOMMANDS = {"data import": "data_import"}  # two words -> file
-MOVED = {  # former commands -> what to run in a checkout instead
-    "nano": "python -m tools.nano",
-    "demo": "python -m examples.demo",
-    "consistency": "python -m pytest tests/grpo/test_recipe.py",
+MOVED = {  # former commands -> what to run instead
+    "nano": "`python -m tools.nano`, in a checkout of the project",
+    "demo": "`python -m examples.demo`, in a checkout of the project",
+    "consistency": "`python -m pytest tests/grpo/test_recipe.py`, in a checkout of the project",
+    "bank": "part of every run, such as `sa2va-rl prompts`, which computes the masks that its bank lacks",
 }
 
 
@@ -66,7 +66,7 @@ def _call(words: list[str], prog: str) -> None:
         ignored = ignoring is not None and ignoring(flags)
         run(module.main, module.Args, prog or f"sa2va-rl {name}", flags, getattr(module, "check", None), ignored)
     elif words[0] in MOVED:
-        print(f"error: sa2va-rl {words[0]} is now `{MOVED[words[0]]}`, in a checkout of the project", file=sys.stderr)
+        print(f"error: sa2va-rl {words[0]} is now {MOVED[words[0]]}", file=sys.stderr)
         sys.exit(2)
     else:
         print(f"error: sa2va-rl {words[0]}: no such command\n\n{_overview()}", file=sys.stderr)

@@ -1,7 +1,7 @@
 """Checkpoints of a GRPO run, written atomically: a resumed run ends with the weights of an uninterrupted one."""
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 from transformers import Trainer, TrainerState
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import rotate_checkpoints
@@ -22,7 +21,6 @@ from rl_reward_network.models.sa2va.checkpoint_sa2va import TRAINABLE
 from rl_reward_network.models.weights import read_tensors
 
 EMA_WEIGHTS, STATE = "ema.safetensors", "grpo_state.pt"
-REWARD_WEIGHTS = "reward_net.safetensors"  # of a reward network that is fitted again
 SAVE_TOTAL_LIMIT = 2  # checkpoints
 
 
@@ -61,9 +59,7 @@ class RunState:
     taught: dict[str, int] = field(default_factory=dict)
 
 
-def save_run_state(
-    trainer: Trainer, model: Any, ema: EMA | None, state: RunState, network: Mapping[str, Tensor] | None = None
-) -> None:
+def save_run_state(trainer: Trainer, model: Any, ema: EMA | None, state: RunState) -> None:
     """Write `checkpoint-<step>`; every process must call this.
 
     Args:
@@ -71,7 +67,6 @@ def save_run_state(
         model: Sa2VA, whose trained tensors are written.
         ema: the teacher.
         state: the rest.
-        network: weights of the reward network, if it is fitted again.
     """
     folder = Path(str(trainer.args.output_dir)) / f"checkpoint-{trainer.state.global_step}"
     with _deepspeed_state(trainer, folder) as deepspeed_files:
@@ -80,8 +75,6 @@ def save_run_state(
                 save_trainable(model, temporary / TRAINABLE)
                 if ema is not None:
                     save_file(ema.weights, temporary / EMA_WEIGHTS)
-                if network is not None:
-                    save_file(dict(network), temporary / REWARD_WEIGHTS)
                 of_all = {name: value for name, value in vars(state).items() if value or name != "taught"}
                 save_checkpoint(temporary / STATE, of_all)
                 if trainer.is_deepspeed_enabled:  # which saves the optimiser itself
@@ -134,7 +127,8 @@ def load_run_state(folder: Path, model: Any, ema: EMA | None, deepspeed: bool) -
     state = load_checkpoint(folder / STATE)
     optimizer = "latest" if deepspeed else OPTIMIZER_NAME  # DeepSpeed's note of its folder
     required = [STATE, SCHEDULER_NAME, optimizer, *([EMA_WEIGHTS] if ema is not None else [])]
-    _require(folder, required)
+    if missing := [name for name in required if not (folder / name).exists()]:
+        raise ValueError(f"{folder}: {missing[0]} is missing; delete this checkpoint, and the one before it is taken")
     run_state = RunState(**state)
     if ema is not None:
         ema.steps, weights = run_state.ema_steps, read_tensors(folder / EMA_WEIGHTS)
@@ -142,19 +136,3 @@ def load_run_state(folder: Path, model: Any, ema: EMA | None, deepspeed: bool) -
             for name, tensor in ema.weights.items():
                 tensor.copy_(weights[name])
     return run_state
-
-
-def load_network(folder: Path) -> dict[str, Tensor]:
-    """The weights of the reward network in a checkpoint of a run that fits it again.
-
-    Raises:
-        ValueError: the file is missing.
-    """
-    _require(folder, [REWARD_WEIGHTS])
-    return read_tensors(folder / REWARD_WEIGHTS)
-
-
-def _require(folder: Path, names: Sequence[str]) -> None:
-    """Raise a ValueError if a file is missing."""
-    if missing := [name for name in names if not (folder / name).exists()]:
-        raise ValueError(f"{folder}: {missing[0]} is missing; delete this checkpoint, and the one before it is taken")

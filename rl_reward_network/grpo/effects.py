@@ -63,11 +63,6 @@ class Chosen:
         return self.rewarded and bool(self.grpo.caption_to_mask_weight)
 
     @property
-    def asks_network(self) -> bool:
-        """Whether a reward network gives rewards or preferences."""
-        return self.learned and (self.rewarded or (self.objective == DPO and self.grpo.preferred_by != "truth"))
-
-    @property
     def true_masks(self) -> bool:
         """Whether true masks are learned."""
         return self.objective in OF_LABELS and bool(self.grpo.caption_to_mask_weight)
@@ -145,15 +140,7 @@ WHEN: dict[str, tuple[str, Callable[[Chosen], Any]]] = {
     ),
     "max_labelled": ("with --objective supervised or mean_teacher", lambda run: run.objective in OF_LABELS),
     "taught_weight": ("with --objective mean_teacher", lambda run: run.objective == TEACHER),
-    "preferred_by dpo_beta sft_weight": ("with --objective dpo", lambda run: run.objective == DPO),
-    "dpo_gap": (
-        "with --objective dpo, unless --preferred_by is betti",
-        lambda run: run.objective == DPO and run.grpo.preferred_by != "betti",
-    ),
-    "refit_steps": (
-        "with --reward_net on annotated images and --objective grpo or dpo, unless --preferred_by is truth",
-        lambda run: run.asks_network and run.captions is not True,
-    ),
+    "preferred_by dpo_beta dpo_gap sft_weight": ("with --objective dpo", lambda run: run.objective == DPO),
     "side_learning_rate": (f"on a side network, added or the model's own, {MASKS}", lambda run: run.trains_side),
     "encoder_learning_rate": ("with --encoder full", lambda run: run.args.adapters.encoder == "full"),
     "decoder_learning_rate": (MASKS, lambda run: run.reaches_masks),

@@ -323,8 +323,7 @@ def _check_unlabelled(args: PlanArgs) -> None:
     needed += ["--loop2_mask_rewards"] if any(map(needs_truth, rewards.loop2_mask_rewards or ())) else []
     if needed:
         raise ValueError(f"--unlabelled_root has no masks, but {needed[0]} needs them; leave one of them out")
-    without = args.grpo.objective == TEACHER or (args.grpo.objective, args.grpo.preferred_by) == (DPO, "betti")
-    without = without or (rewards.loop2_iou_weight == 0 and bool(rewards.loop2_mask_rewards))
+    without = args.grpo.objective == TEACHER or (rewards.loop2_iou_weight == 0 and bool(rewards.loop2_mask_rewards))
     if rewards.reward_net is None and not without:
         raise ValueError(
             "--unlabelled_root needs something that judges without masks: give --reward_net, --objective mean_teacher, "
@@ -370,11 +369,8 @@ def _check_asked(args: PlanArgs, learned: bool) -> None:
         raise ValueError("--no_ema leaves --objective mean_teacher without its teacher; leave it out")
     if objective == TEACHER and args.rewards.reward_net is not None:
         raise ValueError("--objective mean_teacher has no rewards, so --reward_net does nothing; leave it out")
-    if objective == DPO and args.grpo.preferred_by in ("learned", "both") and not learned:
-        raise ValueError(
-            f"--preferred_by {args.grpo.preferred_by} asks the reward network: give --reward_net, or --preferred_by "
-            "truth or betti"
-        )
+    if objective == DPO and args.grpo.preferred_by == "learned" and not learned:
+        raise ValueError("--preferred_by learned asks the reward network: give --reward_net, or --preferred_by truth")
 
 
 def _or(value: Any, default: Any) -> Any:

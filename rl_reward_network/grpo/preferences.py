@@ -13,7 +13,7 @@ this difference less the reference's.
 
 Source: DPO (arXiv 2305.18290); RN-DPO (arXiv 2601.23222) for the division by the area of disagreement in place of that
 of the image, without which a vessel's pixels weigh next to nothing; TopoDPO's dense form, whose non-linearity acts on
-each pixel, where ours acts on their mean; the mask of a tree by its Betti numbers as in ARIADNE (arXiv 2603.19169).
+each pixel, where ours acts on their mean.
 Axes: K candidates, H W image, h w logits.
 """
 
@@ -37,12 +37,11 @@ from rl_reward_network.grpo.rollouts import MicroBatch, Pair, PromptImage, Rollo
 from rl_reward_network.models.ema import swapped
 from rl_reward_network.models.sa2va.grounding_sa2va import mask_losses, soft_targets
 from rl_reward_network.rewards.learned import ForegroundMaps
-from rl_reward_network.rewards.metrics import components, dice, holes
+from rl_reward_network.rewards.metrics import dice
 
 THRESHOLDS = (0.2, 0.35, 0.5, 0.65, 0.8)
 MIXES = 4  # masks of cells from the lowest and the highest threshold
 WORDINGS = 2  # other questions per image
-EXPECTED_TREE = (1, 0)  # components and holes, where no reward network shows the tree
 
 
 class Judged(NamedTuple):
@@ -58,7 +57,7 @@ class Judged(NamedTuple):
 
 
 Judge = Callable[[PromptImage, np.ndarray, ForegroundMaps | None, float], Judged]
-"""Judges masks bool (K, H, W) of an image, with a reward network or without, and the least gap in Dice."""
+"""Judges masks bool (K, H, W) of an image, with a reward network or without, and the least difference that counts."""
 
 
 def by_truth(image: PromptImage, masks: np.ndarray, maps: ForegroundMaps | None, gap: float) -> Judged:
@@ -77,27 +76,7 @@ def by_reward(image: PromptImage, masks: np.ndarray, maps: ForegroundMaps | None
     return Judged(values, (values[:, None] - values >= gap) & (differences.mean(axis=2) > differences.std(axis=2)))
 
 
-def by_betti(image: PromptImage, masks: np.ndarray, maps: ForegroundMaps | None, gap: float) -> Judged:
-    """Error of the Betti numbers against the reward network's own segmentation, or without one against one tree."""
-    expected = EXPECTED_TREE
-    if maps is not None:
-        tree = maps.scorer(image.image).foreground_prob > 0.5
-        expected = components(tree), holes(tree)
-    errors = np.array([_betti_error(mask, expected) if mask.any() else np.inf for mask in masks])
-    return Judged(-errors, errors[:, None] < errors)
-
-
-def _betti_error(mask: np.ndarray, expected: tuple[int, int]) -> float:
-    return float(abs(components(mask) - expected[0]) + abs(holes(mask) - expected[1]))
-
-
-def by_both(image: PromptImage, masks: np.ndarray, maps: ForegroundMaps | None, gap: float) -> Judged:
-    """The reward network's score, where the Betti numbers agree."""
-    of_reward, of_betti = by_reward(image, masks, maps, gap), by_betti(image, masks, maps, gap)
-    return Judged(of_reward.values, of_reward.better & of_betti.better)
-
-
-JUDGES: dict[str, Judge] = {"truth": by_truth, "learned": by_reward, "betti": by_betti, "both": by_both}
+JUDGES: dict[str, Judge] = {"truth": by_truth, "learned": by_reward}
 
 
 @dataclass(frozen=True)
@@ -106,7 +85,7 @@ class PairMaker:
 
     Args:
         judge: a name of `JUDGES`.
-        gap: least difference in Dice of a pair, for judges of Dice.
+        gap: least difference in Dice, or in score, of a pair.
         maps: of the reward network; None without one.
     """
 

@@ -15,7 +15,7 @@ from rl_reward_network.flags import RARE, Rare, changed, check_at_least, check_r
 from rl_reward_network.rewards.combine import Aggregation, Scale
 
 Objective = Literal["grpo", "supervised", "mean_teacher", "dpo"]
-PreferredBy = Literal["truth", "learned", "betti", "both"]
+PreferredBy = Literal["truth", "learned"]
 OF_LABELS = ("supervised", "mean_teacher")  # objectives that learn true masks, and have no rewards
 LossType = Literal["grpo", "dapo", "dr_grpo", "bnpo"]
 Level = Literal["token", "sequence"]
@@ -138,20 +138,15 @@ class GRPOSettings:
     taught_weight: Rare[float] = 1.0
     """Mean teacher: weight of the loss on the teacher's masks, once it has faded in
     (docs/how-to/images-without-masks.md)."""
-    preferred_by: Rare[PreferredBy] = "both"
-    """DPO: which of two masks is preferred: by the truth, by the reward network's score (learned), by the Betti numbers
-    of the reward network's tree or of one connected tree without loops (betti), or where score and Betti numbers agree
-    (both)."""
+    preferred_by: Rare[PreferredBy] = "learned"
+    """DPO: which of two masks is preferred: by the truth, or by the reward network's score (learned)."""
     dpo_beta: Rare[float] = 1.0
     """DPO: how soon a preference is satisfied; large values stay near the initial model."""
     dpo_gap: Rare[float] = 0.02
-    """DPO by truth or reward network: least difference in Dice, or in score, between two masks of a pair; a smaller one
+    """DPO: least difference in Dice, or in score, between two masks of a pair; a smaller one
     is taken for noise."""
     sft_weight: Rare[float] = 0.1
     """DPO: weight of the supervised loss on the preferred masks."""
-    refit_steps: Rare[int | None] = None
-    """With --reward_net: optimisation steps between two re-fits of the reward network, on its own labels and on the
-    model's masks that it trusts (docs/reference/rewards.md); by default it stays as it is."""
     contrast_weight: Rare[float] = 0.3
     """Supervised training by name: weight of the contrast between the [SEG] of different names, without which the
     language model learns new names slowly (docs/log.md)."""
@@ -286,11 +281,6 @@ def check_settings(settings: Any) -> None:
     check_range(settings, "cldice_weight", "dpo_gap", "sft_weight", "taught_weight", "contrast_weight", "max_grad_norm")
     check_range(settings, "side_learning_rate", "encoder_learning_rate", "seg_learning_rate", "decoder_learning_rate")
     check_range(settings, "weight_decay")
-    if (settings.refit_steps or 0) % settings.num_iterations:
-        raise ValueError(
-            f"refit_steps is {settings.refit_steps}, not a multiple of num_iterations {settings.num_iterations}: "
-            "rollouts are used up under one reward"
-        )
     if settings.save_strategy == "steps" and int(settings.save_steps) % settings.num_iterations:
         raise ValueError(
             f"save_steps is {settings.save_steps}, not a multiple of num_iterations {settings.num_iterations}: a "
@@ -323,7 +313,7 @@ def _check_counts(settings: Any) -> None:
             "groups stay together; give a multiple of it"
         )
     check_at_least(settings, 1, "num_iterations", "max_completion_length", "gradient_accumulation_steps", "save_steps")
-    check_at_least(settings, 1, "early_stopping_patience", "refit_steps")
+    check_at_least(settings, 1, "early_stopping_patience")
     check_at_least(settings, 0, "warmup_steps")
     if settings.max_steps is not None and settings.max_steps < 1 and settings.max_steps != -1:  # left to the epochs
         raise ValueError(f"max_steps is {settings.max_steps}, expected 1 or more")

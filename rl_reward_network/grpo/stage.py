@@ -45,7 +45,6 @@ from rl_reward_network.grpo.mean_teacher import untaught_line, without_masks
 from rl_reward_network.grpo.preferences import PairMaker
 from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.grpo.ranks import any_rank
-from rl_reward_network.grpo.refit import RefitCallback, refit_prompts
 from rl_reward_network.grpo.rewards import LoopRewards, loop_rewards
 from rl_reward_network.grpo.settings import OF_LABELS, GRPOPlan
 from rl_reward_network.grpo.trainable import check_movement, digests, prepare_model, unmoved_reasons
@@ -67,7 +66,7 @@ from rl_reward_network.rewards.captions import meteor_variant
 from rl_reward_network.rewards.judge import Judge
 from rl_reward_network.rewards.learned import DomainCheck, ForegroundMaps
 from rl_reward_network.rewards.table import MASK_REWARDS, own_fingerprint
-from rl_reward_network.run import FINAL, GRPO_RUN, REFITTED, REWARD_NET, Run, peak_memory_gib
+from rl_reward_network.run import FINAL, GRPO_RUN, REWARD_NET, Run, peak_memory_gib
 
 FLASH = "flash_attention_2"
 AS_SUPERVISED = "frozen, as in Sa2VA's supervised fine-tuning"
@@ -101,14 +100,12 @@ class _Training:
         trainer: on the run's prompts.
         domain: how many images the reward network cannot judge; None without one.
         validation: None if the plan has none.
-        refit: of the reward network; None if it stays as it is.
     """
 
     origin: dict[str, Any]
     trainer: Sa2VAGRPOTrainer
     domain: DomainCheck | None
     validation: ValidationCallback | None
-    refit: RefitCallback | None = None
 
 
 def run_grpo_stage(
@@ -139,7 +136,7 @@ def run_grpo_stage(
     if resume:
         run.check_same({})  # before anything is loaded
     training = _make_training(inputs, plan, run.path, judge, network)
-    trainer, validation, refit = training.trainer, training.validation, training.refit
+    trainer, validation = training.trainer, training.validation
     with hint_out_of_memory(trainer.place, "a first trial", TILES):
         frozen = trainer.freeze_unreached(trainer.prompts[:PROBED])
     trainer.reset_reference()
@@ -170,9 +167,9 @@ def run_grpo_stage(
             trainer.take_teacher()
         if trainer.args.should_save:
             peak = peak_memory_gib(inputs.device)
-            measured = validation.prompts if validation else refit.prompts.val if refit else []
+            measured = validation.prompts if validation else []
             labels = {
-                "reward": _labels_of(training, inputs.split),
+                "reward": _labels_used(trainer, inputs.split),
                 "weights": {"val": count_images([p for p in measured if p.labelled])},
             }
             trained = sum(count for _, _, count in parameter_table(trainer.sa2va))
@@ -189,8 +186,6 @@ def run_grpo_stage(
             } | ({"taught": taught} if taught["images"] else {})
             if validation is not None:
                 validation.save_looks(run / LOOKS)
-            if refit is not None:
-                refit.save(run / REFITTED)
             _save(trainer, run, spent)
             if taught["no_seg"]:
                 print(untaught_line(**taught))
@@ -267,12 +262,8 @@ def _make_training(
         if args.max_steps < 0:  # nobody knew how many steps the epochs have
             every = min(every, -(-trainer.planned_steps // VALIDATIONS))
         validation = ValidationCallback(trainer, validation_prompts(inputs), every, maps)
-    trainer.validation, refit = validation, None
-    if plan.settings.refit_steps is not None:
-        assert network is not None, "the plan refuses re-fits without a reward network"
-        assert maps is not None
-        refit = trainer.refit = RefitCallback(trainer, maps, refit_prompts(inputs, network))
-    return _Training(origin, trainer, domain, validation, refit)
+    trainer.validation = validation
+    return _Training(origin, trainer, domain, validation)
 
 
 def asks_network(plan: GRPOPlan) -> bool:
@@ -280,7 +271,7 @@ def asks_network(plan: GRPOPlan) -> bool:
     settings = plan.settings
     if settings.objective == "grpo":
         rewards = plan.weights.learned and settings.caption_to_mask_weight
-        return bool(rewards or settings.pathwise_weight or settings.refit_steps)
+        return bool(rewards or settings.pathwise_weight)
     return settings.objective == "dpo" and settings.preferred_by != "truth"
 
 
@@ -323,8 +314,6 @@ def _train(training: _Training, logs: GRPOLogs, resume: bool) -> None:
     trainer.add_callback(logs)
     if validation is not None:
         trainer.add_callback(validation)
-    if training.refit is not None:
-        trainer.add_callback(training.refit)  # after the validation, which measures the score that was trained on
     last = get_last_checkpoint(str(logs.run)) if resume else None
     if last is None or not trainer.load_if_finished(Path(last)):
         trainer.train(resume_from_checkpoint=last)
@@ -461,7 +450,7 @@ def _begin(run: Run, inputs: GRPOInputs, training: _Training, frozen: list[str],
         "kind": inputs.kind,
         "data": inputs.summary,
         "images": count_images(training.trainer.prompts),
-        "labels": sum(_labels_of(training, inputs.split).values()),
+        "labels": sum(_labels_used(training.trainer, inputs.split).values()),
         "domain": None if training.domain is None else asdict(training.domain),
         "reward_net": None if network is None else named(network, run.path),
         "groups": {name: len(ids) for name, ids in inputs.split.groups.items()},
@@ -481,12 +470,6 @@ def _pictures(inputs: GRPOInputs, training: _Training) -> dict[str, np.ndarray]:
     images = {use: {p.image_key: p.load for p in prompts if p.image_key} for use, prompts in used.items()}
     own = {use: np.stack([thumbnail(load()[0]) for load in loads.values()]) for use, loads in images.items() if loads}
     return together(load_arrays(Path(inputs.config.model_path) / PICTURES, NAMES_ALONE), own)
-
-
-def _labels_of(training: _Training, split: Split) -> dict[str, int]:
-    """Split -> number of training images (regions) whose true masks the run uses, those of re-fits included."""
-    used = _labels_used(training.trainer, split)
-    return used if training.refit is None else dict(Counter(used) | Counter(training.refit.labels))
 
 
 def _labels_used(trainer: Sa2VAGRPOTrainer, split: Split) -> dict[str, int]:

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
-from rl_reward_network.grpo.checkpoint import RunState, load_network, load_run_state, save_run_state, state_if_finished
+from rl_reward_network.grpo.checkpoint import RunState, load_run_state, save_run_state, state_if_finished
 from rl_reward_network.grpo.completions import SampledBatch
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.logs import StepMetrics, summed_counts
@@ -104,7 +104,6 @@ class Sa2VAGRPOTrainer(Trainer):
     Attributes set from outside, all optional:
         judge: the LLM judge that scores captions; its counts are logged, and the run stops when it fails for good.
         validation: `ValidationCallback`, whose state goes into checkpoints.
-        refit: `RefitCallback`, whose reward network goes into checkpoints.
     """
 
     args: Sa2VAGRPOConfig
@@ -136,7 +135,6 @@ class Sa2VAGRPOTrainer(Trainer):
         self.reset_reference()
         self.judge: Judge | None = None
         self.validation: Stateful | None = None
-        self.refit: Stateful | None = None
         weights = {"loop1": args.mask_to_caption_weight, "loop2": args.caption_to_mask_weight}
         self.loop_weights = LoopWeights(weights, args.adaptive_loop_weights)
         self._init_state()
@@ -524,7 +522,7 @@ class Sa2VAGRPOTrainer(Trainer):
             validation=self.validation.state_dict() if self.validation is not None else {},
             taught=self.taught_counts if self.args.objective == "mean_teacher" else {},
         )
-        save_run_state(self, self.sa2va, self.ema, state, None if self.refit is None else self.refit.state_dict())
+        save_run_state(self, self.sa2va, self.ema, state)
 
     def load_checkpoint(self, folder: Path) -> None:
         """Restore what the Trainer does not load itself (it loads optimiser, schedule and step).
@@ -542,8 +540,6 @@ class Sa2VAGRPOTrainer(Trainer):
             self.order.load_state_dict(state.curriculum)
         if self.validation is not None:
             self.validation.load_state_dict(state.validation)
-        if self.refit is not None:
-            self.refit.load_state_dict(load_network(folder))
 
     def load_if_finished(self, folder: Path) -> bool:
         """Load a checkpoint after whose step nothing is left to train; otherwise leave it to the Trainer."""

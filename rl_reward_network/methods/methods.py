@@ -109,7 +109,7 @@ METHODS = (
         train=partial(train_weights, settings=GRPOSettings(objective="mean_teacher"), after=SUPERVISED),
     ),
     Method(
-        PREFERENCES, "weights", "supervised, then DPO, reward network and Betti numbers",
+        PREFERENCES, "weights", "supervised, then DPO, reward network",
         (*NET, SUPERVISED, PREFERENCES), weights=PREFERENCES,
         train=partial(train_weights, settings=GRPOSettings(objective="dpo"), learned=True, after=SUPERVISED),
     ),

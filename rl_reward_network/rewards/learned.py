@@ -143,7 +143,7 @@ class ForegroundMaps:
     is computed again, with a warning.
 
     Args:
-        network: a RewardNetwork, or any object with its interface; frozen, unless `forget` follows each change.
+        network: a RewardNetwork, or any object with its interface; frozen.
         folder: of this network's files, made with the first one; None keeps maps in memory only.
         memory_bytes: limit of the maps in memory; the maps used last are always kept.
         disk_bytes: limit of the files in `folder`.
@@ -188,11 +188,6 @@ class ForegroundMaps:
         else:
             self._keep(key, self._load_or_compute(key, image))
         return torch.from_numpy(self.entries[key]).to(device_of(self.network), torch.float32)
-
-    def forget(self) -> None:
-        """Drop all maps, for the network has other weights now; its maps are kept in memory only from here on."""
-        self.entries.clear()
-        self.nbytes, self.folder = 0, None
 
     def _keep(self, key: str, maps: np.ndarray) -> None:
         """Put maps into memory, and drop those used longest ago beyond the limit."""

@@ -62,7 +62,7 @@ OUT_OF_RANGE = [
     ("segment", "nowhere.png", "--bit_depth", "99"),
     ("doctor", "--split_seed", "-1", *ROOT),
     ("doctor", "--memory", "--images", "0", *ROOT),
-    ("bank", "--max_new_tokens", "0", *ROOT),
+    (*REWARD, "--max_new_tokens", "0"),
 ]
 FIELDS = {"kl_coef": "beta", "max_tiles": "max_dynamic_patch"}  # names of the settings behind two of the flags
 

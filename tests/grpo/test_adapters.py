@@ -176,7 +176,7 @@ def test_what_trains_decides_the_recipe_and_neither_the_flag_nor_the_width(
     images: GRPOInputs, tmp_path: Path, objective: Any
 ) -> None:
     """The same side network, of the embedded model and of one of the width of 8 billion parameters, added or there."""
-    grpo = GRPOSettings(objective=objective, preferred_by="truth" if objective == "dpo" else "both")
+    grpo = GRPOSettings(objective=objective, preferred_by="truth" if objective == "dpo" else "learned")
     for width, rest in ((128, 1e-3), (4096, 1e-5)):
         for own in (True, False):
             config = read_json(EMBEDDED["sa2va-nano"] / "config.json")

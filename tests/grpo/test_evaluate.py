@@ -292,9 +292,8 @@ def test_annotated_images_can_be_learned_from_without_a_reward_network(tmp_path:
         labelled_prompts(unlabelled.prompts, "objective supervised")
     with pytest.raises(ValueError, match=r"loop2 reward iou .*none of the \d .*--reward_net"):
         train(unlabelled, changed(plan, mask_to_caption_weight=0.0, **ONE_STEP), tmp_path / "out" / "bare")
-    by_tree = {"objective": "dpo", "preferred_by": "betti", "mask_to_caption_weight": 0.0}
-    by_tree |= {"bce_weight": 1.0, "dice_weight": 0.5, **ONE_STEP}
-    run = train(unlabelled, changed(PLAN, **by_tree), tmp_path / "out" / "by_tree")
+    by_tree = replace(PLAN, weights=RewardWeights(loop2_iou=0.0), mask_rewards={"loop2": {"tree": 1.0}})
+    run = train(unlabelled, changed(by_tree, mask_to_caption_weight=0.0, **ONE_STEP), tmp_path / "out" / "by_tree")
     with pytest.raises(ValueError, match=r"none of \d+ test images has a mask, and the run has no reward network"):
         run_grpo_evaluation(run / "final_model")
 
@@ -307,7 +306,7 @@ BY_LABELS: dict[str, Any] = {"mask_to_caption_weight": 0.0, "bce_weight": 1.0, "
     [
         ({"objective": "supervised"}, RewardWeights(), False),
         ({"objective": "dpo", "preferred_by": "truth"}, RewardWeights(), False),
-        ({"objective": "dpo", "preferred_by": "betti"}, RewardWeights(), True),
+        ({"objective": "dpo", "preferred_by": "learned"}, RewardWeights(), True),
         ({"objective": "grpo"}, RewardWeights(learned=1.0), True),
         ({"objective": "grpo", "caption_to_mask_weight": 0.0}, RewardWeights(learned=1.0), False),
         ({"objective": "grpo", "pathwise_weight": 0.5}, RewardWeights(), True),

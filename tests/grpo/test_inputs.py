@@ -371,7 +371,6 @@ def test_what_needs_masks_is_refused_early(tmp_path: Path, change: dict[str, Any
     "change",
     [
         {"grpo": GRPOSettings(objective="mean_teacher")},
-        {"grpo": GRPOSettings(objective="dpo", preferred_by="betti")},
         {"rewards": RewardArgs(loop2_iou_weight=0.0, loop2_mask_rewards={"tree": 1.0})},
     ],
 )

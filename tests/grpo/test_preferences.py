@@ -150,11 +150,6 @@ def test_judges_prefer_what_they_say() -> None:
     np.testing.assert_allclose(of_truth.values, dice(masks, stack(line, line, line)))
     assert of_truth.better.tolist() == [[False, True, True], [False, False, True], [False, False, False]]
     assert not JUDGES["truth"](image, masks, None, 0.9).better.any(), "no difference is that large"
-    of_tree = JUDGES["betti"](image, masks, None, 0.0)
-    assert of_tree.values.tolist() == [0, -1, -1], "one line; two islands; one loop"
-    assert of_tree.better.tolist() == [[False, True, True], [False] * 3, [False] * 3]
-    empty = JUDGES["betti"](image, stack(line, "..... ..... ....."), None, 0.0)
-    assert empty.better.tolist() == [[False, True], [False, False]], "an empty mask is never preferred"
     pair = PairMaker("truth", 0.0).pair(image, stack(line, line, islands), np.random.default_rng(0))
     assert pair is not None
     assert (pair.chosen.sum(), pair.rejected.sum()) == (5, 4)
@@ -165,21 +160,21 @@ def test_judges_prefer_what_they_say() -> None:
 class TwoMembers:
     """A reward network whose members' scores of masks, by their number of pixels, are given."""
 
-    def __init__(self, by_size: dict[int, tuple[float, float]], prob: np.ndarray) -> None:
-        self.by_size, self.prob = by_size, prob
+    def __init__(self, by_size: dict[int, tuple[float, float]]) -> None:
+        self.by_size = by_size
 
     def scorer(self, image: np.ndarray) -> Any:
         def quality(masks: np.ndarray) -> dict[str, np.ndarray]:
             members = np.array([self.by_size[int(mask.sum())] for mask in masks])
             return {"score": members.mean(axis=1), "member_scores": members}
 
-        return SimpleNamespace(quality=quality, foreground_prob=self.prob)
+        return SimpleNamespace(quality=quality)
 
 
 def test_a_difference_within_the_reward_networks_noise_makes_no_pair() -> None:
     masks = stack("##### .....", "##... .....", "#.... .....")
     sizes = {5: (0.8, 0.8), 2: (0.5, 0.5), 1: (0.9, 0.6)}  # the members disagree on the last
-    network: Any = TwoMembers(sizes, masks[0].astype(np.float32))
+    network: Any = TwoMembers(sizes)
     image = image_of(pixels=np.zeros((2, 5, 3), np.uint8))
     judged = JUDGES["learned"](image, masks, network, 0.02)
     assert judged.better[0].tolist() == [False, True, False], "0.05 ahead of the last, +-0.15"
@@ -188,11 +183,6 @@ def test_a_difference_within_the_reward_networks_noise_makes_no_pair() -> None:
     assert np.array_equal(pair.chosen, masks[0])
     assert np.array_equal(pair.rejected, masks[1])
     assert PairMaker("learned", 0.5, network).pair(image, masks, np.random.default_rng(0)) is None
-    loops = stack("##### #...#", "#.#.# .....")
-    both: Any = TwoMembers({7: (0.5, 0.5), 3: (0.9, 0.9)}, loops[0].astype(np.float32))
-    assert JUDGES["learned"](image, loops, both, 0.02).better[1, 0]
-    assert JUDGES["betti"](image, loops, both, 0.02).better[0, 1]
-    assert not JUDGES["both"](image, loops, both, 0.02).better.any(), "score and Betti numbers disagree"
 
 
 def test_candidates_differ_and_follow_the_seed(images: GRPOInputs, tmp_path: Path) -> None:
@@ -246,7 +236,7 @@ def plan_of(inputs: GRPOInputs, network: Any = None, **flags: Any) -> GRPOPlan:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({}, "--preferred_by both asks the reward network"),
+        ({}, "--preferred_by learned asks the reward network"),
         ({"preferred_by": "truth", "temperature": 0.5}, "--temperature 0.5 does nothing in this run"),
         ({"preferred_by": "truth", "rewards": RewardArgs(loop2_iou_weight=1.0)}, "--loop2_iou_weight 1.0 does nothing"),
         ({"preferred_by": "truth", "dpo_beta": 0.0}, "dpo_beta is 0.0, expected more than 0"),
@@ -260,4 +250,4 @@ def test_what_does_nothing_is_refused(images: GRPOInputs, flags: dict[str, Any],
 
 def test_captions_are_no_masks(grpo_inputs: GRPOInputs) -> None:
     with pytest.raises(ValueError, match="dpo is for annotated images with one question"):
-        plan_of(grpo_inputs, preferred_by="betti")
+        plan_of(grpo_inputs, preferred_by="truth")

@@ -13,7 +13,7 @@ from rl_reward_network.grpo.settings import GRPOSettings, check_settings, with_p
 from tests.grpo.nano import config
 
 DATA_DEPEND = {"mask_policy", "pathwise_weight", "bce_weight", "dice_weight", "augment"}
-MAY_BE_NONE = {"max_minutes", "epsilon_high", "deepspeed", "early_stopping_patience", "refit_steps"} | {
+MAY_BE_NONE = {"max_minutes", "epsilon_high", "deepspeed", "early_stopping_patience"} | {
     *("optim", "seg_learning_rate", "decoder_learning_rate"),
 }
 ALIASES = {  # of the original specification

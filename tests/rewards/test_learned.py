@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
 from torch import Tensor
 
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig, soft_overlap
@@ -240,17 +239,3 @@ def test_a_damaged_file_is_computed_again(tmp_path, damage):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert np.array_equal(scores(ForegroundMaps(network_of(), tmp_path), IMAGES[0]), expected)
-
-
-def test_maps_of_earlier_weights_are_forgotten_and_new_ones_stay_off_the_disk(tmp_path):
-    network = network_of()
-    maps = ForegroundMaps(network, tmp_path)
-    earlier = maps.probs(IMAGES[0])
-    with torch.no_grad():
-        network.members[0].head.bias += 1
-    assert torch.equal(maps.probs(IMAGES[0]), earlier)
-    maps.forget()
-    assert (len(maps.entries), maps.nbytes) == (0, 0)
-    assert not torch.equal(maps.probs(IMAGES[0]), earlier)
-    (file,) = tmp_path.iterdir()
-    assert np.array_equal(load_file(file)["foreground_probs"], earlier.half().numpy())
