@@ -4,10 +4,9 @@
     python -m benchmarks.gpu_training --sizes tiny --device cpu      # a rehearsal
 
 Each row is a way to train: its last optimisation step, divided into rollouts (sampling, rewards, reference) and
-learning (loss, gradients, optimiser), the peak of the GPU's memory, and the prediction of `sa2va-rl doctor --memory`
-without its margin. A step has 8 captions of 24 tokens and 16 masks on 2 images, as the presets of a real model. A first
-line says what it costs to launch a kernel, which bounds decoding from below. A way that fails is a row, too, and the
-exit status is 1.
+learning (loss, gradients, optimiser), and the peak of the GPU's memory. A step has 8 captions of 24 tokens and 16 masks
+on 2 images, as the presets of a real model. A first line says what it costs to launch a kernel, which bounds decoding
+from below. A way that fails is a row, too, and the exit status is 1.
 """
 
 import gc
@@ -16,7 +15,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,7 +30,6 @@ from transformers.models.internvl.modeling_internvl import InternVLPreTrainedMod
 from transformers.trainer_callback import PrinterCallback
 
 from benchmarks.random_checkpoint import Size, random_model
-from benchmarks.random_qwen_vl import is_tiny
 from rl_reward_network.cli.app import run
 from rl_reward_network.data.items import make_region
 from rl_reward_network.data.masks import to_rle
@@ -41,9 +39,6 @@ from rl_reward_network.grpo.prompts import GRPOPrompt, region_prompt
 from rl_reward_network.grpo.rewards import Reward
 from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer, StepCallback
-from rl_reward_network.memory import predict
-from rl_reward_network.memory.advice import MemorySettings
-from rl_reward_network.memory.predict import training_stage
 from rl_reward_network.models.sa2va.arguments_sa2va import Quantization, bits_config, language_model_in_bits
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
@@ -106,13 +101,11 @@ def main(args: Args) -> None:
     start, failed = time.perf_counter(), False
     print(launch_cost(args.device), flush=True)
     name = torch.cuda.get_device_name() if args.device.startswith("cuda") else "CPU"
-    table = Table(
-        "size", "way", "step (s)", "rollouts (s)", "peak (GiB)", "predicted (GiB)", "weights (GiB)", title=name
-    )
+    table = Table("size", "way", "step (s)", "rollouts (s)", "peak (GiB)", "weights (GiB)", title=name)
     for size in args.sizes:
         for way in args.ways:
             if time.perf_counter() - start > args.max_seconds:
-                table.add_row(size, way, "-", "-", "-", "-", "left out")
+                table.add_row(size, way, "-", "-", "-", "left out")
                 continue
             cells, success = _cells(args, size, way)
             failed |= not success
@@ -139,14 +132,13 @@ def launch_cost(device: str) -> str:
 def _cells(args: Args, size: Size, way: str) -> tuple[list[str], bool]:
     try:
         result = measure(args, size, WAYS[way])
-        predicted = _predicted(args, size, WAYS[way])
     except Exception:  # what failed is part of the result
         traceback.print_exc()
-        return ["-", "-", "-", "-", "failed, see above"], False
+        return ["-", "-", "-", "failed, see above"], False
     finally:
         gc.collect()
         torch.cuda.empty_cache()
-    numbers = (result.seconds, result.rollouts, result.peak_gib, predicted, result.weights_gib)
+    numbers = (result.seconds, result.rollouts, result.peak_gib, result.weights_gib)
     return [f"{number:.2f}" for number in numbers], True
 
 
@@ -243,22 +235,6 @@ def _step_ends(device: str) -> Iterator[list[tuple[float, float]]]:
 def _synchronise(device: str) -> None:
     if device.startswith("cuda"):
         torch.cuda.synchronize()
-
-
-def _predicted(args: Args, size: Size, way: Way) -> float:
-    """GiB without margin, and without validation, which is not run here."""
-    settings = MemorySettings(
-        device="cuda" if args.device.startswith("cuda") else "cpu",
-        dtype="bfloat16",
-        max_completion_length=TOKENS,
-        quantization=way.quantization,
-        objective=way.settings.get("objective", "grpo"),
-        activation_checkpointing=way.settings.get("activation_checkpointing", False),
-    ).of_model(small=is_tiny(size))
-    model, _, _ = random_model(size, "meta")
-    settings = replace(settings, lora_r=128, per_device_train_batch_size=8, images=2 * STEPS)
-    with mock.patch.object(predict, "_validation", return_value=0.0):
-        return training_stage(model.config, settings).gib
 
 
 if __name__ == "__main__":

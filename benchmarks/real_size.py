@@ -6,9 +6,8 @@
 
 Each stage runs in a process of its own, so that its peak memory is its own: on the CPU that of the process, on a GPU
 what torch reserved there. Images have 512 x 512 pixels and one tile, answers are short (24 tokens at most): times grow
-with tiles and tokens, memory hardly does. Where a stage fails, the table says so, and the exit status is 1. Predicted
-is what `sa2va-rl doctor --memory` adds its margin to, without validation, which is switched off here. Writing and
-merging use main memory alone.
+with tiles and tokens, memory hardly does. Where a stage fails, the table says so, and the exit status is 1. Writing
+and merging use main memory alone.
 """
 
 import shutil
@@ -29,7 +28,6 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.random_checkpoint import Size, write_random_checkpoint
-from benchmarks.random_qwen_vl import is_tiny
 from rl_reward_network.artefacts import weights_fingerprint
 from rl_reward_network.cli.app import run
 from rl_reward_network.cli.main import main as command
@@ -39,11 +37,6 @@ from rl_reward_network.env.mask_bank import MaskBank
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.grpo.trainer import StepCallback
 from rl_reward_network.inputs.segmenter import Sa2VASegmenter, load_segmenter
-from rl_reward_network.memory import predict
-from rl_reward_network.memory.advice import MemorySettings, Stage
-from rl_reward_network.memory.predict import load_stage, merge_stage, segment_stage, training_stage
-from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
-from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype, load_sa2va_model
 from rl_reward_network.run import peak_memory_gib
 
@@ -99,14 +92,14 @@ class Measured:
 
 def main(args: Args) -> None:
     """Run all stages, each in a process, and print the table, also of a run that is interrupted."""
-    table, status = Table("stage", "seconds", "peak memory (GiB)", "predicted (GiB)", "", title=_title(args)), 0
+    table, status = Table("stage", "seconds", "peak memory (GiB)", "", title=_title(args)), 0
     claim(args.folder)
     try:
         for name in args.stages:
             status = status if _add_row(table, args, name) else 1
     except KeyboardInterrupt:
         status = 130
-        table.add_row("interrupted", "-", "-", "-", "the stages after it were not run")
+        table.add_row("interrupted", "-", "-", "the stages after it were not run")
     finally:
         if not args.keep:
             _delete(args.folder)
@@ -118,9 +111,9 @@ def main(args: Args) -> None:
 def _add_row(table: Table, args: Args, name: str) -> bool:
     """Run a stage; whether it succeeded."""
     if (result := _in_process(args, name)) is None:
-        table.add_row(name, "-", "-", "-", "failed, see above")
+        table.add_row(name, "-", "-", "failed, see above")
         return False
-    table.add_row(name, f"{result.seconds:.1f}", f"{result.peak_gib:.2f}", _predicted(args, name), result.note)
+    table.add_row(name, f"{result.seconds:.1f}", f"{result.peak_gib:.2f}", result.note)
     return True
 
 
@@ -170,53 +163,6 @@ def _in_process(args: Args, name: str) -> Measured | None:
         return None
     print(f"{name}: {result.seconds:.1f} s, {result.peak_gib:.2f} GiB {result.note}", flush=True)
     return result
-
-
-# ---- prediction ----
-
-
-def _predicted(args: Args, name: str) -> str:
-    """GiB of a stage, without margin; writing the checkpoint is not predicted."""
-    if name not in PREDICTIONS:
-        return "-"
-    folder = args.folder / ("merged" if name == "load merged" else "model")
-    return f"{predicted_gib(args, name, open_checkpoint(folder, weights=False).model_config()):.2f}"
-
-
-def predicted_gib(args: Args, name: str, config: Sa2VAConfig) -> float:
-    """Of a stage as it runs here, where training has no validation."""
-    with mock.patch.object(predict, "_validation", return_value=0.0):
-        return PREDICTIONS[name](config, _memory_settings(args)).gib
-
-
-def _memory_settings(args: Args) -> MemorySettings:
-    from rl_reward_network.grpo.stage import PROBED
-
-    settings = MemorySettings(
-        device="cuda" if args.device.startswith("cuda") else "cpu",
-        dtype=args.dtype,
-        max_completion_length=TOKENS,
-        activation_checkpointing=args.gradient_checkpointing,
-        side_network=args.side_network,
-        encoder=args.encoder,
-    ).of_model(small=is_tiny(args.size))
-    prompts = (settings.per_device_train_batch_size or 1) // settings.num_generations
-    return replace(settings, images=PROBED + STEPS * prompts)  # whose features a run of so few steps keeps
-
-
-def _supervised_stage(config: Sa2VAConfig, settings: MemorySettings) -> Stage:
-    return training_stage(config, replace(settings, objective="supervised"))
-
-
-PREDICTIONS: dict[str, Callable[[Sa2VAConfig, MemorySettings], Stage]] = {
-    "load": load_stage,
-    "segment": segment_stage,
-    "mask bank": segment_stage,
-    "GRPO step": training_stage,
-    "supervised step": _supervised_stage,
-    "merge": merge_stage,
-    "load merged": load_stage,
-}
 
 
 # ---- the stages ----

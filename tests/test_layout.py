@@ -45,8 +45,7 @@ MAY_IMPORT = {
     "grpo": LOW | {"embedded", "reward_training"},
     "methods": LOW | ROADS,
     "segment": LOW | {"reward_training", "ppo", "methods"},
-    "memory": LOW | {"grpo"},
-    "cli": LOW | ROADS | {"embedded", "methods", "segment", "memory"},
+    "cli": LOW | ROADS | {"embedded", "methods", "segment"},
 }
 
 

@@ -1,156 +1,123 @@
-"""The table of `sa2va-rl doctor --memory`: what each stage will need, and the commands that fit."""
+"""Memory of loading, segmenting and training from config.json alone.
 
-from collections.abc import Callable
-from dataclasses import fields, replace
-from functools import partial
+Counted are the weights and what trains, with gradients, moments, moving average and reference; the rest was measured.
+"""
+
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import psutil
 import torch
-from rich.console import Console
-from rich.table import Table
-from tqdm import tqdm
 
-from rl_reward_network.data.readers import REGIONS, recognise
-from rl_reward_network.embedded.datasets import DEFAULT_DATA
-from rl_reward_network.grpo.settings import OF_LABELS
-from rl_reward_network.memory.advice import (
-    CUDA_CONTEXT,
-    EXACT,
-    MARGIN,
-    Fit,
-    MemorySettings,
-    Stage,
-    changed_flags,
-    fit,
-    memory_gib,
-)
-from rl_reward_network.memory.predict import SIDE, has_tiles, load_stage, merge_stage, segment_stage, training_stage
-from rl_reward_network.models.default import DEFAULT_MODEL, is_small
-from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
+from rl_reward_network.cli.doctor import MemorySettings
+from rl_reward_network.grpo.settings import LARGE, LORA_R, OF_LABELS, SMALL
+from rl_reward_network.grpo.trainable import prepare_model
+from rl_reward_network.models.ema import trainable_tensors
+from rl_reward_network.models.sa2va.arguments_sa2va import BLOCKS
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
+from rl_reward_network.models.sa2va.loading_sa2va import weight_dtype
+from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 
-SHOWN_GIB = 0.05  # smaller parts are not named
-CAPTION = f"needed: {' and '.join(EXACT)}, {MARGIN} x the other parts, and {CUDA_CONTEXT} GiB more on a GPU"
-OF_IMAGES = f"; images of {SIDE} x {SIDE} pixels: a Qwen-VL reads more tokens of larger ones"
-SEGMENT_FLAGS = ("segment_batch", "max_dynamic_patch", "dtype")
-OTHERS = ("device", "memory_gib", "segment_batch", "images")  # are not flags of training
-TRAINING_FLAGS = tuple(field.name for field in fields(MemorySettings) if field.name not in OTHERS)
-
-
-class Row(NamedTuple):
-    """A stage of the table.
-
-    Args:
-        predict: the stage of a model and settings.
-        command: that runs it; none for `load`.
-        flags: settings that the command has.
-    """
-
-    predict: Callable[[Sa2VAConfig, MemorySettings], Stage]
-    command: str
-    flags: tuple[str, ...]
-
-    def flags_of(self, settings: MemorySettings, config: Sa2VAConfig, captions: bool) -> tuple[str, ...]:
-        """Those flags that have an effect with these settings, on this model, and on data with or without captions."""
-        unused: tuple[str, ...] = ("num_mask_generations", "ema_decay") if settings.objective in OF_LABELS else ()
-        unused += () if captions else ("max_completion_length",) + ("ema_decay",) * (settings.objective == "grpo")
-        unused += () if has_tiles(config) else ("max_dynamic_patch",)
-        return tuple(name for name in self.flags if name not in unused)
+GIB = 2**30
+SIZES = (24 * 896, 36 * 2048)  # layers x width of the language models of Sa2VA-1B and 4B, to which activations grow
+# GiB of these two beside what is counted: peak - weights - what trains, by docs/results.md "On a GPU": bfloat16, one
+# tile of 512 x 512 pixels, 11 prompts, 8 captions of 24 tokens on 2 images. Equal numbers were measured of 1B alone.
+MEASURED: dict[str, tuple[float, float]] = {
+    "load": (0.07, 0.07),
+    "segment": (0.47, 0.47),
+    "grpo": (1.1, 3.0),
+    "grpo, 8-bit AdamW": (1.2, 3.0),
+    "grpo, 4 bit": (1.0, 3.5),
+    "supervised": (1.1, 3.1),
+    "gradient checkpointing": (0.4, 0.7),
+    "encoder": (10.4, 10.4),  # more, where SAM 2's image encoder trains
+}
+CAPTIONS, TOKENS, OTHER_TOKENS = 8, 24, 124  # the last: of image, region and questions, for each of 4 captions of one
+CONTEXT, PROCESS = 0.6, 0.55  # GiB of CUDA, which torch does not count; of Python with torch, in main memory
+MOMENTS = {"adamw_8bit": 0.5, "paged_adamw_8bit": 0.5, "adafactor": 0.0, "sgd": 0.0}  # of what trains; AdamW has 2
+BYTES_OF_BITS = {"4bit": (4 + 0.127) / 8, "8bit": 1.002}  # NF4 with 8-bit constants (arXiv:2305.14314); LLM.int8()
+LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))  # of a container
 
 
-LOAD = Row(load_stage, "", ())
-SEGMENT = Row(segment_stage, "bash run_step2_finetune.sh full", SEGMENT_FLAGS)
-TRAIN = Row(training_stage, "sa2va-rl grpo full", TRAINING_FLAGS)
-MERGE = Row(merge_stage, "sa2va-rl merge --model_path RUN --output merged", ("dtype",))
+class Counted(NamedTuple):
+    """Layers x width of the language model, and bytes; `blocks` are its linear layers, their parameters and bytes."""
+
+    size: int
+    weights: int
+    files: int  # where their dtype differs: they count until all are read
+    blocks: tuple[int, int]
+    trained: int  # float32
+    added: int  # by LoRA, by float32 in place of the weights' dtype, and by the reference of what trains beside LoRA
 
 
-def show_memory(model_path: str, data_root: Path, reward_net: str, asked: MemorySettings) -> bool:
-    """Print the table, and for each stage a command; whether all stages fit.
+def complete(settings: MemorySettings, small: bool) -> MemorySettings:
+    """The settings with the device of this machine and the presets of a kind of model in place of None."""
+    preset: dict[str, Any] = {**(SMALL if small else LARGE), "lora_r": LORA_R["small" if small else "large"]}
+    preset["device"] = "cuda" if torch.cuda.is_available() else "cpu"
+    names = ("device", "lora_r", "per_device_train_batch_size", "max_completion_length")
+    return replace(settings, **{name: preset[name] for name in names if getattr(settings, name) is None})
 
-    Args:
-        model_path: of Sa2VA; of a hub id only the configuration is downloaded.
-        data_root: for the commands.
-        reward_net: for the command of training.
-        asked: the settings as given.
+
+def count(config: Sa2VAConfig, settings: MemorySettings) -> Counted:
+    """Count on the meta device, which has no values; `settings` are complete."""
+    text, stored, r = config.text_config, config.dtype or torch.bfloat16, int(settings.lora_r or 1)
+    encoder = {"frozen": None, "full": {"train": "full"}, "lora": {"train": "lora", "lora_r": 16}}[settings.encoder]
+    with torch.device("meta"):
+        model: Any = Sa2VAForConditionalGeneration(config).to(weight_dtype(str(settings.device), settings.dtype))
+        weights, number = _bytes(model), sum(p.numel() for p in model.parameters())
+        blocks = [p for name, p in model.named_parameters() if name.startswith(BLOCKS) and p.dim() == 2]
+        quantizable = sum(p.numel() for p in blocks), sum(p.nbytes for p in blocks)
+        files = 0 if stored == model.dtype else number * stored.itemsize
+        prepare_model(model, r, 2 * r, 0.0, settings.freeze_embeddings, None, encoder)
+    trained = {name: tensor.nbytes for name, tensor in trainable_tensors(model).items()}
+    added = _bytes(model) - weights + sum(size for name, size in trained.items() if "lora_" not in name)
+    size = text.num_hidden_layers * text.hidden_size
+    return Counted(size, weights, files, quantizable, sum(trained.values()), added)
+
+
+def _bytes(model: torch.nn.Module) -> int:
+    saved = model.state_dict().keys()
+    buffers = [tensor for name, tensor in model.named_buffers() if name in saved]
+    return sum(tensor.nbytes for tensor in [*model.parameters(), *buffers])
+
+
+def needed_gib(counted: Counted, settings: MemorySettings) -> dict[str, float]:
+    """GiB of each stage at its peak; `settings` are complete."""
+    float32 = settings.device == "cpu" or settings.dtype == "float32"  # CPU kernels widen bfloat16
+    measured = {name: _of_size(counted.size, *ends) * (1 + float32) for name, ends in MEASURED.items()}
+    base = counted.weights / GIB + (CONTEXT if settings.device == "cuda" else PROCESS + counted.files / GIB)
+    labels, bits = settings.objective in OF_LABELS, settings.quantization
+    copies = 1 + MOMENTS.get(str(settings.optim), 2.0) + (0.0 if float32 else 0.5)  # gradients; 0.5: by autocast
+    copies += settings.ema_decay > 0 and settings.objective != "supervised"
+    saved = counted.blocks[1] - counted.blocks[0] * BYTES_OF_BITS[bits] if bits else 0.0
+    name = "grpo, 4 bit" if bits else "grpo, 8-bit AdamW" if "8bit" in str(settings.optim) else "grpo"
+    name = "gradient checkpointing" if settings.activation_checkpointing else "supervised" if labels else name
+    tokens = 1.0 if labels else (OTHER_TOKENS + int(settings.max_completion_length or 1)) / (OTHER_TOKENS + TOKENS)
+    step = tokens * measured[name] + (settings.encoder != "frozen") * measured["encoder"]
+    step *= int(settings.per_device_train_batch_size or CAPTIONS) / CAPTIONS
+    names = {
+        "load": measured["load"],
+        "segment": measured["segment"],
+        "train": (counted.added + copies * counted.trained - saved) / GIB + step,
+    }
+    return {name: base + gib for name, gib in names.items()}
+
+
+def _of_size(size: int, small: float, large: float) -> float:
+    """Linear through both `SIZES`; below the smaller one in proportion."""
+    return small * min(1, size / SIZES[0]) + (large - small) * max(0, size - SIZES[0]) / (SIZES[1] - SIZES[0])
+
+
+def available_gib(device: str) -> float:
+    """Memory of this machine (of a container, its limit) or of its first GPU, in GiB.
 
     Raises:
-        ValueError: not a model of ours, or a GPU is asked for where none is and no memory is given.
+        ValueError: there is no GPU.
     """
-    config, small = open_checkpoint(model_path, weights=False).model_config(), is_small(model_path)
-    settings = asked.on_device("cuda" if torch.cuda.is_available() else "cpu").of_model(small)
-    usual, device = MemorySettings().of_model(small), settings.device or "cpu"
-    available = settings.memory_gib or memory_gib(device)
-    title = f"{model_path} on {device}, {available:.1f} GiB"
-    captions = data_root == DEFAULT_DATA or _captioned(data_root)
-    caption = CAPTION + ("" if has_tiles(config) else OF_IMAGES)
-    table = Table("stage", "needed (GiB)", "largest parts", title=title, caption=caption)
-    results = [
-        (row, fit(partial(row.predict, config), settings, available, row.flags_of(settings, config, captions)))
-        for row in tqdm((LOAD, SEGMENT, TRAIN), "predicting", leave=False)
-    ]
-    results.append((MERGE, _merging(config, settings, available)))
-    for _, result in results:
-        table.add_row(result.asked.name, _needed(result), _parts(result.stage))
-    console, flags = Console(), _inputs(model_path, data_root)
-    console.print(table)
-    for row, result in results:
-        if row.command:
-            inputs = "" if row is MERGE else flags + _rewards(row, data_root, reward_net, settings)
-            words = changed_flags(usual, result.settings, row.flags_of(settings, config, captions))
-            console.print(_advice(result, " ".join(filter(None, (row.command, inputs, words)))), soft_wrap=True)
-    return all(result.fits for _, result in results)
-
-
-def _merging(config: Sa2VAConfig, settings: MemorySettings, available: float) -> Fit:
-    """In main memory: that which was given, or that of this machine; of another machine with a GPU it is not known."""
-    if settings.device == "cuda":
-        available = float("inf") if settings.memory_gib else memory_gib("cpu")
-    return fit(partial(merge_stage, config), replace(settings, device="cpu"), available, MERGE.flags)
-
-
-def _inputs(model_path: str, data_root: Path) -> str:
-    """Model and data as flags; the data of the embedded model need no name."""
-    if model_path == DEFAULT_MODEL and data_root == DEFAULT_DATA:
-        return f"--model_path {model_path}"
-    return f"--model_path {model_path} --data_root {'DATA' if data_root == DEFAULT_DATA else data_root}"
-
-
-def _rewards(row: Row, data_root: Path, reward_net: str, settings: MemorySettings) -> str:
-    """The reward network as a flag, where GRPO has no captions to close a loop, or the policy that reaches adapters."""
-    if row is not TRAIN:
-        return ""
-    needed = settings.objective not in OF_LABELS and data_root != DEFAULT_DATA and not _captioned(data_root)
-    network = reward_net or ("NET" if needed else "")
-    if network:
-        return f" --reward_net {network}"
-    adapted = settings.side_network or settings.encoder != "frozen"
-    return " --mask_policy bernoulli" if adapted and settings.objective not in OF_LABELS else ""  # the gradient's way
-
-
-def _captioned(data_root: Path) -> bool:
-    """Whether these are captioned regions; what does not exist or is unknown is taken for annotated images."""
-    try:
-        return recognise(data_root) in REGIONS
-    except ValueError:
-        return False
-
-
-def _needed(result: Fit) -> str:
-    device = result.settings.device or "cpu"
-    needed = f"{result.asked.needed_gib(device):.1f}"
-    if result.harm:
-        needed += f", lowered {result.stage.needed_gib(device):.1f}"
-    return needed if result.fits else f"{needed}: does not fit"
-
-
-def _parts(stage: Stage) -> str:
-    parts = sorted(((size / 2**30, name) for name, size in stage.parts.items()), reverse=True)
-    return ", ".join(f"{name} {size:.1f}" for size, name in parts if size > SHOWN_GIB)
-
-
-def _advice(result: Fit, command: str) -> str:
-    if not result.fits:
-        return f"{result.asked.name}: too large for this device with everything lowered; take a smaller model"
-    cost = f" ({'; '.join(result.harm)})" if result.harm else ""
-    return f"{result.asked.name}: {command}{cost}"
+    if device == "cpu":
+        limits = [file.read_text().strip() for file in LIMITS if file.is_file()]
+        return min([psutil.virtual_memory().total, *map(int, filter(str.isdigit, limits))]) / GIB
+    if not torch.cuda.is_available():
+        raise ValueError("--device cuda: this machine has no GPU; give its memory: --memory_gib 24")
+    return torch.cuda.get_device_properties(0).total_memory / GIB

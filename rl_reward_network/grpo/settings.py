@@ -208,7 +208,7 @@ def with_preset(settings: GRPOSettings, mode: Mode, small: bool, side: bool = Fa
     if side:
         images = max(1, int(SMALL["per_device_train_batch_size"]) // max(1, settings.num_generations))
         settings = with_images(settings, images, small)
-    whole: GRPOSettings = with_whole_groups(_filled(settings, preset))
+    whole = with_whole_groups(_filled(settings, preset))
     return _filled(whole, {"encoder_learning_rate": (whole.learning_rate or 0.0) / 10})
 
 
@@ -248,12 +248,8 @@ def _filled(settings: GRPOSettings, preset: Mapping[str, Any]) -> GRPOSettings:
     return replace(settings, **{name: value for name, value in preset.items() if getattr(settings, name) is None})
 
 
-def with_whole_groups(settings: Any) -> Any:
-    """A batch smaller than a group becomes a whole one; a step of several passes keeps its number of captions.
-
-    Args:
-        settings: `GRPOSettings`, or a `MemorySettings`.
-    """
+def with_whole_groups(settings: GRPOSettings) -> GRPOSettings:
+    """A batch smaller than a group becomes a whole one; a step of several passes keeps its number of captions."""
     batch, group = settings.per_device_train_batch_size, settings.num_generations
     passes = settings.gradient_accumulation_steps
     if batch is None or not 1 <= batch < group:

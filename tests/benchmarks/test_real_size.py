@@ -1,22 +1,17 @@
-"""The measurement of real sizes: its stages on a tiny checkpoint; at 1 B parameters its limits, and the prediction."""
+"""The measurement of real sizes: its stages on a tiny checkpoint; at 1 B parameters its limits."""
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from benchmarks import real_size
-from benchmarks.random_checkpoint import official_config, write_random_checkpoint
+from benchmarks.random_checkpoint import write_random_checkpoint
 from rl_reward_network.grpo.trainer import StepCallback
-from rl_reward_network.memory.advice import MemorySettings
-from rl_reward_network.memory.predict import training_stage
-from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, config_from_original
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from tests.conftest import smooth_image
 
-WITHIN = 0.2  # of the measured memory
 MOST_GIB, MOST_SECONDS = 12e9 / 2**30, 15 * 60
 
 
@@ -34,10 +29,6 @@ def test_the_stages_run_on_a_tiny_checkpoint_and_clean_up(
     again = real_size.STAGES["mask bank"](args)
     assert again.note.split(",")[:2] == results["mask bank"].note.split(",")[:2], "computed again, not read"
     assert " images/s" in again.note
-    predicted = {name: real_size._predicted(replace(args, device="cuda"), name) for name in real_size.ALL[:-1]}
-    assert predicted.pop("write") == "-"
-    assert all(0 <= float(gib) < 1 for gib in predicted.values())
-    assert predicted["GRPO step"] > predicted["load"]
     with pytest.raises(SystemExit, match="1"):
         real_size.main(real_size.Args("tiny", "cpu", stages=("merge",), folder=tmp_path))
     assert "failed, see above" in capsys.readouterr().out
@@ -95,26 +86,12 @@ def test_the_seconds_of_a_step_are_those_of_the_last_one(tmp_path: Path, monkeyp
     assert 0.1 <= real_size._train(real_size.Args("tiny", "cpu", folder=tmp_path), "grpo", []).seconds < 0.4
 
 
-def test_what_is_predicted_is_what_runs_here() -> None:
-    config = config_from_original(official_config("1b"), HIERA_L, "config.json")
-    settings = MemorySettings(device="cuda", max_completion_length=24, images=8, activation_checkpointing=True)
-    args = real_size.Args("1b", "cuda", gradient_checkpointing=True)
-    assert real_size._memory_settings(args) == settings.of_model(small=False), "4 prompts are tried, 2 steps of 2"
-    stage = training_stage(config, settings.of_model(small=False))
-    assert "validation" in stage.parts, "what it needs most in such a run"
-    assert 3 < real_size.predicted_gib(args, "GRPO step", config) < stage.gib - 0.1
-
-
 @pytest.mark.slow
-def test_a_billion_parameters_fit_and_are_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_billion_parameters_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = real_size.Args("1b", "cpu", folder=tmp_path / "real_size")
     real_size.main(args)
     lines = [line for line in capsys.readouterr().out.splitlines() if " s, " in line and " GiB" in line]
     measured = {line.split(": ")[0]: line.split(": ")[1].split() for line in lines}
     assert measured.keys() == set(real_size.ALL)
     assert sum(float(words[0]) for words in measured.values()) < MOST_SECONDS
-    config = config_from_original(official_config("1b"), HIERA_L, "config.json")
-    for name in ("load", "segment", "GRPO step", "supervised step", "merge"):
-        peak = float(measured[name][2])
-        assert peak < MOST_GIB
-        assert real_size.predicted_gib(args, name, config) == pytest.approx(peak, rel=WITHIN), name
+    assert all(float(words[2]) < MOST_GIB for words in measured.values())

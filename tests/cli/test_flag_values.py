@@ -61,7 +61,7 @@ OUT_OF_RANGE = [
     ("segment", "nowhere.png", "--max_tiles", "-3"),
     ("segment", "nowhere.png", "--bit_depth", "99"),
     ("doctor", "--split_seed", "-1", *ROOT),
-    ("doctor", "--memory", "--images", "0", *ROOT),
+    ("doctor", "--memory", "--lora_r", "0", *ROOT),
     (*REWARD, "--max_new_tokens", "0"),
 ]
 FIELDS = {"kl_coef": "beta", "max_tiles": "max_dynamic_patch"}  # names of the settings behind two of the flags

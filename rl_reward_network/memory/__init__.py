@@ -1,1 +1,0 @@
-"""How much memory a run will need: predicted from config.json and the settings, without weights."""
