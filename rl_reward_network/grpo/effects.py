@@ -24,13 +24,13 @@ class Chosen:
         args: flags.
         learned: whether there is a reward network.
         captions: whether the data are captioned regions; None before they are read.
-        by_name: whether images are asked for several classes; None as before.
+        several: whether images are asked for more than one class; None as before.
     """
 
     args: "PlanArgs"
     learned: bool
     captions: bool | None = None
-    by_name: bool | None = None
+    several: bool | None = None
 
     @property
     def grpo(self) -> GRPOSettings:
@@ -136,7 +136,7 @@ WHEN: dict[str, tuple[str, Callable[[Chosen], Any]]] = {
     "cldice_weight": (f"{TRUTH}, or with --pathwise_weight above 0", lambda run: run.true_masks or run.pathwise),
     "contrast_weight": (
         "with --objective supervised on images of several phrases",
-        lambda run: run.objective == "supervised" and run.true_masks and run.by_name is not False,
+        lambda run: run.objective == "supervised" and run.true_masks and run.several is not False,
     ),
     "max_labelled": ("with --objective supervised or mean_teacher", lambda run: run.objective in OF_LABELS),
     "taught_weight": ("with --objective mean_teacher", lambda run: run.objective == TEACHER),

@@ -129,7 +129,7 @@ def grpo_objective(
     masks = list(zip(images, outputs.mask_logits, strict=True)) if outputs.mask_logits else []
     if supervised and config.caption_to_mask_weight:
         from_labels, of_labels = labelled_loss(batch.rollouts.answers, masks, outputs.embeddings, config, counts)
-        total, metrics = total + from_labels, metrics | of_labels
+        total, metrics = total + config.caption_to_mask_weight * from_labels, metrics | of_labels
         if choices := choice_losses(images, outputs.decoded):
             of_head = torch.stack(choices)  # trains its head alone, so its value stands beside the total
             metrics["loss/choice"] = of_head.detach().mean()

@@ -217,7 +217,8 @@ def make_plan(args: PlanArgs, inputs: "GRPOInputs", network: "RewardNetwork | No
         ValueError: settings that do not go together.
     """
     check_together(args, network is not None)
-    run = Chosen(args, network is not None, inputs.kind == "regions", inputs.by_name)
+    several = len({prompt.name for prompt in inputs.prompts}) > 1
+    run = Chosen(args, network is not None, inputs.kind == "regions", several)
     check_acts(run)
     labels = args.rewards.loop2_iou_weight is not None or args.rewards.loop2_mask_rewards
     if args.grpo.objective == "grpo" and not (run.captions or run.learned or labels):

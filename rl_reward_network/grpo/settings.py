@@ -84,9 +84,9 @@ class GRPOSettings:
     num_iterations: Rare[int] = 1
     """Optimisation steps on the same rollouts."""
     mask_to_caption_weight: Rare[float] = 1.0
-    """Weight of loop 1's rewards; 0 leaves the loop out."""
+    """Weight of loop 1's rewards, in supervised training of the loss on captions; 0 leaves the loop out."""
     caption_to_mask_weight: Rare[float] = 1.0
-    """Weight of loop 2's rewards; 0 leaves them out."""
+    """Weight of loop 2's rewards, in supervised training of the losses on masks; 0 leaves them out."""
     objective: Objective = "grpo"
     """supervised: learn the reference captions and masks instead of rewards, the comparison for GRPO. mean_teacher:
     supervised, and on images without masks (--unlabelled_root, beyond --max_labelled) the masks of the EMA teacher.

@@ -122,7 +122,8 @@ class Sa2VAGRPOTrainer(Trainer):
         check_supported(args, pathwise)
         pad_id = processor.tokenizer.pad_token_id or 0
         mask_policy, never_sampled_ids = MASK_POLICIES[args.mask_policy], processor.never_sampled_ids
-        policy = GRPOPolicy(model, mask_policy, args.temperature, never_sampled_ids, pad_id, bool(args.entropy_coef))
+        temperature = args.temperature if args.objective == "grpo" else 1.0  # nothing else samples captions
+        policy = GRPOPolicy(model, mask_policy, temperature, never_sampled_ids, pad_id, bool(args.entropy_coef))
         if args.objective == "grpo":
             check_weights(rewards, args)
         self.taken_together = taken_together(prompts, args)

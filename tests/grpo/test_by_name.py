@@ -16,6 +16,7 @@ from rl_reward_network.grpo.image_context import FeatureCache, open_batch
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs, validation_prompts, within_budget
 from rl_reward_network.grpo.measure import Measured
 from rl_reward_network.grpo.plan import PlanArgs, make_plan
+from rl_reward_network.grpo.settings import GRPOSettings
 from rl_reward_network.grpo.trainer import taken_together
 from rl_reward_network.inputs.config import RegionConfig, RunConfig
 from rl_reward_network.report.by_name import ALL_CLASSES
@@ -90,6 +91,14 @@ def test_what_does_not_fit_several_classes_is_refused(named: GRPOInputs, tmp_pat
     (write_named(tmp_path) / "classes.json").write_text(json.dumps(CLASSES[1:]))
     with pytest.raises(ValueError, match=r"classes.json: annotations.json has the phrase 'Tube', which is the `name`"):
         open_grpo_inputs(RunConfig(data_root=tmp_path, gpu=-1))
+
+
+def test_one_class_has_nothing_to_contrast_with(named: GRPOInputs) -> None:
+    args = PlanArgs(grpo=GRPOSettings(objective="supervised", contrast_weight=0.5))
+    assert make_plan(args, named, None).settings.contrast_weight == 0.5
+    tubes = replace(named, prompts=[prompt for prompt in named.prompts if prompt.name == "tube"])
+    with pytest.raises(ValueError, match=r"--contrast_weight 0\.5 does nothing in this run"):
+        make_plan(args, tubes, None)
 
 
 def test_supervised_batches_hold_all_questions_of_an_image_and_others_do_not(named: GRPOInputs, tmp_path: Path) -> None:

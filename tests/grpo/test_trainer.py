@@ -261,6 +261,19 @@ def test_supervised_training_without_loop_2_learns_no_masks(tmp_path: Path) -> N
     assert first["loss/answer"] > 0
 
 
+def test_supervised_training_weighs_its_masks_and_samples_nothing(tmp_path: Path) -> None:
+    first = []
+    for name, other in (("plain", {}), ("other", {"temperature": 3.0, "caption_to_mask_weight": 0.5})):
+        trainer = make_trainer(tmp_path / name, objective="supervised", max_steps=1, **other)
+        trainer.train()
+        first.append(trainer.state.log_history[0])
+    plain, other = first
+    parts = ("loop1/loss", "loss/mask", "loss/answer")
+    assert [other[part] for part in parts] == pytest.approx([plain[part] for part in parts])
+    half = plain["total_loss"] - other["total_loss"]
+    assert half == pytest.approx(0.5 * plain["loss/mask"], rel=1e-4)
+
+
 def test_a_model_that_lost_seg_gets_it_back(tmp_path: Path) -> None:
     """Its groups are rewarded by 0, and without the reference answer nothing would be learned from them."""
     settings = {"mask_to_caption_weight": 0.0, "beta": 0.0, "mask_beta": 0.0, "ema_decay": 0.0}

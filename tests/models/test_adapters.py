@@ -24,6 +24,7 @@ KINDS = {
     ),
     "dora": LoraConfig(r=2, use_dora=True, target_modules=["o_proj"]),
     "ia3": IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]),
+    "saved": LoraConfig(r=2, bias="lora_only", target_modules=["q_proj"], modules_to_save=["embed_tokens", "norm"]),
     "regex": LoraConfig(r=2, target_modules=r".*layers\.1\.self_attn\.q_proj"),
 }
 WHOLE = "base_model.model.model.language_model."
@@ -76,6 +77,8 @@ def adapter(tiny_model: Sa2VAForConditionalGeneration, tmp_path: Path) -> Path:
         *(("lora", n) for n in NAMES),
         ("rslora", "causal"),
         ("dora", "body"),
+        ("saved", "causal"),
+        ("saved", "sa2va"),
         ("ia3", "sa2va"),
         ("regex", "causal"),
     ],
