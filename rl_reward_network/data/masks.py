@@ -31,10 +31,10 @@ SOFT = 3  # grey values between black and white from which on they may be soft e
 VOLUMES = (".nii.gz", ".nii", ".mha", ".mhd", ".nrrd", ".nhdr", ".mgz")
 
 IGNORED = {
-    *("ignore", "ignored", "ignorelabel", "ignoreregion", "void", "unlabeled", "unlabelled", "unannotated"),
-    *("notlabeled", "notlabelled", "notannotated", "dontcare", "donotcare", "outofroi"),
+    *("void", "unlabeled", "unlabelled", "unannotated", "notlabeled", "notlabelled", "notannotated"),
+    *("dontcare", "donotcare", "outofroi"),
 }
-"""Names of pixels that nobody has judged, without spaces and signs."""
+"""Names of pixels that nobody has judged, without spaces and signs; so are all with "ignore" in them."""
 IGNORED_BESIDE_OTHERS = {"#e0e0c0", "-1"}  # the former is 255 in VOC's palette
 FULL = "255"  # beside numbers up to MAX_CLASSES in one file it is no class, but the "ignore" of VOC and Cityscapes
 BACKGROUND = {"background", "bg", "nolabel", "noobject"}
@@ -52,11 +52,12 @@ def ignored_classes(files: Iterable[Iterable[str]]) -> tuple[set[str], set[str]]
     each = [set(names) for names in files]
     every = set().union(*each)
     words = {name: "".join(filter(str.isalnum, name.lower())) for name in every}
-    ignored = {name for name, word in words.items() if word in IGNORED}
+    ignored = {name for name, word in words.items() if "ignore" in word or word in IGNORED}
     ignored |= IGNORED_BESIDE_OTHERS & every if len(every) > 1 else set()
     others = every - ignored - {FULL}
     labels = all(name.isdecimal() and int(name) <= MAX_CLASSES for name in others)
-    if labels and any(FULL in names and names & others for names in each):
+    beside = [bool(names & others) for names in each if FULL in names]
+    if labels and sum(beside) > len(beside) / 2:  # else binary masks of 255, of which a few have stray pixels
         ignored.add(FULL)
     return ignored, {name for name, word in words.items() if word in BACKGROUND}
 
@@ -189,10 +190,12 @@ def _is_lossy(path: Path) -> bool:
 def without_soft_edges(grid: np.ndarray) -> np.ndarray:
     """A grey grid of black and white whose edges only are grey, as 0 and 255; others as they are.
 
-    Every grey pixel must have both black and white within two pixels, which the pixels of a class seldom have.
+    Every grey pixel must have both black and white within two pixels, which the pixels of a class seldom have; labels
+    of thin objects with a rim of 255 have, but are low numbers.
     """
     grey = (grid > 0) & (grid < WHITE)
-    if not WHITE <= grid.max(initial=0) <= 255 or len(np.unique(grid[grey])) < SOFT:
+    few = len(np.unique(grid[grey])) < SOFT or grid[grey].max() <= MAX_CLASSES
+    if not WHITE <= grid.max(initial=0) <= 255 or few:
         return grid
     near = (ndimage.binary_dilation(side, np.ones((5, 5))) for side in (grid == 0, grid >= WHITE))
     return np.where(grid >= 128, 255, 0) if all(side[grey].all() for side in near) else grid

@@ -84,17 +84,17 @@ def load_pixels(path: Path) -> np.ndarray:
     return load_deep(path) if deep else load_image(path)
 
 
-NUMBER = re.compile(r"[+-]?\d+(\.\d*)?(e[+-]?\d+)?")
+NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
 
 
 def id_text(value: Any) -> str:
     """An id, or the name of a class, as text; a whole number that a table has written as float without its decimals.
 
-    >>> [id_text(value) for value in (0.0, "3.000000000000000000e+00", "07", 7, "vessel 2.0")]
-    ['0', '3', '07', '7', 'vessel 2.0']
+    >>> [id_text(value) for value in (0.0, "3.000000000000000000e+00", "2E+00", "07", 7, "vessel 2.0")]
+    ['0', '3', '2', '07', '7', 'vessel 2.0']
     """
     text = str(value).strip()
-    is_float = NUMBER.fullmatch(text) and "." in text and float(text).is_integer()
+    is_float = NUMBER.fullmatch(text) and not text.lstrip("+-").isdecimal() and float(text).is_integer()
     return str(int(float(text))) if is_float else text
 
 

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from rl_reward_network.data.annotations import first_faults
 from rl_reward_network.data.identity import SAME, same_in_two_groups, thumbnail
 from rl_reward_network.data.mask_checks import looks_like_mask
-from rl_reward_network.data.masks import ignored_classes
+from rl_reward_network.data.masks import FULL, ignored_classes
 from rl_reward_network.data.names import ALL, NamedClass, read_classes
 from rl_reward_network.data_import.files import some, unread_note
 from rl_reward_network.data_import.groups import NONE, Groups, groups_of
@@ -206,10 +206,12 @@ def _without_ignored(seen: list[Seen], found: Found, options: ImportOptions) -> 
     ignored, background = ignored - wanted, background - wanted
     shares = [sum((one.pixels or {}).get(name, 0) for name in ignored) / (one.size[0] * one.size[1]) for one in seen]
     of = ", ".join(sorted(ignored))
-    if hidden := [one.item.name for one, share in zip(seen, shares, strict=True) if share > MOST_IGNORED]:
+    hidden = [one.item.name for one, share in zip(seen, shares, strict=True) if share > MOST_IGNORED]
+    if hidden and (ignored != {FULL} or options.label in (None, ALL)):  # 255 may be a class that is not wanted
         found.faults.append(
             f"{len(hidden)} mask(s) ({some(hidden)}) have more than {MOST_IGNORED:.0%} of pixels to be ignored ({of}),"
-            " and masks have none: annotate them, leave the images out, or name the class background if it is that"
+            " and masks have none: annotate them, leave the images out, name the class background if it is that, or"
+            " give --label NAME if they are a class"
         )
     elif ignored:
         found.remarks.append(
@@ -335,7 +337,8 @@ def _classes(seen: list[Seen], found: Found, label: str | None) -> list[str]:
     listed = ", ".join(f"{name} ({counts[name][0]} images)" for name in occurring)
     if (unused := sorted(counts.keys() - set(occurring), key=class_order)) and occurring:
         found.notes.append(f"{len(unused)} class(es) that no mask holds: {some(unused)}")
-    chosen = chosen_classes(label, occurring, found.class_ids)
+    open_choice = label is None and not occurring and len(counts) > 1  # of classes that are declared alone
+    chosen = [] if open_choice else chosen_classes(label, occurring, found.class_ids)
     if chosen is None:
         raise ValueError(
             f"the masks hold {len(occurring)} classes: {listed}; give --label NAME, or --label all for their union"

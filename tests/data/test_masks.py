@@ -226,6 +226,13 @@ def test_soft_edges_are_cut_at_half_and_classes_are_not(tmp_path: Path, channels
     assert sorted(load_class_masks(save(tmp_path / "m.png", grids[1]), SMALL)) == ["100", "150", "255", "50"]
 
 
+def test_labels_of_thin_objects_with_a_rim_of_255_are_no_soft_edges(tmp_path: Path) -> None:
+    grid = np.zeros(SMALL, np.uint8)
+    for column, number in ((4, 1), (10, 2), (16, 3)):
+        grid[:, column - 1 : column + 2], grid[:, column] = 255, number
+    assert sorted(load_class_masks(save(tmp_path / "m.png", grid), SMALL)) == ["1", "2", "255", "3"]
+
+
 @pytest.mark.parametrize("name", ["m.webp", "m.jpg"])
 def test_a_lossy_file_is_of_black_and_white_or_refused(tmp_path: Path, name: str) -> None:
     path = save(tmp_path / name, as_255(LARGE), quality=95)

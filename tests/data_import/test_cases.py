@@ -64,6 +64,7 @@ def test_outlines_without_a_pixel_are_faults_of_annotations(tmp_path: Path) -> N
         ([["255"]], []),
         ([["1"], ["255"]], []),  # two ways to write one class
         ([["1", "255"], ["2"]], ["255"]),
+        ([["255"], ["255"], ["1", "255"]], []),  # a binary mask with a stray pixel
         ([["85", "170", "255"]], []),  # a scale of greys
         ([["128", "255"]], []),  # disc and cup
         ([["#800000", "255"]], []),  # white is a colour
@@ -71,6 +72,7 @@ def test_outlines_without_a_pixel_are_faults_of_annotations(tmp_path: Path) -> N
         ([["#e0e0c0"]], []),
         ([["vessel", "__ignore__"], ["Void"]], ["Void", "__ignore__"]),
         ([["vessel", "don't care", "Un-Labelled"]], ["Un-Labelled", "don't care"]),
+        ([["vessel", "ignored areas", "IGNORE 1"]], ["IGNORE 1", "ignored areas"]),
         ([["1", "-1"]], ["-1"]),
         ([["voided", "ignorance"]], []),
     ],
@@ -182,6 +184,7 @@ def test_masks_that_are_mostly_to_be_ignored_are_refused_and_a_class_may_be_name
     )
     named = survey_source(tmp_path, ImportOptions("none", label="255"))
     assert (named.open_points, named.classes) == ((), ["255"])
+    assert survey_source(tmp_path, ImportOptions("none", label="1")).open_points == (), "255 may be another class"
 
 
 # ---- outlines -----------------------------------------------------------------------------------------------------
@@ -317,3 +320,10 @@ def test_pictures_whose_pixels_are_no_squares_are_told(
         save(tmp_path / f"images/{name.format(number)}", picture(number), **options)
     remarks = survey_source(tmp_path, ImportOptions("none")).found.remarks
     assert [f"(height / width {aspect})" in remark for remark in remarks] == [True] * bool(aspect)
+
+
+def test_declared_classes_of_images_without_annotations_force_no_choice(tmp_path: Path) -> None:
+    save(tmp_path / "images/0.png", picture(0))
+    write_json(tmp_path / "a.json", coco_content(["0.png"], [], ["vessel", "bone"]))
+    survey = survey_source(tmp_path, ImportOptions("none"))
+    assert (survey.open_points, survey.classes) == ((), [])
