@@ -1,7 +1,4 @@
-"""Memory of loading, segmenting and training from config.json alone.
-
-Counted are the weights and what trains, with gradients, moments, moving average and reference; the rest was measured.
-"""
+"""Memory of loading, segmenting and training by config.json: what has a size is counted, the rest was measured."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -61,14 +58,17 @@ def complete(settings: MemorySettings, small: bool) -> MemorySettings:
 
 def count(config: Sa2VAConfig, settings: MemorySettings) -> Counted:
     """Count on the meta device, which has no values; `settings` are complete."""
-    text, stored, r = config.text_config, config.dtype or torch.bfloat16, int(settings.lora_r or 1)
+    r, text = int(settings.lora_r or 1), config.text_config
+    dtype = weight_dtype(str(settings.device), settings.dtype)
+    stored: Any = config.dtype or torch.bfloat16  # of the released weights, where config.json does not say it
     encoder = {"frozen": None, "full": {"train": "full"}, "lora": {"train": "lora", "lora_r": 16}}[settings.encoder]
     with torch.device("meta"):
-        model: Any = Sa2VAForConditionalGeneration(config).to(weight_dtype(str(settings.device), settings.dtype))
+        model: Any = Sa2VAForConditionalGeneration(config)
+        model.to(dtype)
         weights, number = _bytes(model), sum(p.numel() for p in model.parameters())
         blocks = [p for name, p in model.named_parameters() if name.startswith(BLOCKS) and p.dim() == 2]
         quantizable = sum(p.numel() for p in blocks), sum(p.nbytes for p in blocks)
-        files = 0 if stored == model.dtype else number * stored.itemsize
+        files = 0 if stored == dtype else number * stored.itemsize
         prepare_model(model, r, 2 * r, 0.0, settings.freeze_embeddings, None, encoder)
     trained = {name: tensor.nbytes for name, tensor in trainable_tensors(model).items()}
     added = _bytes(model) - weights + sum(size for name, size in trained.items() if "lora_" not in name)
@@ -78,8 +78,8 @@ def count(config: Sa2VAConfig, settings: MemorySettings) -> Counted:
 
 def _bytes(model: torch.nn.Module) -> int:
     saved = model.state_dict().keys()
-    buffers = [tensor for name, tensor in model.named_buffers() if name in saved]
-    return sum(tensor.nbytes for tensor in [*model.parameters(), *buffers])
+    tensors = [*model.parameters(), *(tensor for name, tensor in model.named_buffers() if name in saved)]
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def needed_gib(counted: Counted, settings: MemorySettings) -> dict[str, float]:
@@ -96,12 +96,8 @@ def needed_gib(counted: Counted, settings: MemorySettings) -> dict[str, float]:
     tokens = 1.0 if labels else (OTHER_TOKENS + int(settings.max_completion_length or 1)) / (OTHER_TOKENS + TOKENS)
     step = tokens * measured[name] + (settings.encoder != "frozen") * measured["encoder"]
     step *= int(settings.per_device_train_batch_size or CAPTIONS) / CAPTIONS
-    names = {
-        "load": measured["load"],
-        "segment": measured["segment"],
-        "train": (counted.added + copies * counted.trained - saved) / GIB + step,
-    }
-    return {name: base + gib for name, gib in names.items()}
+    train = (counted.added + copies * counted.trained - saved) / GIB + step
+    return {"load": base + measured["load"], "segment": base + measured["segment"], "train": base + train}
 
 
 def _of_size(size: int, small: float, large: float) -> float:
