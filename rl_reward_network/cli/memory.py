@@ -30,7 +30,7 @@ MEASURED: dict[str, tuple[float, float]] = {
     "gradient checkpointing": (0.4, 0.7),
     "encoder": (10.4, 10.4),  # more, where SAM 2's image encoder trains
 }
-CAPTIONS, TOKENS, OTHER_TOKENS = 8, 24, 124  # the last: of image, region and questions, for each of 4 captions of one
+GROUPS, CAPTION_TOKENS, OTHER_TOKENS = 2, 4 * 24, 496  # of that step; of a group; the last: of image and questions
 CONTEXT, PROCESS = 0.6, 0.55  # GiB of CUDA, which torch does not count; of Python with torch, in main memory
 MOMENTS = {"adamw_8bit": 0.5, "paged_adamw_8bit": 0.5, "adafactor": 0.0, "sgd": 0.0}  # of what trains; AdamW has 2
 BYTES_OF_BITS = {"4bit": (4 + 0.127) / 8, "8bit": 1.002}  # NF4 with 8-bit constants (arXiv:2305.14314); LLM.int8()
@@ -93,10 +93,11 @@ def needed_gib(counted: Counted, settings: MemorySettings) -> dict[str, float]:
     saved = counted.blocks[1] - counted.blocks[0] * BYTES_OF_BITS[bits] if bits else 0.0
     name = "grpo, 4 bit" if bits else "grpo, 8-bit AdamW" if "8bit" in str(settings.optim) else "grpo"
     name = "gradient checkpointing" if settings.activation_checkpointing else "supervised" if labels else name
-    tokens = 1.0 if labels else (OTHER_TOKENS + int(settings.max_completion_length or 1)) / (OTHER_TOKENS + TOKENS)
-    step = tokens * measured[name] + (settings.encoder != "frozen") * measured["encoder"]
-    step *= int(settings.per_device_train_batch_size or CAPTIONS) / CAPTIONS
-    train = (counted.added + copies * counted.trained - saved) / GIB + step
+    tokens = OTHER_TOKENS + settings.num_generations * int(settings.max_completion_length or 1)
+    step = measured[name] * (1.0 if labels else tokens / (OTHER_TOKENS + CAPTION_TOKENS))
+    step += measured["encoder"] if settings.encoder != "frozen" else 0.0
+    groups = max(1, int(settings.per_device_train_batch_size or 1) // settings.num_generations)
+    train = (counted.added + copies * counted.trained - saved) / GIB + step * groups / GROUPS
     return {"load": base + measured["load"], "segment": base + measured["segment"], "train": base + train}
 
 
