@@ -57,6 +57,8 @@ class MemorySettings:
         int | None, tyro.conf.arg(aliases=["--batch-size", "--per-device-batch-size"])
     ] = None
     """Captions per process and forward pass: 64 on a model of the embedded one's size, else 8."""
+    num_generations: Rare[int] = 4
+    """Captions per region."""
     max_completion_length: Rare[int | None] = None
     """Tokens of a caption: 24 on a model of the embedded one's size, else 128."""
     activation_checkpointing: Annotated[bool, tyro.conf.arg(aliases=["--gradient-checkpointing"])] = False
@@ -190,7 +192,7 @@ def lower_memory(settings: MemorySettings) -> dict[str, dict[str, Any]]:
         changes["--quantization 4bit"] = {"quantization": "4bit"}
     if settings.optim is None:
         changes["--optim adamw_8bit"] = {"optim": "adamw_8bit"}
-    half = (settings.per_device_train_batch_size or 0) // 2
-    if half >= GRPOSettings.num_generations:
+    half, odd = divmod(settings.per_device_train_batch_size or 1, 2)
+    if not odd and half % settings.num_generations == 0:
         changes[f"--batch_size {half} --gradient_accumulation_steps 2"] = {"per_device_train_batch_size": half}
     return changes

@@ -1,7 +1,4 @@
-"""Memory of loading, segmenting and training from config.json alone.
-
-Counted are the weights and what trains, with gradients, moments, moving average and reference; the rest was measured.
-"""
+"""Memory of loading, segmenting and training by config.json: what has a size is counted, the rest was measured."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +30,7 @@ MEASURED: dict[str, tuple[float, float]] = {
     "gradient checkpointing": (0.4, 0.7),
     "encoder": (10.4, 10.4),  # more, where SAM 2's image encoder trains
 }
-CAPTIONS, TOKENS, OTHER_TOKENS = 8, 24, 124  # the last: of image, region and questions, for each of 4 captions of one
+GROUPS, CAPTION_TOKENS, OTHER_TOKENS = 2, 4 * 24, 496  # of that step; of a group; the last: of image and questions
 CONTEXT, PROCESS = 0.6, 0.55  # GiB of CUDA, which torch does not count; of Python with torch, in main memory
 MOMENTS = {"adamw_8bit": 0.5, "paged_adamw_8bit": 0.5, "adafactor": 0.0, "sgd": 0.0}  # of what trains; AdamW has 2
 BYTES_OF_BITS = {"4bit": (4 + 0.127) / 8, "8bit": 1.002}  # NF4 with 8-bit constants (arXiv:2305.14314); LLM.int8()
@@ -61,14 +58,17 @@ def complete(settings: MemorySettings, small: bool) -> MemorySettings:
 
 def count(config: Sa2VAConfig, settings: MemorySettings) -> Counted:
     """Count on the meta device, which has no values; `settings` are complete."""
-    text, stored, r = config.text_config, config.dtype or torch.bfloat16, int(settings.lora_r or 1)
+    r, text = int(settings.lora_r or 1), config.text_config
+    dtype = weight_dtype(str(settings.device), settings.dtype)
+    stored: Any = config.dtype or torch.bfloat16  # of the released weights, where config.json does not say it
     encoder = {"frozen": None, "full": {"train": "full"}, "lora": {"train": "lora", "lora_r": 16}}[settings.encoder]
     with torch.device("meta"):
-        model: Any = Sa2VAForConditionalGeneration(config).to(weight_dtype(str(settings.device), settings.dtype))
+        model: Any = Sa2VAForConditionalGeneration(config)
+        model.to(dtype)
         weights, number = _bytes(model), sum(p.numel() for p in model.parameters())
         blocks = [p for name, p in model.named_parameters() if name.startswith(BLOCKS) and p.dim() == 2]
         quantizable = sum(p.numel() for p in blocks), sum(p.nbytes for p in blocks)
-        files = 0 if stored == model.dtype else number * stored.itemsize
+        files = 0 if stored == dtype else number * stored.itemsize
         prepare_model(model, r, 2 * r, 0.0, settings.freeze_embeddings, None, encoder)
     trained = {name: tensor.nbytes for name, tensor in trainable_tensors(model).items()}
     added = _bytes(model) - weights + sum(size for name, size in trained.items() if "lora_" not in name)
@@ -78,8 +78,8 @@ def count(config: Sa2VAConfig, settings: MemorySettings) -> Counted:
 
 def _bytes(model: torch.nn.Module) -> int:
     saved = model.state_dict().keys()
-    buffers = [tensor for name, tensor in model.named_buffers() if name in saved]
-    return sum(tensor.nbytes for tensor in [*model.parameters(), *buffers])
+    tensors = [*model.parameters(), *(tensor for name, tensor in model.named_buffers() if name in saved)]
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def needed_gib(counted: Counted, settings: MemorySettings) -> dict[str, float]:
@@ -93,15 +93,12 @@ def needed_gib(counted: Counted, settings: MemorySettings) -> dict[str, float]:
     saved = counted.blocks[1] - counted.blocks[0] * BYTES_OF_BITS[bits] if bits else 0.0
     name = "grpo, 4 bit" if bits else "grpo, 8-bit AdamW" if "8bit" in str(settings.optim) else "grpo"
     name = "gradient checkpointing" if settings.activation_checkpointing else "supervised" if labels else name
-    tokens = 1.0 if labels else (OTHER_TOKENS + int(settings.max_completion_length or 1)) / (OTHER_TOKENS + TOKENS)
-    step = tokens * measured[name] + (settings.encoder != "frozen") * measured["encoder"]
-    step *= int(settings.per_device_train_batch_size or CAPTIONS) / CAPTIONS
-    names = {
-        "load": measured["load"],
-        "segment": measured["segment"],
-        "train": (counted.added + copies * counted.trained - saved) / GIB + step,
-    }
-    return {name: base + gib for name, gib in names.items()}
+    tokens = OTHER_TOKENS + settings.num_generations * int(settings.max_completion_length or 1)
+    step = measured[name] * (1.0 if labels else tokens / (OTHER_TOKENS + CAPTION_TOKENS))
+    step += measured["encoder"] if settings.encoder != "frozen" else 0.0
+    groups = max(1, int(settings.per_device_train_batch_size or 1) // settings.num_generations)
+    train = (counted.added + copies * counted.trained - saved) / GIB + step * groups / GROUPS
+    return {"load": base + measured["load"], "segment": base + measured["segment"], "train": base + train}
 
 
 def _of_size(size: int, small: float, large: float) -> float:

@@ -20,6 +20,7 @@ from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGen
 
 CPU = complete(MemorySettings(device="cpu"), small=True)
 AS_MEASURED = replace(complete(MemorySettings(device="cuda"), small=False), max_completion_length=24)
+THREE_PAIRS = ("--batch_size", "6", "--num_generations", "2")
 SUPERVISED = {"objective": "supervised"}
 # Peak less weights in GiB: docs/results.md, "On a GPU".
 PUBLISHED: dict[str, list[tuple[dict[str, Any], float]]] = {
@@ -78,10 +79,11 @@ def test_the_table_tells_what_fits_and_what_lowers_it(capsys: pytest.CaptureFixt
     assert "does not fit" not in text
     for flag in ("--gradient_checkpointing", "--quantization 4bit", "--batch_size 32 --gradient_accumulation_steps 2"):
         assert flag in text
-    code, text = shown(capsys, "--gpu", "-1", "--memory_gib", "0.1", "--gradient_checkpointing")
+    code, text = shown(capsys, "--gpu", "-1", "--memory_gib", "0.1", "--gradient_checkpointing", *THREE_PAIRS)
     assert code == 1
     assert "does not fit" in text
     assert "--gradient_checkpointing" not in text
+    assert "--batch_size" not in text, "3 pairs are not halved"
 
 
 def test_memory_is_that_of_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
