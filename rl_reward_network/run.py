@@ -297,10 +297,10 @@ class Run:
         endings = {"": "", "finished": ", finished", NONE_YET: f", {NONE_YET}: it begins anew"}
         return f"run folder: {self}{endings.get(state, f', resumed from {state}')}"
 
-    def announce(self) -> None:
-        """Print `line`, and write the folder into the file that `RUN_FILE` names, which a shell file reads."""
+    def announce(self, evaluate: bool = True) -> None:
+        """Print `line`, and write the folder into the file that `RUN_FILE` names, for a shell file to `evaluate`."""
         print(self.line())
-        if file := os.environ.get(RUN_FILE):
+        if evaluate and (file := os.environ.get(RUN_FILE)):
             Path(file).write_text(f"{self}\n", encoding="utf-8")
 
     @contextmanager

@@ -122,6 +122,7 @@ note_run() {  # -> SA2VA_RL_RUN_FILE
 }
 
 evaluate_run() {  # $@: flags of sa2va-rl evaluate
+  [[ -s "$SA2VA_RL_RUN_FILE" ]] || return 0  # nothing can be evaluated, as the command has said
   run_command evaluate --model_path "$(< "$SA2VA_RL_RUN_FILE")" --split test "$@"
 }
 

@@ -64,6 +64,7 @@ def check(args: Args) -> None:
 def main(args: Args) -> None:
     """Open the data, train, print where the model is."""
     check(args)
+    from rl_reward_network.grpo.evaluate import why_not_judged
     from rl_reward_network.grpo.inputs import open_grpo_inputs
     from rl_reward_network.grpo.ranks import connect
     from rl_reward_network.grpo.settings import meanings
@@ -80,8 +81,9 @@ def main(args: Args) -> None:
     run = begin(GRPO_RUN, args.inputs.output_dir, wanted_settings(inputs, plan), args.run_folder)
     connect(inputs.device == "cpu")
     run = of_first_process(run)
+    why = why_not_judged(inputs.pick("test"), network is not None)
     if _first_process():
-        run.announce()
+        run.announce(evaluate=not why)
         print("\n".join([f"data: {inputs.summary}", *meanings(args.grpo, plan.settings)]))
     if run.finished:
         print("nothing to resume: this run is finished")
@@ -89,6 +91,7 @@ def main(args: Args) -> None:
         run_grpo_stage(inputs, plan, run, judge, network, args.wandb, args.log_completions)
     if _first_process():
         lines = [f"fine-tuned model: {run / FINAL}", notice(read_json(run / FINAL / "config.json"))]
+        lines += [f"no evaluation: {why}"] if why else []
         show_ending("\n".join(filter(None, lines)), args.inputs.output_dir)
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,12 +76,8 @@ def _evaluate(
     path = base_model or located_model(run, config, "--base_model")
     inputs = _open(config, run, data_root, path, gpu)
     prompts, fewer = _test_prompts(inputs, config["origin"]["mode"], items)
-    if not (any(prompt.labelled for prompt in prompts) or (run / REWARD_NET).exists()):
-        raise ValueError(
-            f"{inputs.config.data_root}: none of {len(prompts)} test images has a mask, and the run has no reward "
-            "network, so nothing can tell which model is better; annotate images of some test patients, or look at the "
-            "masks of both (sa2va-rl segment)"
-        )
+    if why := why_not_judged(prompts, (run / REWARD_NET).exists()):
+        raise ValueError(f"{inputs.config.data_root}: {why}")
     fingerprint = config["origin"]["model_fingerprint"]
     model, processor = load_base(path, fingerprint, inputs.device, inputs.config.dtype, inputs.regions.quantization)
     inputs.set_up(processor)
@@ -121,6 +118,16 @@ def _evaluate(
     result = replace(result, notes=notes, origin=origin, by_name=by_name)
     folder = evaluation_folder(final_model, None if items is None else count_images(prompts))
     return result, write_before_after(folder, result)
+
+
+def why_not_judged(prompts: Sequence[GRPOPrompt], learned: bool) -> str:
+    """Why nothing tells which model is better on test prompts, with or without a reward network; empty if it does."""
+    if learned or any(prompt.labelled for prompt in prompts):
+        return ""
+    return (
+        f"none of {len(prompts)} test images has a mask, and the run has no reward network, so nothing can tell which "
+        "model is better; annotate images of some test patients, or look at the masks of both (sa2va-rl segment)"
+    )
 
 
 def _test_prompts(inputs: GRPOInputs, mode: str, items: int | None) -> tuple[list[GRPOPrompt], tuple[str, ...]]:

@@ -17,7 +17,9 @@ from rl_reward_network.models.weights import check_finite, read_tensors
 
 PICKLED = "adapter_model.bin"  # of older versions of peft
 # Names of a language model's layers, whatever it was wrapped in: InternVL and Sa2VA train it as a model of its own.
-OF_LANGUAGE_MODEL = re.compile(r"(?:(?:base_model|model|language_model|mllm)\.)*(?=layers\.\d+\.|embed_tokens\.|norm\.)")
+OF_LANGUAGE_MODEL = re.compile(
+    r"(?:(?:base_model|model|language_model|mllm)\.)*(?=(?:layers\.\d+|embed_tokens|norm)\.)"
+)
 PARAMETER = re.compile(r"\.(lora_|ia3_)\w+(\.(weight|bias))?$")  # behind the name of an adapted layer
 REMEDY = "give the model that it was trained on, in our layout (sa2va-rl convert)"
 

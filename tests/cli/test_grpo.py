@@ -11,7 +11,7 @@ import pytest
 import tyro
 import yaml
 
-from rl_reward_network.artefacts import write_json
+from rl_reward_network.artefacts import read_json, write_json
 from rl_reward_network.cli.grpo import Args, check, main
 from rl_reward_network.embedded.regions import write_regions
 from rl_reward_network.grpo.effects import WHEN
@@ -22,7 +22,7 @@ from rl_reward_network.inputs.config import DEFAULT_REGIONS, RunConfig
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED
 from rl_reward_network.rewards.judge_client import JudgeConfig
-from rl_reward_network.run import Run
+from rl_reward_network.run import RUN_FILE, Run
 from tests.conftest import write_tiny_data
 from tests.rewards.judge_server import Reply, judge_server, listing
 
@@ -287,6 +287,24 @@ def test_a_judge_from_the_command_line(
     else:
         assert plan.judge == {"base_url": server.url, "model": "the-only-one", "loops": ["loop1"]}
         assert config == JudgeConfig(server.url, "the-only-one", cache_path=tmp_path / "llm_judge")
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_what_nothing_can_judge_is_left_to_no_evaluation(
+    masks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The shell file evaluates a run that is named to it; without masks and a network it would end in an error."""
+    trained = "rl_reward_network.grpo.stage.run_grpo_stage"
+    monkeypatch.setattr(trained, lambda _, __, run, *___: write_json(run / "final_model" / "config.json", {}))
+    monkeypatch.setenv(RUN_FILE, str(tmp_path / "named"))
+    data = write_tiny_data(tmp_path / "data")
+    if not masks:
+        records = [{**one, "mask_png": None} for one in read_json(data / "annotations.json")]
+        write_json(data / "annotations.json", records)
+    flags = ["--loop2_iou_weight", "0", "--confidence_weight", "1", "--output_dir", str(tmp_path / "out")]
+    main(tyro.cli(Args, args=["quick", "--data_root", str(data), *flags]))
+    assert (tmp_path / "named").exists() == masks
+    assert ("no evaluation: none of " in capsys.readouterr().out) != masks
 
 
 @pytest.mark.parametrize(
