@@ -312,7 +312,7 @@ class Run:
         """
         with ExitStack() as stack:
             try:
-                stack.enter_context(locked(self.path, wait=False))
+                stack.enter_context(locked(self.path, wait=PROBE_S))
             except Timeout:
                 remedy = "wait for it, or stop it first"
                 raise ValueError(f"{self}: another process is working on this run; {remedy}") from None

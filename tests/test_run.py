@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from rl_reward_network import __version__
+from rl_reward_network.artefacts import locked
 from rl_reward_network.curves import save_checkpoint
 from rl_reward_network.run import (
     GRPO_RUN,
@@ -295,6 +297,20 @@ def test_one_process_at_a_time_works_in_a_run(tmp_path: Path) -> None:
         pass
     with run.lock():
         pass  # free again
+
+
+def test_a_run_begins_although_another_process_looks_whether_it_is_busy(tmp_path: Path) -> None:
+    run, looks = Run(tmp_path / "run", GRPO_RUN), threading.Event()
+
+    def look() -> None:
+        with locked(run.path):
+            looks.set()
+            time.sleep(0.1)
+
+    threading.Thread(target=look).start()
+    looks.wait()
+    with run.lock():
+        pass
 
 
 def test_a_run_that_another_process_works_on_is_not_resumed(tmp_path: Path) -> None:

@@ -82,8 +82,8 @@ def _checked(name: str, function: ImageReward, file: str) -> ImageReward:
     @wraps(function)
     def checked(masks: np.ndarray, image: np.ndarray) -> np.ndarray:
         try:
-            values = _numbers(function(masks, image))
-        except Exception as error:  # of the user's code: any
+            values = _numbers(function(masks.copy(), image.copy()))  # which it may change
+        except (Exception, SystemExit) as error:  # of the user's code: any
             lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
             place = f" in line {lines[-1]}" if lines else ""
             given = f"masks {masks.dtype} {masks.shape} and an image {image.dtype} {image.shape}"

@@ -406,13 +406,7 @@ def test_images_are_judged_by_dice_and_the_runs_own_network(tmp_path: Path, monk
     own = [dice((foreground_prob(network, item.load()[0]) > 0.5)[None], item.load()[1][None])[0] for item in items]
     note, few = result.notes
     assert few == "1 test groups, fewer than 6: there are no intervals, and no verdict is possible."
-<<<<<<< HEAD
     assert note.startswith(f"The reward network's own segmentation of these images has Dice {np.mean(own):.2f}, the f")
-=======
-    assert note.startswith(
-        f"The reward network's own segmentation of these images has Dice {np.mean(own):.2f}, the fine"
-    )
->>>>>>> hunt2
     page_text = page.read_text()
     assert MASK_LEGEND in html.unescape(page_text)
     assert CAPTION_LEGEND not in html.unescape(page_text)

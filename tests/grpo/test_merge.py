@@ -148,14 +148,7 @@ def test_the_card_says_what_it_is(merged: Any) -> None:
 def test_the_card_shows_the_evaluation_and_names_a_control(tmp_path: Path) -> None:
     write_run(tmp_path / "run", replace(PLAN, shuffle_rewards=True, judge={"model": "a-judge", "base_url": "http://x"}))
     before = {"iou_of_drawn": np.array([0.5, 0.6, 0.4, 0.5, 0.6, 0.4]), "meteor": np.full(6, 0.7)}
-<<<<<<< HEAD
     after = {"iou_of_drawn": np.array([0.6, 0.7, 0.5, 0.6, 0.7, 0.5]), "meteor": np.array([0.7] * 5 + [0.6])}
-=======
-    after = {
-        "iou_of_drawn": np.array([0.6, 0.7, 0.5, 0.6, 0.7, 0.5]),
-        "meteor": np.array([0.7, 0.7, 0.7, 0.7, 0.7, 0.6]),
-    }
->>>>>>> hunt2
     rows, ids = paired_rows(before, after, list("abcdef")), tuple(zip("123456", "abcdef", strict=True))
     result = BeforeAfter(Results(rows, ids, "iou_of_drawn"), {"cIoU": (0.8, 0.75)}, {"METEOR": "full"})
     write_json(tmp_path / "run" / "evaluation" / "eval.json", summary(result))

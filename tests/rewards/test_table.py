@@ -160,6 +160,7 @@ def test_an_own_file_that_cannot_be_used_is_refused_at_once(tmp_path, text, mess
         ("['0.5', '0.5']", r"share: ValueError: it returned \['0.5', '0.5'\], expected numbers"),
         ("[None, 1]", "expected numbers"),
         ("[[1], [1, 2]]", "share: ValueError"),
+        ("exit(1)", "share: SystemExit in line 1: 1"),
         ("__import__('torch').ones(2, 2)", r"got shape \(2, 2\)"),
     ],
 )
@@ -176,6 +177,14 @@ def test_tensors_of_an_own_reward_are_their_values(tmp_path, value):
     (tmp_path / "mine.py").write_text("\n".join([*lines, f"  return {value}"]))
     reward = own_rewards(str(tmp_path / "mine.py"))["share"]
     assert reward(np.stack([LINE, LINE]), np.zeros((20, 20, 3), dtype=np.uint8)).tolist() == [0.5, 0.5]
+
+
+def test_an_own_reward_that_writes_into_its_arguments_changes_no_mask_and_no_image(tmp_path):
+    lines = ["def share(masks, image):", "  masks[:], image[:] = False, 9", "  return [0, 1]"]
+    (tmp_path / "mine.py").write_text("\n".join(lines))
+    masks, image = np.stack([LINE, LINE]), np.zeros((20, 20, 3), dtype=np.uint8)
+    assert own_rewards(str(tmp_path / "mine.py"))["share"](masks, image).tolist() == [0, 1]
+    assert ((masks == LINE).all(), image.any()) == (True, False)
 
 
 def test_an_own_file_may_import_others_beside_it_and_have_further_arguments(tmp_path):
