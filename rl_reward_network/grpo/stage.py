@@ -46,7 +46,7 @@ from rl_reward_network.grpo.preferences import PairMaker
 from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.grpo.ranks import any_rank
 from rl_reward_network.grpo.rewards import LoopRewards, loop_rewards
-from rl_reward_network.grpo.settings import OF_LABELS, GRPOPlan
+from rl_reward_network.grpo.settings import OF_LABELS, GRPOPlan, GRPOSettings
 from rl_reward_network.grpo.trainable import check_movement, digests, prepare_model, unmoved_reasons
 from rl_reward_network.grpo.trainer import SMALLER_LOSS, TILES, Sa2VAGRPOTrainer, fit_batch, hint_out_of_memory
 from rl_reward_network.grpo.validation import LOOKS, ValidationCallback
@@ -144,7 +144,7 @@ def run_grpo_stage(
         print("\n".join(startup_lines(trainer, frozen, training.domain)))
         if network is not None and not asks_network(plan):
             print(ONLY_SCORES)
-        if trainer.args.per_device_train_batch_size < (plan.settings.per_device_train_batch_size or 0):
+        if captions_of(trainer.args) < captions_of(plan.settings):
             print(f"each step takes fewer than its preset says, since only {len(trainer.taken_together)} train")
     with run.lock() if trainer.args.should_save else nullcontext():  # the first process locks the folder for all
         if resume:
@@ -264,6 +264,11 @@ def _make_training(
         validation = ValidationCallback(trainer, validation_prompts(inputs), every, maps)
     trainer.validation = validation
     return _Training(origin, trainer, domain, validation)
+
+
+def captions_of(settings: GRPOSettings) -> int:
+    """The batch of a process and an optimisation step, counted as the setting counts it."""
+    return (settings.per_device_train_batch_size or 0) * settings.gradient_accumulation_steps
 
 
 def asks_network(plan: GRPOPlan) -> bool:

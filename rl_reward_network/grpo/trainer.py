@@ -574,9 +574,11 @@ def taken_together(prompts: Sequence[GRPOPrompt], args: Sa2VAGRPOConfig) -> list
 
 def fit_batch(prompts: Sequence[GRPOPrompt], args: Sa2VAGRPOConfig) -> None:
     """Lower the batch where a step would take more prompts than there are; a mean teacher takes them again."""
-    most = len(taken_together(prompts, args)) // (args.gradient_accumulation_steps * args.world_size)
-    if args.objective != "mean_teacher" and most:
-        args.per_device_train_batch_size = min(args.prompts_per_step, most) * args.num_generations
+    most = len(taken_together(prompts, args)) // args.world_size
+    if args.objective != "mean_teacher" and 0 < most < args.prompts_per_step * args.gradient_accumulation_steps:
+        at_once = max(count for count in range(1, args.prompts_per_step + 1) if most % count == 0)
+        args.per_device_train_batch_size = at_once * args.num_generations
+        args.gradient_accumulation_steps = most // at_once
 
 
 def order_of(

@@ -28,12 +28,11 @@ from rl_reward_network.grpo.measure import measure
 from rl_reward_network.grpo.merge import merge_run
 from rl_reward_network.grpo.plan import AdapterArgs, PlanArgs, make_plan
 from rl_reward_network.grpo.prompts import GRPOPrompt
-from rl_reward_network.grpo.settings import IMAGES, PATIENCE, SIDE_STEPS, GRPOSettings, Mode, with_images
+from rl_reward_network.grpo.settings import PATIENCE, SIDE_STEPS, GRPOSettings, Mode
 from rl_reward_network.grpo.stage import run_grpo_stage
 from rl_reward_network.grpo.validation import LOOKS
 from rl_reward_network.inputs.loading import portable_settings
 from rl_reward_network.methods.training import MERGED, STEPS, free_memory
-from rl_reward_network.models.default import is_small
 from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.report.deployment import best_choice, best_out_of_fold
@@ -231,7 +230,7 @@ def train_stage(inputs: GRPOInputs, plan: AdaptPlan, folder: Path, model: str) -
         plan.mode,
         config,
         opened.regions,
-        stage_settings(plan, stage, is_small(model), len(learned_prompts(opened, plan.max_labelled))),
+        stage_settings(plan, stage),
         adapters=AdapterArgs(side_network=stage == SUPERVISED),
         max_labelled=plan.max_labelled,
         eval_steps=-(-STEPS_OF[stage][plan.mode] // VALIDATIONS),
@@ -246,11 +245,10 @@ def train_stage(inputs: GRPOInputs, plan: AdaptPlan, folder: Path, model: str) -
     return folder
 
 
-def stage_settings(plan: AdaptPlan, stage: str, small: bool, labelled: int) -> GRPOSettings:
-    """Hyperparameters of a stage; a supervised step takes no more images than are labelled."""
+def stage_settings(plan: AdaptPlan, stage: str) -> GRPOSettings:
+    """Hyperparameters of a stage."""
     steps = STEPS_OF[stage][plan.mode]
-    settings = GRPOSettings(objective=stage, early_stopping_patience=PATIENCE, max_steps=steps)  # type: ignore[arg-type]
-    return with_images(settings, min(IMAGES, labelled) if stage == SUPERVISED else IMAGES, small)
+    return GRPOSettings(objective=stage, early_stopping_patience=PATIENCE, max_steps=steps)  # type: ignore[arg-type]
 
 
 def dice_of(inputs: GRPOInputs, model_path: str, prompts: Sequence[GRPOPrompt]) -> np.ndarray:

@@ -17,6 +17,7 @@ from rl_reward_network.grpo.trainer import (
     Place,
     Sa2VAGRPOTrainer,
     fail_not_finite,
+    fit_batch,
     hint_out_of_memory,
     hint_to_resume,
 )
@@ -272,6 +273,18 @@ def test_supervised_training_weighs_its_masks_and_samples_nothing(tmp_path: Path
     assert [other[part] for part in parts] == pytest.approx([plain[part] for part in parts])
     half = plain["total_loss"] - other["total_loss"]
     assert half == pytest.approx(0.5 * plain["loss/mask"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "batch", "passes", "fitted"),
+    [(3, 8, 4, (4, 3)), (6, 8, 4, (8, 3)), (12, 64, 1, (48, 1)), (12, 8, 4, (8, 4))],
+)
+def test_a_batch_fits_the_prompts_in_passes_too(
+    tmp_path: Path, prompts: int, batch: int, passes: int, fitted: tuple[int, int]
+) -> None:
+    args = config(tmp_path, per_device_train_batch_size=batch, gradient_accumulation_steps=passes)
+    fit_batch(regions()[:1] * prompts, args)
+    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == fitted
 
 
 def test_a_model_that_lost_seg_gets_it_back(tmp_path: Path) -> None:
