@@ -5,6 +5,7 @@ Names of the package are loaded when they are asked for, so that importing one i
 
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -35,10 +36,14 @@ def __getattr__(name: str) -> Any:
 
 
 def load_sa2va_model(model_path: Any, device: str = "cuda", use_flash_attn: bool = True) -> Any:
-    """The model alone; `models.sa2va.loading_sa2va.load_sa2va_model` returns its processor, too."""
+    """The model alone; `models.sa2va.loading_sa2va.load_sa2va_model` returns its processor, too.
+
+    As in the original, FlashAttention is left out on a CPU and where its package is missing.
+    """
     from rl_reward_network.models.sa2va import loading_sa2va
 
-    return loading_sa2va.load_sa2va_model(model_path, device, use_flash_attn)[0]
+    flash = use_flash_attn and device != "cpu" and find_spec("flash_attn") is not None
+    return loading_sa2va.load_sa2va_model(model_path, device, flash)[0]
 
 
 def compute_iou(mask1: Any, mask2: Any) -> float:

@@ -308,7 +308,7 @@ def test_its_other_names_are_ours() -> None:
 
 def test_the_model_is_returned_alone_with_the_parts_under_their_names() -> None:
     """They are properties: nothing is trained, saved or counted twice."""
-    model = specification.load_sa2va_model("sa2va-nano", device="cpu", use_flash_attn=False)
+    model = specification.load_sa2va_model("sa2va-nano", device="cpu")
     parts = ("vision_model", "language_model", "mlp1", "text_hidden_fcs")
     sam = [getattr(model.grounding_encoder, name) for name in ("image_encoder", "mask_decoder", "prompt_encoder")]
     modules = [*(getattr(model, name) for name in parts), *sam, model.model, model.grounding_encoder]
