@@ -6,21 +6,31 @@ Each argument is a name and a data folder with groups; a plain folder of images,
 """
 
 import io
-import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import tyro
 from PIL import Image
 from tqdm import tqdm
 
+from rl_reward_network.cli.app import run
 from rl_reward_network.data import identity
 from rl_reward_network.data.identity import same_in_two_groups, thumbnail
 from rl_reward_network.data.images import IMAGE_SUFFIXES, load_image
 from rl_reward_network.data.readers import read_images
 
 COPIES = 40  # images of each set that are changed, spread over all
+
+
+@dataclass(frozen=True)
+class Args:
+    """Measure how alike pictures of different patients are, and changed copies."""
+
+    sets: tyro.conf.Positional[tuple[str, ...]]
+    """NAME=FOLDER of each set of images."""
 
 
 def as_jpeg(image: Image.Image, quality: int) -> Image.Image:
@@ -56,9 +66,9 @@ def read(folder: Path) -> dict[Path, str]:
     return {path: path.name for path in sorted(folder.rglob("*")) if path.suffix.lower() in IMAGE_SUFFIXES}
 
 
-def main(arguments: list[str]) -> None:
+def main(args: Args) -> None:
     """Print the limits of each set."""
-    for argument in arguments:
+    for argument in args.sets:
         name, folder = argument.split("=", 1)
         groups = read(Path(folder))
         start = time.process_time()
@@ -82,4 +92,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run(main, Args)

@@ -65,7 +65,11 @@ def test_every_stage_left_its_artefacts(finished: Path) -> None:
     ):
         assert (run / name).stat().st_size > 0, name
     (reward,) = (finished / "outputs").glob("reward_net_*")
-    assert {entry.name for entry in (reward / "best_reward_net").iterdir()} == {"config.json", "model.safetensors"}
+    assert {entry.name for entry in (reward / "best_reward_net").iterdir()} == {
+        "config.json",
+        "model.safetensors",
+        "trained_on",
+    }
     assert len(list((finished / "outputs" / "mask_bank").glob("*.safetensors"))) == 8
 
 

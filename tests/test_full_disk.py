@@ -77,7 +77,7 @@ def test_a_disk_that_is_read_only(user: None) -> None:
     done = on_a_disk("ro", WRITERS["reward"])
     assert done.returncode == 2, done.stderr
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("error: small/reward_net_")
+    assert last.startswith("error: small/: cannot be written")
     assert "Read-only file system" in last
     assert "OUTPUT_DIR" in last
     assert not list(Path("left").iterdir())

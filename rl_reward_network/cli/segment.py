@@ -193,7 +193,7 @@ def show_dice(annotated: Sequence[Sequence[float]]) -> None:
 
         groups = [str(number) for number, dice in enumerate(annotated) for _ in dice]
         interval = mean_interval(np.array([value for dice in annotated for value in dice]), groups, bounds=UNIT)
-        print(f"\nDice over {len(annotated)} sequences, [95 %]: {interval}")
+        print(f"\nDice over {len(annotated)} sequences: {interval}")
         for note in few_patients_note(len(annotated), "sequences"):
             print(note)
 

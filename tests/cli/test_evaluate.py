@@ -54,8 +54,8 @@ def test_both_models_and_their_difference_are_shown(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    before, after = {"dice": np.array([0.5, 0.6, 0.4, 0.5])}, {"dice": np.array([0.6, 0.7, 0.5, 0.6])}
-    rows, ids = paired_rows(before, after, list("abcd")), tuple(zip("abcd", "abcd", strict=True))
+    before, after = {"dice": np.array([0.5, 0.6, 0.4] * 2)}, {"dice": np.array([0.6, 0.7, 0.5] * 2)}
+    rows, ids = paired_rows(before, after, list("abcdef")), tuple(zip("abcdef", "abcdef", strict=True))
     result = BeforeAfter(Results(rows, ids, "dice"), {"cIoU": (0.8, 0.75)}, {})
     show_changes(result)
     printed = capsys.readouterr().out
