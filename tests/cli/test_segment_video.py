@@ -61,7 +61,7 @@ def test_the_dice_of_several_sequences_has_an_interval(tmp_path: Path, capsys: p
     lines = segmented(capsys, *runs, truth=tmp_path / "truth")
     dice = [read_json(tmp_path / f"{name}_segmented" / "sequence.json")["dice"] for name in ("a", "b")]
     assert [f"truth:  Dice {value:.3f} on 1 frames" in lines for value in dice] == [True, True]
-    assert lines[-3].== f"Dice over 2 sequences: {np.mean(dice):.2f}"
+    assert lines[-3] == f"Dice over 2 sequences: {np.mean(dice):.2f}"
     assert lines[-2].startswith("2 sequences, fewer than 6: there are no intervals")
 
 
