@@ -20,6 +20,7 @@ Axes: N masks, K members, H W image.
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -132,10 +133,13 @@ def trusted(scores: np.ndarray, spreads: np.ndarray) -> np.ndarray:
 def pseudo_labelled(maps: ForegroundMaps, images: Sequence[np.ndarray], masks: Sequence[Mask]) -> LabelledImages:
     """The images uint8 (H, W, 3) whose masks bool (H, W) are trusted, with these masks.
 
-    Missing and empty masks have no part: those of a model that has collapsed would agree with each other.
+    Missing and empty masks have no part: those of a model that has collapsed would agree with each other. Nor have
+    images outside the network's domain, whose scores are NaN: re-fitted weights see other things than the first ones.
     """
     pairs = [(image, mask) for image, mask in zip(images, masks, strict=True) if mask is not None and mask.any()]
     quality = [maps.scorer(image).quality(mask[None].astype(np.float32)) for image, mask in pairs]
+    known = [not np.isnan(one["score"][0]) for one in quality]
+    pairs, quality = list(compress(pairs, known)), list(compress(quality, known))
     scores = np.array([one["score"][0] for one in quality])
     spreads = np.array([one["member_scores"][0].std() for one in quality])
     kept = [pair for pair, join in zip(pairs, trusted(scores, spreads), strict=True) if join]

@@ -95,7 +95,7 @@ class Judged:
     """A reward network whose members' scores of an image's masks follow from the image's grey level."""
 
     def scorer(self, image: np.ndarray) -> Any:
-        members = {10: [0.9, 0.9], 20: [0.8, 0.8], 30: [0.9, 0.5], 40: [0.1, 0.3]}[int(image.max())]
+        members = {10: [0.9, 0.9], 20: [0.8, 0.8], 30: [0.9, 0.5], 40: [0.1, 0.3], 50: [np.nan] * 2}[int(image.max())]
 
         def quality(masks: np.ndarray) -> dict[str, np.ndarray]:
             return {"score": np.array([np.mean(members)]), "member_scores": np.array([members])}
@@ -103,11 +103,11 @@ class Judged:
         return SimpleNamespace(quality=quality)
 
 
-def test_empty_and_missing_masks_never_become_labels() -> None:
-    levels = [np.full((4, 4, 3), level, np.uint8) for level in (10, 20, 30, 40, 10, 10)]
+def test_empty_and_missing_masks_and_those_without_a_score_never_become_labels() -> None:
+    levels = [np.full((4, 4, 3), level, np.uint8) for level in (10, 20, 30, 40, 10, 10, 50)]
     mask, empty = np.eye(4, dtype=bool), np.zeros((4, 4), dtype=bool)
     maps: Any = Judged()
-    found = pseudo_labelled(maps, levels, [mask, ~mask, mask, mask, empty, None])
+    found = pseudo_labelled(maps, levels, [mask, ~mask, mask, mask, empty, None, mask])
     assert [int(image.max()) for image in found.images] == [10, 20]
     assert np.array_equal(found.truths, [mask, ~mask])
     assert pseudo_labelled(maps, levels[:1], [empty]).images == []
