@@ -9,7 +9,7 @@ Axes: K members, H rows, W columns, N images.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,6 +23,8 @@ NOTHING = 0.1  # of the smallest true object: a map that expects less foreground
 OUTSIDE = "outside the reward network's domain"
 TINY = 1e-6  # keeps ratios of empty maps finite
 UNLIMITED = 1e9  # JSON has no infinity
+SURER = 0.01  # of how sure a network is of what it sees: a smaller difference between two pictures is chance
+MOSTLY = 0.95  # of the images that are known must not be taken for negatives, or none is
 EMPTY_IMAGES, EMPTY_RIGHT = 3, 0.9  # least validation images without foreground, and share of them that are truly empty
 
 
@@ -80,6 +82,8 @@ class Domain:
         nothing: expected share of foreground, in [0, 1], below which a map shows nothing.
         empty: whether such a map is in the domain, since validation images without an object had one.
         images: number of validation images that set the limits.
+        knows_negatives: whether an image is outside if the network is surer of what it sees in its negative: then it
+            is a negative itself, bright where others are dark.
     """
 
     sides: tuple[int, int]
@@ -87,6 +91,7 @@ class Domain:
     nothing: float
     empty: bool
     images: int
+    knows_negatives: bool = False
 
     def __post_init__(self) -> None:
         """Raise a ValueError for values out of range."""
@@ -114,12 +119,13 @@ class Domain:
             return height, width
         return max(1, round(height * self.side / longer)), max(1, round(width * self.side / longer))
 
-    def outside(self, image: np.ndarray, probs: Tensor) -> str | None:
+    def outside(self, image: np.ndarray, probs: Tensor, is_negative: Callable[[], bool]) -> str | None:
         """Why an image is outside the domain, in one sentence; None if it is inside.
 
         Args:
             image: uint8 (H, W, 3), RGB.
             probs: float (K, 1, 1, H, W), the network's maps of it.
+            is_negative: whether the network is surer of what it sees in the negative; called where that decides.
         """
         longer, (smallest, largest) = max(image.shape[:2]), self.sides
         low, high = (ONE_SIZE**-1, ONE_SIZE) if self.side is None else (SMALLEST, LARGEST)
@@ -131,7 +137,11 @@ class Domain:
         if float(probs.mean()) < self.nothing:
             return None if self.empty else f"{OUTSIDE}: it sees no object in this image"
         seen = max(self.seen_size(*image.shape[:2]))
-        return self._beyond(map_statistics(probs, seen / longer), OF_MAP)
+        if reason := self._beyond(map_statistics(probs, seen / longer), OF_MAP):
+            return reason
+        if self.knows_negatives and is_negative():
+            return f"{OUTSIDE}: it is surer of what it sees in the negative of this image"
+        return None
 
     def _beyond(self, found: dict[str, float], names: dict[str, Statistic]) -> str | None:
         for name, statistic in names.items():
@@ -144,10 +154,10 @@ class Domain:
         limits = f"{low:.3g} to {high:.3g}"
         if -low == UNLIMITED or high == UNLIMITED:
             limits = f"at most {high:.3g}" if -low == UNLIMITED else f"{low:.3g} or more"
-        return f"{OUTSIDE}: {words} is {value:.3g}, on the {self.images} images of its validation {limits}"
+        return f"{OUTSIDE}: {words} is {value:.3g}, and it can judge {limits}"
 
 
-def fit_domain(judged: Sequence[Judged], images: Sequence[np.ndarray]) -> Domain:
+def fit_domain(judged: Sequence[Judged], images: Sequence[np.ndarray], negatives: Sequence[bool]) -> Domain:
     """The domain of a network.
 
     A validation image in which it misses the object is no part of it.
@@ -155,6 +165,7 @@ def fit_domain(judged: Sequence[Judged], images: Sequence[np.ndarray]) -> Domain
     Args:
         judged: validation images, at least one.
         images: uint8 (H, W, 3), the training and the validation images.
+        negatives: of such images, whether the network is surer of what it sees in the negative; at least one.
     """
     nothing = NOTHING * min((one.true_share for one in judged if one.true_share), default=0.0)
     blank = [one for one in judged if one.share < nothing]
@@ -172,6 +183,7 @@ def fit_domain(judged: Sequence[Judged], images: Sequence[np.ndarray]) -> Domain
         nothing,
         right >= max(EMPTY_IMAGES, EMPTY_RIGHT * len(blank)),
         len(judged),
+        float(np.mean(negatives)) <= 1 - MOSTLY,
     )
 
 

@@ -13,7 +13,7 @@ import hashlib
 import warnings
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,7 +36,7 @@ from rl_reward_network.artefacts import (
     whole_folder,
     write_json,
 )
-from rl_reward_network.models.domain import Domain
+from rl_reward_network.models.domain import SURER, Domain, map_statistics
 from rl_reward_network.models.weights import read_tensors
 
 VERSION = 3
@@ -366,10 +366,18 @@ class RewardNetwork(nn.Module):
             foreground_probs: float (K, 1, 1, H, W), its maps.
         """
         if self.config.domain is not None:
-            return self.config.domain.outside(image, foreground_probs)
+            negative = partial(self.surer_of_negative, image, foreground_probs)
+            return self.config.domain.outside(image, foreground_probs, negative)
         if self.source is not None:  # shown once: warnings are not repeated
             warnings.warn(f"{self.source}: {UNKNOWN_DOMAIN}", stacklevel=2)
         return None
+
+    @torch.no_grad()
+    def surer_of_negative(self, image: np.ndarray, foreground_probs: Tensor) -> bool:
+        """Whether it is surer of what it sees in the negative; see `Domain.knows_negatives` and `outside`."""
+        pixels = torch.tensor(255 - image, device=foreground_probs.device)
+        negative = self.foreground_probs(pixels.permute(2, 0, 1)[None].float() / 255)
+        return map_statistics(negative)["decided"] > map_statistics(foreground_probs)["decided"] + SURER
 
     def member(self, index: int) -> "RewardNetwork":
         """One member as a network with one member and caution 0; the weights are shared."""

@@ -40,6 +40,7 @@ ASCENT_STEPS = 10
 CLIMBERS = 3  # masks per image for the gradient ascent
 CLIMBING_IMAGES = 12  # of the validation images; they choose the ascent's step size, and their maps stay in memory
 STEP_SIZES = (0.05, 0.1, 0.2, 0.4)
+NEGATIVES = 60  # images of which the negatives are looked at
 NEAR = 0.8  # Dice with the network's own segmentation from which a mask counts as one that shares its errors
 NEAR_OWN = "the mask agrees with the network's own segmentation and shares its errors"
 STARTS = ((1.0, 0.5), (4.0, 0.5), (4.0, 0.0), (1.0, -0.3), (1.0, 1.3))  # steepness and midpoint
@@ -103,7 +104,9 @@ def calibrated(
     k = choose_k(others.predicted @ weights, others.true @ weights, others.image_ids)
     intervals = fit_intervals(table, groups)
     network = reconfigured(network, replace(network.config, level=level, caution=k, intervals=intervals))
-    domain = fit_domain([judged for _, judged in seen], [*train_images, *(image for image, _ in seen)])
+    images = [*(image for image, _ in seen), *train_images]
+    negatives = [network.surer_of_negative(one, ImageScorer(network, one).probs) for one in images[:NEGATIVES]]
+    domain = fit_domain([judged for _, judged in seen], images, negatives)
     return reconfigured(
         network, replace(network.config, ascent_step=choose_ascent_step(network, climbs), domain=domain)
     )

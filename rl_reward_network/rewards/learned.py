@@ -47,14 +47,22 @@ class ImageScorer:
         image: uint8 (H, W, 3), RGB.
         probs: foreground probabilities (K, 1, 1, H, W) of the image, if they are known (`ForegroundMaps`); the U-Nets
             then do not run.
+        reasons: digest of an image -> `outside`, where it is known; what is found is added.
 
     Raises:
         ValueError: another dtype or shape of the image.
     """
 
-    def __init__(self, network: MaskQualityModel, image: np.ndarray, probs: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        network: MaskQualityModel,
+        image: np.ndarray,
+        probs: Tensor | None = None,
+        reasons: dict[str, str | None] | None = None,
+    ) -> None:
         check_image(image)
         self.network, self.image, self.size = network, image, image.shape[:2]
+        self._reasons = {} if reasons is None else reasons
         with torch.no_grad():
             self.probs = network.foreground_probs(image_tensor(network, image)) if probs is None else probs
 
@@ -72,8 +80,9 @@ class ImageScorer:
     def outside(self) -> str | None:
         """Why no number can be given for masks of this image, in one sentence; None where numbers can be given."""
         ask = getattr(self.network, "outside", None)  # an object with this interface may know no domain
-        reason: str | None = None if ask is None else ask(self.image, self.probs)
-        return reason
+        if (key := pixels_digest(self.image)) not in self._reasons:
+            self._reasons[key] = None if ask is None else ask(self.image, self.probs)
+        return self._reasons[key]
 
     def quality(self, masks: np.ndarray) -> dict[str, np.ndarray]:
         """The predicted quality of each mask.
@@ -162,6 +171,7 @@ class ForegroundMaps:
         self.network, self.folder = network, folder
         self.memory_bytes, self.disk_bytes = memory_bytes, disk_bytes
         self.entries: OrderedDict[str, np.ndarray] = OrderedDict()
+        self.reasons: dict[str, str | None] = {}  # why images are outside the domain
         self.computed = self.nbytes = 0
         files = folder.glob("[!.]*.safetensors") if folder is not None and folder.is_dir() else ()
         self.disk_used = sum(path.stat().st_size for path in files)  # unfinished files, .*, may vanish meanwhile
@@ -177,7 +187,7 @@ class ForegroundMaps:
         Raises:
             ValueError: another dtype or shape, or the disk is full.
         """
-        return ImageScorer(self.network, image, self.probs(image))
+        return ImageScorer(self.network, image, self.probs(image), self.reasons)
 
     def probs(self, image: np.ndarray) -> Tensor:
         """Foreground probability by each of K members, float32 (K, 1, 1, H, W) on the network's device."""

@@ -122,7 +122,7 @@ def test_outside_the_networks_domain_there_is_a_sentence_and_no_number(
     (line,) = (x for x in segmented(capsys, images / "a.png", reward_net=tmp_path / "net") if x.startswith("predicted"))
     start = "predicted Dice [90 %]: none, outside the reward network's domain: the mean grey level"
     assert line.startswith(start)
-    assert line.endswith("on the 12 images of its validation 2 to 3")
+    assert line.endswith("and it can judge 2 to 3")
 
 
 def test_intervals_are_of_the_model_whose_masks_they_were_fitted_to(

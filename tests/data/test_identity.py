@@ -68,6 +68,8 @@ def test_a_changed_copy_is_the_same_picture(change: Change) -> None:
     assert among(copies, others).tolist() == [True, False]
     deep = thumbnail(np.asarray(change(scene(2)).convert("L")).astype(np.uint16) * 200)
     assert among(deep[None], others).all(), "grey of more than 8 bit"
+    assert among(copies[:0], others).tolist() == [], "a split without images"
+    assert among(copies, others[:0]).tolist() == [False, False]
 
 
 def test_blank_and_nearly_blank_pictures_are_like_no_other() -> None:

@@ -48,7 +48,7 @@ def fitted(empties: int = 0, missed: int = 0) -> DarkIsObject:
         true_share = 0.1 if seed >= 12 + empties else float(truth.mean())
         judged.append(Judged(map_statistics(maps), float(maps.mean()), true_share))
         images.append(image)
-    network.config = replace(network.config, domain=fit_domain(judged, images))
+    network.config = replace(network.config, domain=fit_domain(judged, images, negatives=[False]))
     return network
 
 
@@ -93,6 +93,36 @@ def test_an_image_unlike_them_is_outside_in_one_sentence_and_has_no_number(
     assert name in scorer.outside
     quality = scorer.quality(np.zeros((2, *image.shape[:2]), np.float32))
     assert all(np.isnan(column).all() for column in quality.values()), "an empty mask of a blank image had Dice 0.98"
+
+
+class SeesBrightToo(DarkIsObject):
+    """Takes what is bright for the object, too, and is a little less sure of it."""
+
+    def _probs_of(self, image: torch.Tensor) -> torch.Tensor:
+        return super()._probs_of(image) + 0.9 * super()._probs_of(1 - image)
+
+
+def test_a_negative_is_outside_though_all_its_numbers_are_as_usual() -> None:
+    known = fitted().config.domain
+    network = SeesBrightToo(RewardNetworkConfig(members=2, channels=(4, 4)))
+    network.config = replace(network.config, domain=replace(known, limits=dict.fromkeys(known.limits, (0.0, 1e9))))
+    image = (picture(3)[0] * 0.8).astype(np.uint8)  # a bar of 32 on a ground of 128
+    assert known.knows_negatives
+    assert outside(network, image) is None
+    assert "the negative of this image" in str(outside(network, 255 - image))
+    network.config = replace(network.config, domain=replace(network.config.domain, knows_negatives=False))
+    assert outside(network, 255 - image) is None
+    judged = [Judged(map_statistics(ImageScorer(network, image).probs), 0.1, 0.1)]
+    shares = {1: False, 2: False, 19: False, 20: True}  # images, one of which is taken for a negative
+    assert {n: fit_domain(judged, [image], [True] + [False] * (n - 1)).knows_negatives for n in shares} == shares
+
+
+def test_the_domain_is_asked_once_for_an_image(network: DarkIsObject, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[np.ndarray] = []
+    monkeypatch.setattr(network, "outside", lambda image, probs: asked.append(image))
+    maps = ForegroundMaps(network)
+    assert [maps.scorer(picture(5)[0]).outside for _ in range(3)] == [None] * 3
+    assert len(asked) == 1
 
 
 def test_nothing_seen_is_inside_only_where_it_was_right_in_validation() -> None:
