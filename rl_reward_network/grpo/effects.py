@@ -25,12 +25,14 @@ class Chosen:
         learned: whether there is a reward network.
         captions: whether the data are captioned regions; None before they are read.
         several: whether images are asked for more than one class; None as before.
+        validated: whether validation items have true masks, by which weights are chosen; None as before.
     """
 
     args: "PlanArgs"
     learned: bool
     captions: bool | None = None
     several: bool | None = None
+    validated: bool | None = None
 
     @property
     def grpo(self) -> GRPOSettings:
@@ -153,7 +155,10 @@ WHEN: dict[str, tuple[str, Callable[[Chosen], Any]]] = {
         "on an InternVL, which sees an image as tiles",
         lambda run: not is_qwen_vl(run.args.inputs.model_path),
     ),
-    "early_stopping_patience": ("on validations: --eval_steps above 0", lambda run: run.args.eval_steps != 0),
+    "early_stopping_patience": (
+        "on validations, with true masks: --eval_steps above 0",
+        lambda run: run.args.eval_steps != 0 and run.validated is not False,
+    ),
 }
 
 

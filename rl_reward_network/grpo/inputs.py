@@ -280,11 +280,13 @@ def validation_prompts(inputs: GRPOInputs) -> list[GRPOPrompt]:
     Of images that are asked for several classes, all prompts of as many images.
 
     Raises:
-        ValueError: there are none.
+        ValueError: there are none, or all of their true masks are empty.
     """
     prompts = inputs.pick("val")
     ordered = sorted(spread(prompts, len(prompts), inputs.config.seed), key=lambda prompt: not prompt.labelled)
-    return of_images(ordered, VALIDATED)
+    chosen = of_images(ordered, VALIDATED)
+    check_foreground(chosen, "the choice of weights", "validation", "keeps those that draw")
+    return chosen
 
 
 def of_images(prompts: Sequence[GRPOPrompt], most: int) -> list[GRPOPrompt]:
@@ -334,21 +336,25 @@ def labelled_prompts(prompts: Sequence[GRPOPrompt], use: str) -> list[GRPOPrompt
     return labelled
 
 
-def check_foreground(prompts: Sequence[GRPOPrompt], use: str) -> None:
-    """Check that some true mask is not empty.
+def check_foreground(
+    prompts: Sequence[GRPOPrompt], use: str, split: str = "training", does: str = "teaches to draw"
+) -> None:
+    """Check that some true mask is not empty, if there is one.
 
     Args:
-        prompts: of the training split.
+        prompts: of a split.
         use: as in `labelled_prompts`.
+        split, does: that split, and what its masks do; parts of the message.
 
     Raises:
         ValueError: all of them are empty, so that a model without masks would be the best one.
     """
-    masks = (prompt.load()[1] for prompt in prompts if prompt.labelled)
-    if not any(mask is not None and mask.any() for mask in masks):
+    labelled = [prompt for prompt in prompts if prompt.labelled]
+    masks = (prompt.load()[1] for prompt in labelled)
+    if labelled and not any(mask is not None and mask.any() for mask in masks):
         raise ValueError(
-            f"{use}: the masks of all {sum(prompt.labelled for prompt in prompts)} training images are empty, which "
-            "teaches to draw nothing; give images with foreground, or check how the masks were made"
+            f"{use}: the masks of all {len(labelled)} {split} images are empty, which {does} nothing; give images with "
+            "foreground, or check how the masks were made"
         )
 
 

@@ -218,7 +218,8 @@ def make_plan(args: PlanArgs, inputs: "GRPOInputs", network: "RewardNetwork | No
     """
     check_together(args, network is not None)
     several = len({prompt.name for prompt in inputs.prompts}) > 1
-    run = Chosen(args, network is not None, inputs.kind == "regions", several)
+    validated = any(prompt.labelled for prompt in inputs.pick("val"))
+    run = Chosen(args, network is not None, inputs.kind == "regions", several, validated)
     check_acts(run)
     labels = args.rewards.loop2_iou_weight is not None or args.rewards.loop2_mask_rewards
     if args.grpo.objective == "grpo" and not (run.captions or run.learned or labels):

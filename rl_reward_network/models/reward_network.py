@@ -171,7 +171,8 @@ class RewardNetworkConfig:
         """Raise a ValueError for sizes or weights out of range."""
         if not self.channels or min(*self.channels, self.packing, self.members) < 1:
             raise ValueError(f"{self.channels=}, {self.packing=}, {self.members=}: expected 1 or more")
-        if len(self.score_weights) != 4 or min(self.score_weights) < 0 or abs(sum(self.score_weights) - 1) > 1e-6:
+        total = sum(self.score_weights)
+        if len(self.score_weights) != 4 or min(self.score_weights) < 0 or not abs(total - 1) <= 1e-6:  # also NaN
             raise ValueError(f"score_weights={self.score_weights}: expected four weights >= 0 of {NUMBERS}, sum 1")
         if not (self.caution >= 0 and 0 < self.ascent_step <= 1):  # also refuses NaN
             raise ValueError(f"{self.caution=}, {self.ascent_step=}: expected >= 0, (0, 1]")

@@ -303,6 +303,10 @@ def test_what_nothing_can_judge_is_left_to_no_evaluation(
         write_json(data / "annotations.json", records)
     flags = ["--loop2_iou_weight", "0", "--confidence_weight", "1", "--output_dir", str(tmp_path / "out")]
     main(tyro.cli(Args, args=["quick", "--data_root", str(data), *flags]))
+    patient = tyro.cli(Args, args=["quick", "--data_root", str(data), *flags, "--early_stopping_patience", "2"])
+    if not masks:
+        with pytest.raises(ValueError, match=r"--early_stopping_patience 2 does nothing in this run: .* true masks"):
+            make_plan(patient, world_of(patient), None)
     assert (tmp_path / "named").exists() == masks
     assert ("no evaluation: none of " in capsys.readouterr().out) != masks
 

@@ -21,7 +21,7 @@ from rl_reward_network.data.splits import spread
 from rl_reward_network.grpo import evaluate as evaluation_file
 from rl_reward_network.grpo.evaluate import PICTURED, pictured, run_grpo_evaluation
 from rl_reward_network.grpo.image_context import FeatureCache
-from rl_reward_network.grpo.inputs import GRPOInputs, labelled_prompts, open_grpo_inputs
+from rl_reward_network.grpo.inputs import GRPOInputs, labelled_prompts, open_grpo_inputs, validation_prompts
 from rl_reward_network.grpo.measure import Measured, iou_of_captions, measure, unpacked
 from rl_reward_network.grpo.merge import grpo_model, load_base
 from rl_reward_network.grpo.settings import RewardWeights
@@ -347,6 +347,16 @@ def test_masks_that_are_all_empty_teach_nothing(tmp_path: Path, settings: dict[s
     with pytest.raises(ValueError, match=rf"{use}: the masks of all \d training images are empty"):
         train(inputs, plan, tmp_path / "out" / "run")
     assert not (tmp_path / "out").exists()
+
+
+def test_validation_masks_that_are_all_empty_choose_nothing(tmp_path: Path) -> None:
+    inputs = open_grpo_inputs(RunConfig(data_root=write_tiny_data(tmp_path / "data"), gpu=-1))
+    chosen = validation_prompts(inputs)
+    empty = [replace(one, load=lambda: (np.zeros((8, 8, 3), np.uint8), np.zeros((8, 8), bool))) for one in chosen]
+    rest = [prompt for prompt in inputs.prompts if prompt not in chosen]
+    with pytest.raises(ValueError, match=r"the masks of all \d validation images are empty, which keeps those"):
+        validation_prompts(replace(inputs, prompts=rest + empty))
+    assert validation_prompts(replace(inputs, prompts=rest + empty[1:] + chosen[:1]))
 
 
 def test_a_preset_larger_than_the_data_is_lowered_and_said_but_not_the_users(

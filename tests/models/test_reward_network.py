@@ -1,6 +1,7 @@
 """The reward network: closed forms, tiles, gradients, what is saved, and what is fitted on validation images."""
 
 import json
+import math
 import pickle
 from dataclasses import replace
 
@@ -216,6 +217,7 @@ SETTINGS = [
     (RewardNetworkConfig, {"channels": ()}, r"channels=\(\).*members=3"),
     (RewardNetworkConfig, {"members": 0}, "members=0"),
     (RewardNetworkConfig, {"score_weights": (1.0, 1.0, 0.0, 0.0)}, r"score_weights=\(1.0, 1.0, 0.0, 0.0\)"),
+    (RewardNetworkConfig, {"score_weights": (math.nan, 1.0, 0.0, 0.0)}, r"score_weights=\(nan, 1.0, 0.0, 0.0\)"),
     (RewardNetworkConfig, {"score_weights": (2.0, -1.0, 0.0, 0.0)}, r"score_weights=\(2.0, -1.0, 0.0, 0.0\)"),
     (RewardNetworkConfig, {"caution": -1.0}, "caution=-1.0"),
     *((LevelCurve, values, "level has") for values in [(0.0, 0.5), (15.1, 0.5), (1.0, 1.6), (NAN, 0.5), (1.0, NAN)]),

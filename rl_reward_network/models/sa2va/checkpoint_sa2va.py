@@ -23,6 +23,7 @@ PROCESSOR_FILE = "processor_config.json"  # where `AutoProcessor` looks first
 TRAINABLE = "trainable"  # folder of the trained tensors, in a checkpoint of a run and in its final model
 FINAL_MODEL = "final_model"  # of a run
 INDEX = "model.safetensors.index.json"  # of weights in several files
+FILES = ("*.json", "*.txt", "*.jinja", MODEL_FILE)  # that are read, besides the weights
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "added_tokens.json")
 OWN_SETTINGS = "sa2va"  # in that file: what a processor without its model's config.json needs
 
@@ -130,8 +131,9 @@ def open_checkpoint(path: str | Path, weights: bool = True, **hub: Any) -> Check
     """
     folder = located(path, weights, **hub)
     refuse_unmerged(folder)
-    for file in folder.iterdir():
-        refuse_pointer(file)
+    for pattern in [*FILES, "*.safetensors"]:
+        for file in folder.glob(pattern):
+            refuse_pointer(file)
     config = read_json(folder / "config.json")
     kind = config.get("model_type") if isinstance(config, dict) else None
     if kind not in ("sa2va", "sa2va_chat"):
@@ -188,7 +190,7 @@ def _download(name: str, weights: bool, hub: Mapping[str, Any]) -> Path:
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise ValueError(remedy)
     try:
-        patterns = ["*.json", "*.txt", "*.jinja", MODEL_FILE, *["*.safetensors"] * weights]
+        patterns = [*FILES, *["*.safetensors"] * weights]
         return Path(snapshot_download(name, allow_patterns=patterns, **hub))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         if full := write_remedy(error):

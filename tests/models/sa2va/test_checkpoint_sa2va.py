@@ -326,6 +326,13 @@ def test_a_damaged_folder_or_a_relative_is_refused_in_one_line(broken, damage, m
             Sa2VAProcessor.from_pretrained(broken)
 
 
+def test_files_that_nobody_reads_may_be_pointers(tiny_checkpoint, tmp_path):
+    shutil.copytree(tiny_checkpoint, tmp_path / "clone")
+    for name in ("optimizer.pt", "pytorch_model.bin", "teaser.png"):
+        pointer(name)(tmp_path / "clone")
+    assert open_checkpoint(tmp_path / "clone").tensors()
+
+
 @pytest.mark.parametrize("names", [("[SEG]", "<p>"), ("<p>", "</p>"), ("<img>", "<IMG_CONTEXT>")])
 def test_our_layout_knows_the_ids_of_its_tokens(tiny_checkpoint, tmp_path, names):
     """Where all files of the tokenizer agree on another order of the same tokens."""
