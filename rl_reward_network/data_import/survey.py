@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -199,15 +200,18 @@ def survey_source(source: Path, options: ImportOptions) -> Survey:
 
 
 def _without_ignored(seen: list[Seen], found: Found, options: ImportOptions) -> list[Seen]:
-    """Images without the classes that are to be ignored and those of the background, unless --label names one."""
+    """Images without the classes that are to be ignored and those of the background, unless the user names one."""
     ignored, background = ignored_classes((one.pixels or {}).keys() for one in seen)
     parts = {name.strip() for name in (options.label or "").split(",")}
+    with suppress(ValueError):  # said where the classes are chosen
+        parts |= {part for one in read_classes(options.classes) for part in one.ids} if options.classes else set()
+    parts -= {"", ALL}
     wanted = {_named(part, sorted(ignored | background), found.class_ids) for part in parts}
     ignored, background = ignored - wanted, background - wanted
     shares = [sum((one.pixels or {}).get(name, 0) for name in ignored) / (one.size[0] * one.size[1]) for one in seen]
     of = ", ".join(sorted(ignored))
     hidden = [one.item.name for one, share in zip(seen, shares, strict=True) if share > MOST_IGNORED]
-    if hidden and (ignored != {FULL} or options.label in (None, ALL)):  # 255 may be a class that is not wanted
+    if hidden and not (parts and ignored == {FULL}):  # 255 may be a class that is not wanted
         found.faults.append(
             f"{len(hidden)} mask(s) ({some(hidden)}) have more than {MOST_IGNORED:.0%} of pixels to be ignored ({of}),"
             " and masks have none: annotate them, leave the images out, name the class background if it is that, or"

@@ -185,6 +185,11 @@ def test_masks_that_are_mostly_to_be_ignored_are_refused_and_a_class_may_be_name
     named = survey_source(tmp_path, ImportOptions("none", label="255"))
     assert (named.open_points, named.classes) == ((), ["255"])
     assert survey_source(tmp_path, ImportOptions("none", label="1")).open_points == (), "255 may be another class"
+    both = (("vein", "1"), ("artery", "255"))
+    entries = [{"name": n, "phrases": [n], "held_out": f"the {n}", "ids": [number]} for n, number in both]
+    write_json(tmp_path / "c.json", entries)
+    asked = survey_source(tmp_path, ImportOptions("none", classes=tmp_path / "c.json"))
+    assert (asked.open_points, asked.classes) == ((), ["1", "255"])
 
 
 # ---- outlines -----------------------------------------------------------------------------------------------------
