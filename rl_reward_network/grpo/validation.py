@@ -6,7 +6,7 @@ the best criterion are kept; those before training take part, so a run never lea
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,11 @@ class Outcome:
     def kept_initial(self) -> bool:
         """Whether final_model holds the initial weights."""
         return self.kept_step == 0
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For config.json."""
+        return asdict(self)
 
 
 def outcome_of(steps: Sequence[int], values: Sequence[float], metric: str | None, items: int, labelled: int) -> Outcome:

@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import socket
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +117,7 @@ def validate(folder: Path) -> None:
     accelerator = trainer.accelerator
     record = {
         "steps": trainer.state.global_step,
-        "outcome": asdict(outcome),
+        "outcome": outcome.facts,
         "has_warned": trainer.validation.has_warned,
         "gold": trainer.validation.gold,
         "first": from_first_rank(accelerator, lambda: rank),
