@@ -124,7 +124,9 @@ def _likeness(
 
 def _coarse(flat: np.ndarray) -> np.ndarray:
     """float32 (N, 64): the averages of standardised thumbnails over 4 x 4 pixels, so scaled that no distance grows."""
-    return np.asarray(flat.reshape(-1, SIDE // 4, 4, SIDE // 4, 4).sum(axis=(2, 4)).reshape(len(flat), (SIDE // 4) ** 2) / 4)
+    return np.asarray(
+        flat.reshape(-1, SIDE // 4, 4, SIDE // 4, 4).sum(axis=(2, 4)).reshape(len(flat), (SIDE // 4) ** 2) / 4
+    )
 
 
 def _standardised(small: np.ndarray) -> np.ndarray:
