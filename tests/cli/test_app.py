@@ -160,7 +160,7 @@ def test_wrong_flags_are_refused_at_once(words: tuple[str, ...], message: str) -
             f"{command} quick --output_dir"
             for command in ("grpo", "prompts", "reward", "operations", "adapt", "compare")
         ),
-        *("grpo quick --run_folder", "bank --output_dir", "segment a.png --output", "merge --model_path a --output"),
+        *("grpo quick --run_folder", "segment a.png --output", "merge --model_path a --output"),
         *("convert a", "data --folder", "data_import a --to"),
     ],
 )

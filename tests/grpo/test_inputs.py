@@ -289,10 +289,10 @@ def run(inputs: GRPOInputs, network: RewardNetwork, plan: GRPOPlan) -> Path:
 def test_they_join_the_training_prompts_without_masks(
     inputs: GRPOInputs, network: RewardNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, maps = inputs.pick("policy"), ForegroundMaps(network)
+    own = inputs.pick("policy")
     with monkeypatch.context() as patch:
         patch.setattr(RewardNetwork, "outside", lambda *_: None)
-        prompts, check = with_unlabelled(inputs, own, maps)
+        prompts, check = with_unlabelled(inputs, own, ForegroundMaps(network))
     assert prompts[: len(own)] == own
     assert len(prompts) == len(own) + 6
     assert check is not None
@@ -303,14 +303,14 @@ def test_they_join_the_training_prompts_without_masks(
     assert len({prompt.sample_id for prompt in prompts}) == len(prompts)
     dark = [prompt.load()[0].mean() for prompt in prompts]
     monkeypatch.setattr(RewardNetwork, "outside", lambda _, image, maps: "dark" if image.mean() in dark[1:] else None)
-    left, check = with_unlabelled(inputs, own, maps)
+    left, check = with_unlabelled(inputs, own, ForegroundMaps(network))
     assert left == own[:1], "images of the data, too"
     assert check is not None
     assert check.sentence.startswith(f"{len(own) + 5} of {len(own) + 6} images have no learned reward and are left out")
-    assert with_unlabelled(inputs, own, maps, by_labels=True)[0] == own, "true masks need no network"
+    assert with_unlabelled(inputs, own, ForegroundMaps(network), by_labels=True)[0] == own, "true masks need no network"
     monkeypatch.setattr(RewardNetwork, "outside", lambda *_: "dark")
     with pytest.raises(ValueError, match=r"no training image is left: .*dark"):
-        with_unlabelled(inputs, own, maps)
+        with_unlabelled(inputs, own, ForegroundMaps(network))
     prompts, check = with_unlabelled(inputs, own, None)
     assert (len(prompts), check) == (len(own) + 6, None), "without a reward network nothing leaves any out"
 

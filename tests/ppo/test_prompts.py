@@ -480,10 +480,11 @@ def test_images_of_the_data_take_the_place_of_those_left_out(
 ) -> None:
     assert with_new.unlabelled is not None
     new = {sample.sample_id for sample in with_new.unlabelled.samples}
-    maps = ForegroundMaps(RewardNetwork.from_pretrained(reward_net))
+    network = RewardNetwork.from_pretrained(reward_net)
     samples = {"policy": with_new.pick("policy", 3), "val": with_new.pick("val", 9)}
 
     def joined() -> list[bool]:
+        maps = ForegroundMaps(network)  # keeps why an image is outside
         found, _ = judged_samples(with_new, replace(PLAN, images=3), samples, maps)
         assert found["val"] == samples["val"]
         return [sample.sample_id in new for sample in found["policy"]]
