@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from scipy.optimize import minimize
 
-from rl_reward_network.models.domain import Judged, fit_domain, map_statistics
+from rl_reward_network.models.domain import MOSTLY, Judged, fit_domain, map_statistics
 from rl_reward_network.models.reward_network import (
     COVERAGE,
     MAX_HALF_WIDTH,
@@ -105,7 +105,11 @@ def calibrated(
     intervals = fit_intervals(table, groups)
     network = reconfigured(network, replace(network.config, level=level, caution=k, intervals=intervals))
     images = [*(image for image, _ in seen), *train_images]
-    negatives = [network.surer_of_negative(one, ImageScorer(network, one).probs) for one in images[:NEGATIVES]]
+    looked_at, negatives = images[:NEGATIVES], list[bool]()
+    for one in looked_at:
+        negatives.append(network.surer_of_negative(one, ImageScorer(network, one).probs))
+        if sum(negatives) > (1 - MOSTLY) * len(looked_at):  # the rule is off, whatever the others are
+            break
     domain = fit_domain([judged for _, judged in seen], images, negatives)
     return reconfigured(
         network, replace(network.config, ascent_step=choose_ascent_step(network, climbs), domain=domain)
