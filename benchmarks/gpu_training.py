@@ -35,7 +35,7 @@ from rl_reward_network.data.items import make_region
 from rl_reward_network.data.masks import to_rle
 from rl_reward_network.embedded.regions import make_scenes
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
-from rl_reward_network.grpo.prompts import GRPOPrompt, region_prompt
+from rl_reward_network.grpo.prompts import TrainingItem, region_prompt
 from rl_reward_network.grpo.rewards import Reward
 from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer, StepCallback
@@ -205,7 +205,7 @@ def _trainer(model: Any, processor: Any, folder: Path, device: str, settings: di
     return trainer
 
 
-def _prompts(count: int) -> list[GRPOPrompt]:
+def _prompts(count: int) -> list[TrainingItem]:
     """Captioned regions, one of each rendered scene."""
     prompts = []
     for number, scene in enumerate(make_scenes(count, 0, SIDE)):

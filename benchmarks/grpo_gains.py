@@ -18,7 +18,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from rl_reward_network.artefacts import read_json
+from rl_reward_network.atomic_io import read_json
 from rl_reward_network.cli import grpo as train_sa2va_rl
 from rl_reward_network.cli.app import run
 from rl_reward_network.grpo.evaluate import run_grpo_evaluation
@@ -27,7 +27,7 @@ from rl_reward_network.rewards.captions import meteor_variant
 from rl_reward_network.run import FINAL
 
 ALL = 10**6  # test regions; there are 349
-METRICS = ("iou_of_drawn", "expected_iou_of_drawn", "iou_of_drawn_by_base", "meteor", "cycle_meteor", "iou")
+METRICS = ("cycle_iou", "expected_cycle_iou", "cycle_iou_by_base", "meteor", "cycle_meteor", "iou")
 SEEDS = (0, 1, 2)
 QUICK = {
     **{f"GRPO, seed {seed}": f"--seed {seed}" for seed in SEEDS},

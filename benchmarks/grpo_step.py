@@ -35,7 +35,7 @@ from rl_reward_network.grpo.image_context import open_batch, seeded_generator
 from rl_reward_network.grpo.inputs import open_grpo_inputs
 from rl_reward_network.grpo.losses import caption_loss, count_step, mask_policy_loss
 from rl_reward_network.grpo.policy import PolicyOutputs
-from rl_reward_network.grpo.prompts import DESCRIBE, GRPOPrompt, segment_question
+from rl_reward_network.grpo.prompts import DESCRIBE, TrainingItem, segment_question
 from rl_reward_network.grpo.rewards import Reward
 from rl_reward_network.grpo.rollouts import MicroBatch, Rollouts, prompt_images
 from rl_reward_network.grpo.trainable import mixed_precision, prepare_model
@@ -108,7 +108,7 @@ def float32_difference(args: Args, folder: Path) -> float:
     return gradient_difference(trainer, prompts, samples(trainer, prompts))
 
 
-def make_trainer(args: Args, folder: Path, dtype: Dtype = "auto") -> tuple[Sa2VAGRPOTrainer, list[GRPOPrompt]]:
+def make_trainer(args: Args, folder: Path, dtype: Dtype = "auto") -> tuple[Sa2VAGRPOTrainer, list[TrainingItem]]:
     """A trainer on the embedded regions, and the prompts of one step, all about different images."""
     inputs = open_grpo_inputs(RunConfig(data_root=embedded_regions()))
     prompts = {prompt.group_id: prompt for prompt in inputs.pick("policy")}
@@ -131,7 +131,7 @@ def make_trainer(args: Args, folder: Path, dtype: Dtype = "auto") -> tuple[Sa2VA
     return trainer, picked
 
 
-def samples(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt]) -> MicroBatch:
+def samples(trainer: Sa2VAGRPOTrainer, prompts: list[TrainingItem]) -> MicroBatch:
     """Rollouts with advantages of both signs, so that each completion has a gradient, and the reference's outputs."""
     with mixed_precision(trainer.sa2va):
         rollouts = trainer.rollout_generator.generate(prompts, (0, 0, 0))
@@ -146,7 +146,7 @@ def samples(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt]) -> MicroBatch:
 # ---- our layout ----
 
 
-def ours(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt], batch: MicroBatch) -> Seconds:
+def ours(trainer: Sa2VAGRPOTrainer, prompts: list[TrainingItem], batch: MicroBatch) -> Seconds:
     """One step as in the trainer, with image features computed anew as for new images."""
     seconds = Seconds()
     with mixed_precision(trainer.sa2va):
@@ -155,7 +155,7 @@ def ours(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt], batch: MicroBatch
     return seconds
 
 
-def our_rollouts(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt], seconds: Seconds) -> None:
+def our_rollouts(trainer: Sa2VAGRPOTrainer, prompts: list[TrainingItem], seconds: Seconds) -> None:
     """Both loops' generations, those about an image from one computation of its prefix."""
     generator = trainer.rollout_generator
     generator.cache.entries.clear()
@@ -197,7 +197,7 @@ def total_loss(trainer: Sa2VAGRPOTrainer, batch: MicroBatch, outputs: PolicyOutp
 # ---- the usual layout ----
 
 
-def usual(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt], batch: MicroBatch) -> Seconds:
+def usual(trainer: Sa2VAGRPOTrainer, prompts: list[TrainingItem], batch: MicroBatch) -> Seconds:
     """The same step, each generation computed separately."""
     seconds = Seconds()
     with mixed_precision(trainer.sa2va):
@@ -206,7 +206,7 @@ def usual(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt], batch: MicroBatc
     return seconds
 
 
-def usual_rollouts(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt], seconds: Seconds) -> None:
+def usual_rollouts(trainer: Sa2VAGRPOTrainer, prompts: list[TrainingItem], seconds: Seconds) -> None:
     """Both loops' generations, each from its whole text and image."""
     loaded = [prompt.load() for prompt in prompts]
     count, masks = trainer.args.num_generations, trainer.args.num_mask_generations
@@ -257,7 +257,7 @@ def segmented(trainer: Sa2VAGRPOTrainer, asked: list[tuple[np.ndarray, str, Any]
     return masks
 
 
-def repeated(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt], batch: MicroBatch) -> PolicyOutputs:
+def repeated(trainer: Sa2VAGRPOTrainer, prompts: list[TrainingItem], batch: MicroBatch) -> PolicyOutputs:
     """The outputs of `GRPOPolicy`, from each whole text with its image, and all logits of all tokens."""
     pairs = [_repeated(trainer, prompt, batch.rollouts, row) for row, prompt in enumerate(prompts)]
     longest = max(rows.shape[1] for rows, _ in pairs)
@@ -266,7 +266,9 @@ def repeated(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt], batch: MicroB
     return PolicyOutputs(log_probs, entropies, [], [parameters for _, parameters in pairs], [])
 
 
-def _repeated(trainer: Sa2VAGRPOTrainer, prompt: GRPOPrompt, rollouts: Rollouts, number: int) -> tuple[Tensor, Tensor]:
+def _repeated(
+    trainer: Sa2VAGRPOTrainer, prompt: TrainingItem, rollouts: Rollouts, number: int
+) -> tuple[Tensor, Tensor]:
     model, processor, (image, _) = trainer.sa2va, trainer.rollout_generator.processor, prompt.load()
     caption, answer = rollouts.captions[number], rollouts.answers[number]
     count, question = len(caption.completion_ids), caption.question
@@ -293,7 +295,7 @@ def _repeated(trainer: Sa2VAGRPOTrainer, prompt: GRPOPrompt, rollouts: Rollouts,
 # ---- comparison ----
 
 
-def gradient_difference(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt], batch: MicroBatch) -> float:
+def gradient_difference(trainer: Sa2VAGRPOTrainer, prompts: list[TrainingItem], batch: MicroBatch) -> float:
     """Largest difference between the two layouts' gradients, relative to the largest number of each tensor."""
     gradients = []
     for layout in (lambda: trainer.policy(batch.rollouts)[0], lambda: repeated(trainer, prompts, batch)):

@@ -25,7 +25,7 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from rl_reward_network.artefacts import write_json
+from rl_reward_network.atomic_io import write_json
 from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.data.masks import to_rle
 from rl_reward_network.data.splits import make_split, select

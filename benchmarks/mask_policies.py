@@ -25,7 +25,7 @@ from rl_reward_network.grpo.image_context import Question, open_batch, seeded_ge
 from rl_reward_network.grpo.inputs import open_grpo_inputs
 from rl_reward_network.grpo.mask_policies import MASK_POLICIES
 from rl_reward_network.grpo.policy import GRPOPolicy
-from rl_reward_network.grpo.prompts import GRPOPrompt
+from rl_reward_network.grpo.prompts import TrainingItem
 from rl_reward_network.grpo.rewards import Reward, median_pair_iou, score, step_advantages
 from rl_reward_network.grpo.rollouts import CaptionRollout, RolloutGenerator, Rollouts
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RunConfig
@@ -82,7 +82,7 @@ def make_generator(model: Any, processor: Any, folder: str, name: str) -> Rollou
     return RolloutGenerator(model, processor, config)
 
 
-def certainty_of_answers(generator: RolloutGenerator, prompts: list[GRPOPrompt]) -> str:
+def certainty_of_answers(generator: RolloutGenerator, prompts: list[TrainingItem]) -> str:
     """Probability of the greedy answers, and the number of sampled answers that differ from them."""
     batch = open_batch(prompts, generator.cache)
     context = batch.context(generator.model)
@@ -118,11 +118,11 @@ def answer_probabilities(
 
 
 def measure_spread(
-    model: Any, processor: Any, folder: str, name: str, spread: float, prompts: list[GRPOPrompt]
+    model: Any, processor: Any, folder: str, name: str, spread: float, prompts: list[TrainingItem]
 ) -> tuple[float, ...]:
     """Median IoU between two masks of a group, mean IoU with the truth, share of groups whose METEOR differs."""
     generator = make_generator(model, processor, folder, name)
-    generator.spread_controller.spread = spread
+    generator.sigma_controller.sigma = spread
     with torch.no_grad():
         rollouts = generator.generate(prompts, (0, 0, 0))
     terms = score(rollouts, REWARDS)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_reward_network.grpo.prompts import GRPOPrompt
+from rl_reward_network.grpo.prompts import TrainingItem
 from rl_reward_network.models.reward_network import INITIAL_LOGIT, RewardNetworkConfig, UNet, soft_overlap
 from rl_reward_network.rewards.metrics import dice
 
@@ -38,7 +38,7 @@ class NamedImage:
     known: np.ndarray
 
 
-def named_images(prompts: Sequence[GRPOPrompt], names: Sequence[str]) -> dict[str, NamedImage]:
+def named_images(prompts: Sequence[TrainingItem], names: Sequence[str]) -> dict[str, NamedImage]:
     """`image_key` -> image, of labelled prompts."""
     images: dict[str, NamedImage] = {}
     for prompt in prompts:

@@ -25,11 +25,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from rl_reward_network.artefacts import read_json, whole_folder, write_json
+from rl_reward_network.atomic_io import read_json, whole_folder, write_json
 from rl_reward_network.cli import grpo
 from rl_reward_network.cli.app import run
 from rl_reward_network.data.items import Sample
-from rl_reward_network.data.splits import spread
+from rl_reward_network.data.splits import subsample
 from rl_reward_network.embedded.angiograms import LOOKS
 from rl_reward_network.embedded.datasets import write_angiograms
 from rl_reward_network.grpo.image_context import FeatureCache
@@ -157,7 +157,7 @@ def _call(command: str, everywhere: bool = False) -> None:
 def evaluate(data: Path, folder: Path, rules: Sequence[str]) -> None:
     """Write results.json: Dice of each row on one test image per series, and what the network says of both looks."""
     tests = read_samples(data / "test")
-    tests = spread(tests, len(tests) // 3, seed=0)  # one of three frames
+    tests = subsample(tests, len(tests) // 3, seed=0)  # one of three frames
     result: dict[str, object] = {"groups": [sample.group_id for sample in tests]}
     columns = {name: _dice(folder / name, tests) for name in (WITHOUT, *rules)}
     columns["base"] = _dice(folder / WITHOUT, tests, trained=False)
@@ -175,14 +175,14 @@ def evaluate(data: Path, folder: Path, rules: Sequence[str]) -> None:
 def _dice(run_folder: Path, tests: list[Sample], trained: bool = True) -> np.ndarray:
     """float64 (N,): Dice of a run's model, or of the model that it began with."""
     config = read_json(run_folder / FINAL / "config.json")
-    origin = config["origin"]
+    origin = config["settings"]
     model, processor = load_base(DEFAULT_MODEL, origin["model_fingerprint"])
     processor.max_tiles = 1
     prepare_model(model, origin["lora_r"], origin["lora_alpha"])
     if trained:
         load_trainable(model, run_folder / FINAL / TRAINABLE)
     prompts = [image_prompt(sample, RegionConfig().segment_question) for sample in tests]
-    longest = origin["settings"]["max_completion_length"]
+    longest = origin["training"]["max_completion_length"]
     return measure(model, prompts, FeatureCache(model, processor), longest).values["dice"]
 
 
@@ -191,7 +191,7 @@ def _own_quality(maps: ForegroundMaps, sample: Sample) -> tuple[float, float]:
     scorer = maps.scorer(sample.load_image())
     scorer.outside = None
     quality = scorer.quality(scorer.own_mask[None].astype(np.float32))
-    return float(quality["score"][0]), float(quality["spread"][0])
+    return float(quality["score"][0]), float(quality["std"][0])
 
 
 def _own_dice(maps: ForegroundMaps, sample: Sample) -> float:

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from rl_reward_network.artefacts import whole_file, write_json
+from rl_reward_network.atomic_io import whole_file, write_json
 from rl_reward_network.cli.app import run
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, open_inputs

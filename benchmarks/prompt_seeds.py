@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rl_reward_network.artefacts import write_json
+from rl_reward_network.atomic_io import write_json
 from rl_reward_network.cli.app import run
 from rl_reward_network.env.observation import IMAGE_FEATURES
 from rl_reward_network.inputs.config import RunConfig

@@ -28,7 +28,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from rl_reward_network.artefacts import read_json
+from rl_reward_network.atomic_io import read_json
 from rl_reward_network.cli.app import run
 from rl_reward_network.report.statistics import CHANGE, UNIT, few_patients_note, group_means, mean_interval
 from rl_reward_network.run import AGREEMENT, BEST_REWARD_NET, FINAL
@@ -129,7 +129,7 @@ def _folder_of(output_dir: Path, budget: int, seed: int) -> Callable[[str], Path
 def show(args: Args) -> None:
     """Print both tables in Markdown."""
     console = Console(width=200)
-    table = Table("road", *(f"{budget} labelled" for budget in args.budgets), box=box.MARKDOWN)
+    table = Table("method", *(f"{budget} labelled" for budget in args.budgets), box=box.MARKDOWN)
     for row, title in ROWS.items():
         table.add_row(title, *(_cell(args, budget, row) for budget in args.budgets))
     table.add_row("the reward network's own segmentation", *(_own_dice(args, budget) for budget in args.budgets))

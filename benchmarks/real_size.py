@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.random_checkpoint import Size, write_random_checkpoint
-from rl_reward_network.artefacts import weights_fingerprint
+from rl_reward_network.atomic_io import weights_fingerprint
 from rl_reward_network.cli.app import run
 from rl_reward_network.cli.main import main as command
 from rl_reward_network.embedded.datasets import embedded_angiograms, embedded_regions

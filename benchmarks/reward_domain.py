@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from rl_reward_network.cli.app import run
 from rl_reward_network.data.items import Sample, data_fingerprint
-from rl_reward_network.data.splits import make_split, select, spread
+from rl_reward_network.data.splits import make_split, select, subsample
 from rl_reward_network.inputs.loading import read_samples
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.reward_training.masks import OWN, SHIFTED, shift, true_dice, true_mask
@@ -67,7 +67,7 @@ def pick(network: RewardNetwork, folder: Path, count: int) -> list[Sample]:
     info = network.training_info
     if data_fingerprint(samples) == info.get("data_fingerprint"):
         samples = select(samples, make_split(samples, info["split_seed"]), "test")
-    return spread(samples, count, seed=0)
+    return subsample(samples, count, seed=0)
 
 
 def resized(sample: Sample, scale: float) -> tuple[np.ndarray, np.ndarray]:

@@ -25,7 +25,7 @@ from tqdm import tqdm
 from rl_reward_network.cli.app import run
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.inputs import open_grpo_inputs
-from rl_reward_network.grpo.prompts import GRPOPrompt
+from rl_reward_network.grpo.prompts import TrainingItem
 from rl_reward_network.grpo.rewards import Reward, score
 from rl_reward_network.grpo.rollouts import RolloutGenerator
 from rl_reward_network.grpo.trainable import prepare_model
@@ -71,7 +71,7 @@ def main(args: Args) -> None:
     show(groups)
 
 
-def _parts(args: Args, prompts: list[GRPOPrompt]) -> Iterator[Groups]:
+def _parts(args: Args, prompts: list[TrainingItem]) -> Iterator[Groups]:
     """One group after the other."""
     model, processor = load_sa2va_model(args.config.model_path)
     torch.manual_seed(0)
@@ -82,7 +82,7 @@ def _parts(args: Args, prompts: list[GRPOPrompt]) -> Iterator[Groups]:
     maps = ForegroundMaps(RewardNetwork.from_pretrained(args.reward_net))
     rewards = {"loop2": {"learned": Reward(learned_reward(maps), 1.0), "dice": Reward(mask_reward("dice"), 0.0)}}
     generator = RolloutGenerator(model, processor, settings)
-    generator.spread_controller.spread = args.spread
+    generator.sigma_controller.sigma = args.spread
     for repeat in range(args.repeats):
         for number, prompt in enumerate(prompts):
             with torch.no_grad():

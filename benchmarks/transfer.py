@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from rl_reward_network.cli.app import run
 from rl_reward_network.grpo.inputs import open_grpo_inputs, validation_prompts
-from rl_reward_network.grpo.prompts import GRPOPrompt
+from rl_reward_network.grpo.prompts import TrainingItem
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.segmenter import Sa2VASegmenter, load_segmenter
 from rl_reward_network.methods.fusion import FUSION_WEIGHTS, fusion
@@ -89,7 +89,7 @@ class SoftMasks:
 
 
 def soft_masks(
-    segmenters: dict[str, Sa2VASegmenter], network: RewardNetwork, prompts: Sequence[GRPOPrompt], desc: str
+    segmenters: dict[str, Sa2VASegmenter], network: RewardNetwork, prompts: Sequence[TrainingItem], desc: str
 ) -> SoftMasks:
     """Of every model, of their mean if there are several, and of the network."""
     found = SoftMasks({name: [] for name in segmenters}, [], [])

@@ -32,10 +32,10 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from rl_reward_network.artefacts import read_json, write_json
+from rl_reward_network.atomic_io import read_json, write_json
 from rl_reward_network.cli.app import run
 from rl_reward_network.grpo.inputs import open_grpo_inputs
-from rl_reward_network.grpo.prompts import GRPOPrompt
+from rl_reward_network.grpo.prompts import TrainingItem
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.segmenter import load_segmenter
 from rl_reward_network.methods.measure import calibration
@@ -76,7 +76,7 @@ SUPERVISED = (
 )
 METHODS = {
     LONGER: Method("supervised, as long", SUPERVISED, 330, labels=True),
-    "average": Method("mean teacher, loss on true masks alone", f"{TEACHER} --taught_weight 0", 250, labels=True),
+    "average": Method("mean teacher, loss on true masks alone", f"{TEACHER} --consistency_weight 0", 250, labels=True),
     "mean_teacher": Method("mean teacher", TEACHER, 250, labels=True),
     "gradient": Method("gradient of the reward network", LEARNED, 200, network=True),
     "grpo": Method("GRPO, reward network", GRPO, 420, network=True),
@@ -196,7 +196,7 @@ def _measure(args: Args, run_folder: Path, seed: int) -> None:
             write_json(path, measured(run_folder / "merged", [prompt for prompt in prompts if prompt.labelled]))
 
 
-def measured(model: Path, prompts: list[GRPOPrompt]) -> dict[str, Any]:
+def measured(model: Path, prompts: list[TrainingItem]) -> dict[str, Any]:
     """Metric -> its value for each prompt; and the groups."""
     segmenter, columns = load_segmenter(model, "cpu"), dict[str, list[float]]()
     for prompt in tqdm(prompts, model.parent.name, unit="image"):
@@ -251,7 +251,7 @@ def _row(row: str, budget: int, results: list[dict[str, Any]], starts: list[dict
 
 def _costs(config: dict[str, Any]) -> tuple[float, float, float]:
     """The best Dice on validation images, minutes of training, and images looked at, from config.json."""
-    settings = config["origin"]["settings"]
+    settings = config["settings"]["training"]
     images = settings["per_device_train_batch_size"] // settings["num_generations"] * config["steps"]
     return config["validation"]["best"], config["minutes"], images
 

@@ -33,13 +33,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.named_unet import named_images, segment, train_unet
-from rl_reward_network.artefacts import read_json, write_json
+from rl_reward_network.atomic_io import read_json, write_json
 from rl_reward_network.cli.app import run
 from rl_reward_network.grpo.by_name import held_out_prompts
 from rl_reward_network.grpo.image_context import FeatureCache
 from rl_reward_network.grpo.inputs import GRPOInputs, of_images, open_grpo_inputs, within_budget
 from rl_reward_network.grpo.measure import measure, unpacked
-from rl_reward_network.grpo.prompts import GRPOPrompt
+from rl_reward_network.grpo.prompts import TrainingItem
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.report.by_name import mean_of_classes
@@ -121,7 +121,9 @@ def make_task(source: Path, folder: Path, most: int | None = None) -> None:
     write_json(coco / "annotations.json", content)
     rows = [f"{image['file_name']},{groups[image['file_name']]}" for image in content["images"]]
     (folder / "groups.csv").write_text("\n".join(["image,group", *rows]) + "\n")
-    _call(f"data import {coco} --classes {CLASSES} --groups {folder / 'groups.csv'} --to {folder / 'task'} --write")
+    _call(
+        f"data import {coco} --classes {CLASSES} --patients_csv {folder / 'groups.csv'} --to {folder / 'task'} --write"
+    )
 
 
 def coco_content(records: Sequence[dict[str, Any]], segments: Sequence[str]) -> dict[str, Any]:
@@ -138,7 +140,7 @@ def coco_content(records: Sequence[dict[str, Any]], segments: Sequence[str]) -> 
     return {"images": images, "annotations": annotations, "categories": categories}
 
 
-def training_prompts(args: Args, inputs: GRPOInputs) -> list[GRPOPrompt]:
+def training_prompts(args: Args, inputs: GRPOInputs) -> list[TrainingItem]:
     """The questions that every row learns from."""
     prompts = inputs.pick("reward", "policy")
     return within_budget(inputs, prompts, args.max_labelled) if args.max_labelled else prompts
@@ -175,7 +177,7 @@ def answer_nano(args: Args, inputs: GRPOInputs) -> None:
         write_json(args.place(FLOOR) / "answers.json", tree)
 
 
-def nano_masks(model_path: Path, inputs: GRPOInputs, prompts: Sequence[GRPOPrompt]) -> list[np.ndarray]:
+def nano_masks(model_path: Path, inputs: GRPOInputs, prompts: Sequence[TrainingItem]) -> list[np.ndarray]:
     """bool (H, W) of each question; empty where the answer has none."""
     model, processor = load_sa2va_model(str(model_path), "cpu")
     inputs.set_up(processor)
@@ -205,7 +207,7 @@ def answer_unet(args: Args, inputs: GRPOInputs) -> None:
     write_json(place / "answers.json", content)
 
 
-def answers(prompts: Sequence[GRPOPrompt], masks: Masks) -> dict[str, list[Any]]:
+def answers(prompts: Sequence[TrainingItem], masks: Masks) -> dict[str, list[Any]]:
     """Columns of N questions: class, group, whether it is there, Dice, clDice, and the share of the answer's pixels."""
     columns: dict[str, list[Any]] = {key: [] for key in ("name", "group", "there", "dice", "cldice", "share")}
     for prompt, mask in zip(prompts, masks, strict=True):

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from rl_reward_network.artefacts import append_line, whole_file
+from rl_reward_network.atomic_io import append_line, whole_file
 
 GOLD_FALL, EVALUATIONS = 0.02, 3  # fall of Dice below its peak, and number of evaluations in a row
 

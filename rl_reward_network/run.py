@@ -30,7 +30,7 @@ from typing import Any, Literal
 from filelock import Timeout
 
 from rl_reward_network import __version__
-from rl_reward_network.artefacts import locked, read_json, write_json
+from rl_reward_network.atomic_io import locked, read_json, write_json
 
 CONFIG, DONE = "config.json", "done.json"  # the first and the last file of a run
 CHECKPOINT = "checkpoint.pt"  # of a training that is no Trainer's, which writes checkpoint-<step>/
@@ -213,7 +213,7 @@ class Run:
             ValueError: the folder holds a run.
         """
         self.check_new()
-        config = {"stage": self.kind.stage, "origin": settings, **facts, "end": DONE, **provenance()}
+        config = {"stage": self.kind.stage, "settings": settings, **facts, "end": DONE, **provenance()}
         write_json(self / CONFIG, config)
         return config
 
@@ -229,7 +229,7 @@ class Run:
             ValueError: it is missing, damaged, or of something else; names the file.
         """
         config = read_object(self / CONFIG)
-        if config.get("stage") != self.kind.stage or not isinstance(config.get("origin"), dict):
+        if config.get("stage") != self.kind.stage or not isinstance(config.get("settings"), dict):
             expected = f"expected stage {self.kind.stage!r} and origin"
             raise ValueError(f"{self / CONFIG}: not of a run of this project ({expected})")
         check_readable({"version": "0.6 or earlier", **config}, self.path)
@@ -244,7 +244,7 @@ class Run:
         """
         config = self.config
         beside = {"seed": config.get("seed"), "reward_net": config.get("reward_net_fingerprint")}
-        return {**beside, **config["origin"]}
+        return {**beside, **config["settings"]}
 
     def read_state(self) -> State:
         """Its state, which is stored nowhere but in the files that it is read from; never "damaged".
@@ -462,6 +462,17 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{path}: holds no JSON object, so it was not written by this project")
     return value
+
+
+RENAMED = {"world": "inputs", "origin": "settings"}  # fields of config.json up to version 1.0.0rc1
+
+
+def read_model_config(path: Path) -> dict[str, Any]:
+    """The config.json of a `final_model`, with the names of today. Raises as `read_json`."""
+    config = {RENAMED.get(name, name): value for name, value in read_object(path).items()}
+    if "training" not in (settings := config.get("settings") or {}) and "settings" in settings:
+        config["settings"] = {**settings, "training": settings["settings"]}
+    return config
 
 
 def check_readable(config: Mapping[str, Any], folder: Path) -> None:

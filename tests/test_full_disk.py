@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from rl_reward_network.artefacts import LOCK_FILE
+from rl_reward_network.atomic_io import LOCK_FILE
 from rl_reward_network.cli import doctor
 from tests.conftest import write_tiny_data
 from tests.test_bad_input import STANDARD, patients, save_network

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from rl_reward_network import __version__
-from rl_reward_network.artefacts import locked
+from rl_reward_network.atomic_io import locked
 from rl_reward_network.curves import save_checkpoint
 from rl_reward_network.run import (
     GRPO_RUN,
@@ -77,7 +77,7 @@ def test_a_run_from_its_beginning_to_its_end(tmp_path: Path, kind: Kind) -> None
         assert run.state == "new"
         config = run.begin(WANTED, {"seed": 3})
         assert run.config == config
-        assert (config["stage"], config["origin"], config["version"]) == (kind.stage, WANTED, __version__)
+        assert (config["stage"], config["settings"], config["version"]) == (kind.stage, WANTED, __version__)
         assert run.settings == {**WANTED, "seed": 3, "reward_net": None}
         assert (run.state, run.progress()) == ("interrupted", "no checkpoint yet")
         write_end(run)
@@ -124,7 +124,7 @@ def test_the_newest_run_of_equal_settings_is_found(tmp_path: Path, kind: Kind) -
     ("file", "content"),
     [
         *(("config.json", content) for content in (b"", b"{", b"[1]", b"null", b"\xff\xfe", b'{"architectures": []}')),
-        ("config.json", b'{"stage": "x", "origin": {}}'),
+        ("config.json", b'{"stage": "x", "settings": {}}'),
         ("config.json", None),
         ("end", b"{"),
         ("end", None),
@@ -262,7 +262,7 @@ def test_the_runs_there_are_stand_in_the_error(tmp_path: Path) -> None:
     runs = [tmp_path / f"reward_net_20260101_00000{number}" for number in range(9)]
     for run in runs[:5]:
         begun(REWARD_RUN, run, {**WANTED, "mode": "full"})
-    for run, text in zip(runs[5:8], ("{", "[1]", '{"origin": [1]}'), strict=True):
+    for run, text in zip(runs[5:8], ("{", "[1]", '{"settings": [1]}'), strict=True):
         run.mkdir()
         (run / "config.json").write_text(text)
     begun(REWARD_RUN, runs[8], {**WANTED, "ppo": {"n_envs": 2}}, finished=True, seed=3)

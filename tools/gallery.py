@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from rl_reward_network.artefacts import read_json, whole_file, whole_folder
+from rl_reward_network.atomic_io import read_json, whole_file, whole_folder
 from rl_reward_network.cli.app import run
 from rl_reward_network.data.images import load_grid
 from rl_reward_network.data.masks import load_mask
@@ -146,7 +146,7 @@ class Comparison:
         settings, limits = saved_config(folder, config)
         self.inputs: RunInputs = open_inputs(settings, limits, folder / "split.json", config["prompts"])
         saved: dict[str, Any] = read_json(folder / "eval.json")
-        self.rows: dict[str, dict[str, Any]] = {row["road"]: row for row in saved["rows"]}
+        self.rows: dict[str, dict[str, Any]] = {row["method"]: row for row in saved["rows"]}
         runs = {name: (folder / path).resolve() for name, path in saved["config"]["runs"].items()}
         self.trained = Trained(self.inputs.prompts, runs)
         merged = {name: path / MERGED for name, path in runs.items() if name in WEIGHTS}
@@ -168,14 +168,14 @@ class Comparison:
         values: dict[str, dict[str, float]] = {}
         with (self.folder / "eval.csv").open(newline="", encoding="utf-8") as file:
             for line in csv.DictReader(file):
-                values.setdefault(line["road"], {}).setdefault(line["sample_id"], float(line["dice"]))
+                values.setdefault(line["method"], {}).setdefault(line["sample_id"], float(line["dice"]))
         return values
 
     def mask(self, method: Method, image: np.ndarray) -> np.ndarray:
         """bool (H, W): the mask of a method."""
         row = self.rows[method.name]
         view = ImageView(image, self.models(row["weights"][0]), None if self.maps is None else self.maps.scorer)
-        parameter = float(row["deploys"].split("; ")[0].rpartition(", ")[2]) if method.grid else None
+        parameter = float(row["chosen_on_validation"].split("; ")[0].rpartition(", ")[2]) if method.grid else None
         return np.asarray(method.predict(view, self.trained, parameter) > 0.5)
 
     def panels(self, method: Method) -> list[Panel]:
@@ -202,8 +202,8 @@ class Comparison:
         """The three images of a method under its title and its line of the table."""
         row = self.rows[method.name]
         line = f"mean Dice {row['means']['dice']['mean']:.3f}"
-        if row["word"]:
-            line += f", {row['dice_minus_base']['mean']:+.3f} to the model as it is: {row['word']}"
+        if row["verdict"]:
+            line += f", {row['dice_minus_base']['mean']:+.3f} to the model as it is: {row['verdict']}"
         return block(self.panels(method), 3, (method.title, line))
 
 

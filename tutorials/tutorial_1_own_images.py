@@ -74,7 +74,7 @@ def sa2va_rl(line: str, lines: int = 12) -> None:
     print("\n".join(printed.getvalue().splitlines()[-lines:]))
 
 
-sa2va_rl("doctor --data_root vessels --groups patients.csv", lines=40)
+sa2va_rl("doctor --data_root vessels --patients_csv patients.csv", lines=40)
 
 # %%
 # The table says what is missing, with the remedy. It also decodes every image and mask once, so that a damaged file
@@ -86,7 +86,7 @@ sa2va_rl("doctor --data_root vessels --groups patients.csv", lines=40)
 # It is trained on the images and masks of some of the patients, and predicts the Dice of any mask of a new image. The
 # settings here are for a first look, in seconds: **for results leave out** ``--members`` **and** ``--steps``.
 
-sa2va_rl("reward quick --data_root vessels --groups patients.csv --members 1 --steps 60")
+sa2va_rl("reward quick --data_root vessels --patients_csv patients.csv --members 1 --steps 60")
 
 # %%
 # Step 2: a policy that chooses the prompt
@@ -97,7 +97,7 @@ sa2va_rl("reward quick --data_root vessels --groups patients.csv --members 1 --s
 # add** ``--model_path /models/Sa2VA-4B`` **to all commands**.
 
 network = next(work.glob("outputs/reward_net_*/best_reward_net")).relative_to(work)
-sa2va_rl(f"prompts quick --data_root vessels --groups patients.csv --reward_net {network} --total_timesteps 800")
+sa2va_rl(f"prompts quick --data_root vessels --patients_csv patients.csv --reward_net {network} --total_timesteps 800")
 
 # %%
 # Evaluate it on patients that nothing has seen

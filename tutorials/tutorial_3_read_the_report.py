@@ -10,8 +10,8 @@ and reads the result: which method is better than the model as it is, what it co
 # Data and a reward network
 # -------------------------
 #
-# Rendered angiograms of 28 patients, one image of each (``--groups none``). **For your own data, leave out the first
-# lines and name your folder in every** ``--data_root``. The reward network is trained for seconds only, as in the
+# Rendered angiograms of 28 patients, one image of each (``--patients_csv none``). **For your own data, leave out the
+# first lines and name your folder in every** ``--data_root``. The reward network is trained for seconds only, as in the
 # first tutorial.
 
 import csv
@@ -47,7 +47,7 @@ def sa2va_rl(line: str, lines: int = 12) -> None:
     print("\n".join(printed.getvalue().splitlines()[-lines:]))
 
 
-sa2va_rl("reward quick --data_root vessels --groups none --members 1 --steps 60", lines=6)
+sa2va_rl("reward quick --data_root vessels --patients_csv none --members 1 --steps 60", lines=6)
 network = next(work.glob("outputs/reward_net_*/best_reward_net")).relative_to(work)
 
 # %%
@@ -58,7 +58,7 @@ network = next(work.glob("outputs/reward_net_*/best_reward_net")).relative_to(wo
 # comparison is ``bash run_compare.sh full`` with everything.
 
 sa2va_rl(
-    f"compare quick --data_root vessels --groups none --methods prompts fusion --reward_net {network}",
+    f"compare quick --data_root vessels --patients_csv none --methods prompts fusion --reward_net {network}",
     lines=12,
 )
 
@@ -71,7 +71,7 @@ with open(report / "table.csv", newline="") as file:
     rows = list(csv.DictReader(file))
 for row in rows:
     interval = " to ".join(f"{float(row[f'dice_{end}']):.2f}" for end in ("low", "high"))
-    print(f"{row['title'][:48]:<49}{float(row['dice_mean']):.3f} ({interval})  {row['word']}")
+    print(f"{row['title'][:48]:<49}{float(row['dice_mean']):.3f} ({interval})  {row['verdict']}")
 
 # %%
 # Each row is a method; ``table.csv`` and ``report.html`` have more columns. Those that decide:
@@ -86,7 +86,7 @@ rows.sort(key=lambda row: float(row["dice_mean"]))
 figure, axis = plt.subplots(figsize=(8, 3.6))
 for place, row in enumerate(rows):
     low, mean, high = (float(row[f"dice_{part}"]) for part in ("low", "mean", "high"))
-    axis.plot([low, high], [place, place], color="tab:green" if row["word"] == "better" else "grey", linewidth=3)
+    axis.plot([low, high], [place, place], color="tab:green" if row["verdict"] == "better" else "grey", linewidth=3)
     axis.plot(mean, place, "ko", markersize=4)
 axis.set_yticks(range(len(rows)), [row["title"] for row in rows])
 axis.set(xlabel="Dice, 95 % interval; green: better than as it is")

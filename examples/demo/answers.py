@@ -12,8 +12,8 @@ import numpy as np
 from matplotlib import colormaps
 from PIL import Image
 
+from rl_reward_network.bit_depth import Levels
 from rl_reward_network.data.images import decode_grid, image_size, load_for_model
-from rl_reward_network.depth import Levels
 from rl_reward_network.embedded.angiograms import render_series
 from rl_reward_network.embedded.regions import make_scenes
 from rl_reward_network.env.prompts import PROMPTS

@@ -12,7 +12,7 @@ from typing import Any
 
 import tyro
 
-from rl_reward_network.artefacts import FULL, REFUSED, check_writable, write_remedy
+from rl_reward_network.atomic_io import FULL, REFUSED, check_writable, write_remedy
 from rl_reward_network.cli.progress import calm_bars
 from rl_reward_network.flags import check_finite, common_flags, parse
 

@@ -1,7 +1,7 @@
 """Import images and masks of another layout into a data folder of this project; the source is only read.
 
 sa2va-rl data import SOURCE                                  # tells what it finds, writes nothing
-sa2va-rl data import SOURCE --to FOLDER --groups patients.csv --write
+sa2va-rl data import SOURCE --to FOLDER --patients_csv patients.csv --write
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Args:
     """New data folder, DATA_ROOT of the training; it must not lie in the source."""
     write: bool = False
     """Write it, whole or not at all."""
-    groups: str | None = None
+    patients_csv: str | None = None
     """Who is a patient: a CSV table (columns image, group and perhaps series), or none, where nothing is known. Then
     each image is a group of its own, and every report repeats that as a possible leak."""
     group_regex: str | None = None
@@ -52,7 +52,7 @@ def main(args: Args) -> None:
         raise ValueError("write is True, but to is not given; name the new data folder by --to FOLDER")
     if args.to is not None:
         check_target(args.source, args.to)
-    flags = args.groups, args.group_regex, args.label, args.phrase, args.layout, args.frames, args.skip
+    flags = args.patients_csv, args.group_regex, args.label, args.phrase, args.layout, args.frames, args.skip
     options = ImportOptions(*flags, classes=args.classes)
     survey = survey_source(args.source, options)
     print("\n".join(report_lines(survey)))

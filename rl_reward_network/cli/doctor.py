@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rl_reward_network.depth import levels_of_bits
+from rl_reward_network.bit_depth import levels_of_bits
 from rl_reward_network.embedded.datasets import DEFAULT_DATA
 from rl_reward_network.flags import Rare, check_at_least, check_range
 from rl_reward_network.grpo.settings import GRPOSettings, Objective, Optimizer, check_settings, with_whole_groups
@@ -100,7 +100,7 @@ class Args:
     """Index of the GPU (GPU); -1 is the CPU."""
     group_regex: str | None = None
     """As in training."""
-    groups: str | None = None
+    patients_csv: str | None = None
     """As in training."""
     label: str | None = None
     """As in training."""

@@ -74,10 +74,10 @@ def _evaluate_grpo(final_model: Path, args: Args) -> Path:
 
 def _evaluate_policy(folder: Path, args: Args) -> Path:
     from rl_reward_network.ppo.deploy import policy_folder
-    from rl_reward_network.ppo.evaluate import FROZEN_CALLS, MovedInputs, run_evaluation_stage
+    from rl_reward_network.ppo.evaluate import FROZEN_CALLS, PathOverrides, run_evaluation_stage
     from rl_reward_network.ppo.prompt_report import show_comparison
 
-    moved = MovedInputs(args.data_root, args.base_model, args.gpu, args.segment_batch)
+    moved = PathOverrides(args.data_root, args.base_model, args.gpu, args.segment_batch)
     result, report = run_evaluation_stage(policy_folder(folder), moved, args.images, args.show_names)
     show_comparison(result)
     print(f"{FROZEN_CALLS}: {result.config[FROZEN_CALLS]}")
@@ -91,13 +91,13 @@ def _stage(folder: Path) -> str | None:
 
 
 def _evaluate_operations(folder: Path, args: Args) -> Path:
-    from rl_reward_network.ppo.evaluate import MovedInputs
+    from rl_reward_network.ppo.evaluate import PathOverrides
     from rl_reward_network.ppo.post_evaluate import run_post_evaluation, show_operations
 
     if args.show_names:
         raise ValueError("--show_names: the report of experiment 2 shows no names; leave it out")
     final_model = folder / FINAL if (folder / FINAL).is_dir() else folder
-    moved = MovedInputs(args.data_root, args.base_model, args.gpu, args.segment_batch)
+    moved = PathOverrides(args.data_root, args.base_model, args.gpu, args.segment_batch)
     result, report = run_post_evaluation(final_model, moved, args.images)
     show_operations(result)
     return report

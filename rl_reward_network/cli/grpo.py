@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rl_reward_network.artefacts import read_json
+from rl_reward_network.atomic_io import read_json
 from rl_reward_network.cli.ending import show_ending
 from rl_reward_network.flags import Rare
 from rl_reward_network.grpo.plan import PlanArgs, check_together, make_plan

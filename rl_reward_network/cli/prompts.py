@@ -40,8 +40,8 @@ class Args:
     preset: Preset = "default"
     """published: the original specification's learning rate, 3e-4, and observation (docs/log.md compares the two)."""
     reward: RewardName = "net"
-    """Reward of a mask: net, the reward network's score; mix, half score, half Dice; tree, and functions of
-    the Python file that SA2VA_RL_REWARDS names, need neither; the others need the true mask."""
+    """Reward of a mask: net, the reward network's score; net_and_dice, half score, half Dice; single_tree, and
+    functions of the Python file that SA2VA_RL_REWARDS names, need neither; the others need the true mask."""
     shuffle_rewards: Rare[bool] = False
     """The control: each training image has the rewards of another, so nothing can be gained."""
     vision_features: Rare[bool | None] = None

@@ -26,7 +26,7 @@ from rich.markup import escape
 from rich.table import Table
 from tqdm import tqdm
 
-from rl_reward_network.depth import levels_of_bits
+from rl_reward_network.bit_depth import levels_of_bits
 from rl_reward_network.flags import changed, check_at_least
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rl_reward_network.segment.maker import Segmented
     from rl_reward_network.segment.sequence import SegmentedSequence
 
-ONLY_WITH_VIDEO = ("memory", "key_frames", "truth")
+ONLY_WITH_VIDEO = ("sam2_memory", "key_frames", "truth")
 NOT_WITH_VIDEO = ("policy", "run", "max_tiles")
 NOT_WITH_RUN = ("model_path", "prompt", "policy", "reward_net", "dtype", "max_tiles", "image_resize")
 
@@ -73,13 +73,13 @@ class Args:
     percentiles of the image."""
     video: bool = False
     """Each path is a sequence of frames, with one answer. Its masks, an animation and numbers are written."""
-    memory: bool = False
+    sam2_memory: bool = False
     """With --video: masks by SAM 2's memory of the frames before, as in the official prediction. By default each frame
     is segmented by itself, from the same answer: Sa2VA is trained so, a frame without contrast agent leaves no trace
     in those after it, and an interrupted run goes on with the missing frames."""
     key_frames: Literal["first", "uniform", "contrast"] | None = None
     """With --video: the up to 5 frames that the language model sees: the first, some spread over the sequence, or those
-    in which vessels are best visible. By default uniform, or first with --memory."""
+    in which vessels are best visible. By default uniform, or first with --sam2_memory."""
     truth: Path | None = None
     """With --video: folder of true masks named like the frames, some of which may lack one; for several sequences, a
     folder with a folder of the sequence's name for each."""
@@ -141,7 +141,7 @@ def segment_sequences(args: Args) -> None:
 
     targets = sequence_targets(args.images, args.output, args.prompt)
     prompt, levels = args.prompt or PROMPTS[0], levels_of_bits(args.bit_depth)
-    key_frames = args.key_frames or ("first" if args.memory else "uniform")
+    key_frames = args.key_frames or ("first" if args.sam2_memory else "uniform")
     names = [target.name for target in targets]
     if args.truth is not None and len(set(names)) < len(names):
         raise ValueError(
@@ -156,7 +156,7 @@ def segment_sequences(args: Args) -> None:
             print(f"{target.name}: grey of more than 8 bit, {grey}{measured if levels is None else ''}")
     limits = args.device, None, args.bit_depth, args.dtype, args.image_resize
     maker = load_mask_maker(args.model_path, prompt, None, args.reward_net, *limits)
-    segment = SequenceMaker(maker, args.memory, key_frames)
+    segment = SequenceMaker(maker, args.sam2_memory, key_frames)
     print(f"prompt: {prompt}")
     results = []
     for sequence in checked:

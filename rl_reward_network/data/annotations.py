@@ -25,12 +25,12 @@ from dataclasses import dataclass, field
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
-from rl_reward_network.artefacts import read_json
+from rl_reward_network.atomic_io import read_json
+from rl_reward_network.bit_depth import Levels
 from rl_reward_network.data.images import DATA_SET, image_header, measured_levels
 from rl_reward_network.data.items import Sample, pseudonym, with_levels
 from rl_reward_network.data.masks import MaskParts, check_mask_size, check_outline, parse_polygon, parse_rle
 from rl_reward_network.data.splits import one_spelling
-from rl_reward_network.depth import Levels
 
 # <patient>(<digits>)_<series>_frame_<number>.jpg, also <patient>^(<digits>)... and <patient>__<digits>__...
 # The group is the number, not the video: a patient with two videos stays in one split.

@@ -31,10 +31,10 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from rl_reward_network.artefacts import read_json
+from rl_reward_network.atomic_io import read_json
+from rl_reward_network.bit_depth import Levels
 from rl_reward_network.data.images import decode_image, decoded_once, file_stamp
 from rl_reward_network.data.items import RegionSample, collect, image_key, make_region, pseudonym, report_left_out
-from rl_reward_network.depth import Levels
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
 FRAME = re.compile(r"(.+)\.(\d+)")  # <name>.<number> in the name of a video's frame, its ending off

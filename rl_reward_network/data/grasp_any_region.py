@@ -32,11 +32,11 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from PIL import Image
 from tqdm import tqdm
 
-from rl_reward_network.artefacts import write_remedy
+from rl_reward_network.atomic_io import write_remedy
+from rl_reward_network.bit_depth import Levels
 from rl_reward_network.data.images import decode_image, decoded_once, file_stamp
 from rl_reward_network.data.items import RegionSample, collect, image_key, make_region, pseudonym, report_left_out
 from rl_reward_network.data.splits import one_spelling
-from rl_reward_network.depth import Levels
 
 if TYPE_CHECKING:
     import pyarrow as pa

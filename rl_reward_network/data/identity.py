@@ -18,7 +18,7 @@ from PIL import Image
 from scipy.ndimage import gaussian_filter
 from tqdm import tqdm
 
-from rl_reward_network.artefacts import PICTURES
+from rl_reward_network.atomic_io import PICTURES
 from rl_reward_network.data.images import decoded_once, file_stamp
 from rl_reward_network.data.items import Sample
 from rl_reward_network.data.splits import Split, patient_key, select

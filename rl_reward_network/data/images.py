@@ -19,7 +19,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from tqdm import tqdm
 
-from rl_reward_network.depth import Levels, grey_to_rgb, is_cut, is_deep, levels_of_bits, robust_levels
+from rl_reward_network.bit_depth import Levels, grey_to_rgb, is_cut, is_deep, levels_of_bits, robust_levels
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")  # of images in a folder
 SMALLEST = 8  # pixels of a side; the observation of the prompt policy needs as many

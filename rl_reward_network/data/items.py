@@ -12,9 +12,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from pycocotools import mask as coco
 
+from rl_reward_network.bit_depth import Levels
 from rl_reward_network.data.images import DATA_SET, decoded_once, file_stamp, load_image, with_data_set
 from rl_reward_network.data.masks import MaskParts, parse_rle, rasterise
-from rl_reward_network.depth import Levels
 
 SALT = "rl_reward_network/data/v1"
 

@@ -6,10 +6,10 @@ the images, and `GRPOInputs` splits the patients as it does for them.
 
 from pathlib import Path
 
+from rl_reward_network.bit_depth import Levels
 from rl_reward_network.data.annotations import read_annotations, recognise_annotations
 from rl_reward_network.data.images import DATA_SET
 from rl_reward_network.data.items import RegionSample, Sample, image_key
-from rl_reward_network.depth import Levels
 
 
 def recognise_named_regions(folder: Path) -> str:

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rl_reward_network.bit_depth import Levels
 from rl_reward_network.data.annotations import read_annotations, recognise_annotations
 from rl_reward_network.data.describe_anything import DOWNLOAD, read_describe_anything, recognise_describe_anything
 from rl_reward_network.data.grasp_any_region import is_hub_id, locate, read_grasp_any_region, recognise_grasp_any_region
 from rl_reward_network.data.images import IMAGE_SUFFIXES
 from rl_reward_network.data.items import RegionSample, Sample
 from rl_reward_network.data.named_regions import read_named_regions, recognise_named_regions
-from rl_reward_network.depth import Levels
 
 MAX_NAMES_LISTED = 6
 EXPECTED = (

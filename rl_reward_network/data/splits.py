@@ -17,7 +17,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from rl_reward_network.artefacts import read_json, write_json
+from rl_reward_network.atomic_io import read_json, write_json
 from rl_reward_network.data.items import data_fingerprint
 
 SPLITS = ("reward", "policy", "val", "test")
@@ -159,7 +159,7 @@ def select(samples: Iterable[S], split: Split, name: str) -> list[S]:
     return [sample for sample in samples if sample.group_id in groups]
 
 
-def spread(samples: Iterable[S], count: int, seed: int) -> list[S]:
+def subsample(samples: Iterable[S], count: int, seed: int) -> list[S]:
     """`count` samples (all, if there are fewer), one of each series before a second of any.
 
     Frames of one series are nearly identical, so a few of them are representative. Equal for equal samples and seed,

@@ -16,8 +16,8 @@ from pydicom.pixels.processing import apply_color_lut, apply_modality_lut, apply
 from pydicom.pixels.utils import pixel_array
 from pydicom.uid import ExplicitVRBigEndian, ExplicitVRLittleEndian, ImplicitVRLittleEndian, RLELossless
 
+from rl_reward_network.bit_depth import BRIGHTEST_SHARE, DARKEST_SHARE
 from rl_reward_network.data.images import DICOM_MARK, missing_file, not_fetched, start_of
-from rl_reward_network.depth import BRIGHTEST_SHARE, DARKEST_SHARE
 
 SUFFIXES = (".dcm", ".dicom", ".ima")
 BARE = (b"\x02\0", b"\x08\0")  # without a preamble: the groups of tags that come first

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, TypeVar
 
-from rl_reward_network.artefacts import read_json
+from rl_reward_network.atomic_io import read_json
 from rl_reward_network.data.images import IMAGE_SUFFIXES, check_name
 from rl_reward_network.data.masks import VOLUMES
 from rl_reward_network.data_import.dicom_pixels import SUFFIXES

@@ -12,11 +12,11 @@ from rl_reward_network.data.splits import one_spelling
 from rl_reward_network.data_import.files import some
 from rl_reward_network.data_import.items import Item
 
-NONE = "none"  # --groups none: each image is a group of its own
+NONE = "none"  # --patients_csv none: each image is a group of its own
 VERSION = re.compile(r"\.rf\.[0-9A-Za-z]+(?=\.\w+$)")  # of one picture, as Roboflow names its augmented copies
 REMEDIES = (
-    "give --groups patients.csv (columns image, group), --group_regex '(?P<group>...)' that finds the patient in the"
-    " file's name, or --groups none where nothing is known: each image is then a group of its own"
+    "give --patients_csv patients.csv (columns image, group), --group_regex '(?P<group>...)' that finds the patient in"
+    " the file's name, or --patients_csv none where nothing is known: each image is then a group of its own"
 )
 Groups = list[tuple[str, str | None]]
 
@@ -97,7 +97,7 @@ def _from_table(items: Sequence[Item], path: Path) -> Groups:
 def _read_table(path: Path) -> dict[str, dict[str, str]]:
     """Image -> row; ValueError if it is no such table."""
     if not path.is_file():
-        raise ValueError(f"groups: {path}: file not found; {REMEDIES}")
+        raise ValueError(f"patients_csv: {path}: file not found; {REMEDIES}")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             text = file.read()

@@ -26,7 +26,7 @@ class Item:
 
     Attributes:
         name: of the written image below `images/`, with forward slashes, e.g. "train/1.png"; differs between items.
-        found_as: file in the source, for --groups, --group_regex and messages; may hold a patient's name.
+        found_as: file in the source, for --patients_csv, --group_regex and messages; may hold a patient's name.
         load_image: uint8 (H, W, 3), uint8 (H, W) or uint16 (H, W), upright.
         load_masks: from the image's (H, W) to its `ClassMasks`; None where the image is not annotated.
         file: the image file, where it is written as it is.

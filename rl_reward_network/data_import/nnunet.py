@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_reward_network.artefacts import read_json
+from rl_reward_network.atomic_io import read_json
 from rl_reward_network.data.images import IMAGE_SUFFIXES
 from rl_reward_network.data.masks import VOLUMES, ClassMasks, Size, load_class_masks
 from rl_reward_network.data_import.files import files_below, grouped, several_masks

@@ -17,6 +17,7 @@ import numpy as np
 from PIL import Image
 from pydicom.dataset import Dataset
 
+from rl_reward_network.bit_depth import Levels, grey_to_rgb, robust_levels
 from rl_reward_network.data.images import (
     IMAGE_SUFFIXES,
     MAX_FRAMES,
@@ -28,7 +29,6 @@ from rl_reward_network.data.images import (
 from rl_reward_network.data.ridges import ridge_strength
 from rl_reward_network.data_import.dicom import is_dicom
 from rl_reward_network.data_import.dicom_pixels import iter_frames, read_header
-from rl_reward_network.depth import Levels, grey_to_rgb, robust_levels
 
 VIDEO_SUFFIXES = (".avi", ".mp4", ".m4v", ".mov")
 FRAMES_PER_SECOND = 10.0  # where the file does not say

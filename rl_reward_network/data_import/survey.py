@@ -69,7 +69,7 @@ PHRASE = "blood vessel"  # as in the built-in prompts
 class ImportOptions:
     """How a source is imported; the fields are flags of `sa2va-rl data import`."""
 
-    groups: str | None = None
+    patients_csv: str | None = None
     group_regex: str | None = None
     label: str | None = None
     phrase: str | None = None
@@ -160,7 +160,7 @@ def survey_source(source: Path, options: ImportOptions) -> Survey:
     bare = [item.found_as for item in found.items if item.load_masks is None]
     named = "" if found.private else f" ({some(bare)})"
     found.notes.extend([f"{len(bare)} image(s) without a mask, imported as unlabelled{named}"] if bare else [])
-    given = [Path(path) for path in (options.groups, options.classes) if path]
+    given = [Path(path) for path in (options.patients_csv, options.classes) if path]
     found.notes.extend(unread_note(source, not found.private, [*found.read, *given]))
     if not (found.items or found.faults or found.broken):
         raise ValueError(f"{source}: {description}, but no image; name the folder that holds them")
@@ -177,7 +177,7 @@ def survey_source(source: Path, options: ImportOptions) -> Survey:
     points = _fault_list(source, [*found.faults, *broken.values()], len(broken) if seen else 0)
     groups, groups_from = None, ""
     try:
-        groups, groups_from = groups_of(found.items, options.groups, options.group_regex, options.own_groups)
+        groups, groups_from = groups_of(found.items, options.patients_csv, options.group_regex, options.own_groups)
     except ValueError as error:
         points.append(str(error))
     classes, asked_for = None, tuple[NamedClass, ...]()
@@ -366,7 +366,7 @@ def _leaks(seen: list[Seen], found: Found, groups: Groups | None) -> list[tuple[
 
 
 SIZES_SHOWN, LEAKS_SHOWN = 3, 10
-FROM = {"layout": "from the files themselves", "table": "from --groups", "file names": "from the file names"}
+FROM = {"layout": "from the files themselves", "table": "from --patients_csv", "file names": "from the file names"}
 
 
 def report_lines(survey: Survey) -> list[str]:
@@ -453,7 +453,5 @@ def _leak_lines(survey: Survey) -> list[str]:
     # Paths of DICOM files name patients, and the main job's output may be kept.
     names = [one.item.name if survey.layout == "dicom" else one.item.found_as for one in survey.seen]
     shown = [f"  {names[first]} and {names[second]} ({likeness:.3f})" for first, second, likeness in survey.leaks]
-    rest = (
-        "  look at them: a run takes such groups for one; images of one patient need one group (--groups patients.csv)"
-    )
+    rest = "  look at them: a run takes such groups for one; images of one patient need one group (--patients_csv FILE)"
     return [head, *shown[:LEAKS_SHOWN], rest]

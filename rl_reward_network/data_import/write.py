@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from rl_reward_network.artefacts import read_json, secret_key, whole_folder, write_json
+from rl_reward_network.atomic_io import read_json, secret_key, whole_folder, write_json
 from rl_reward_network.data.names import CLASSES_FILE, as_json
 from rl_reward_network.data.splits import patient_key
 from rl_reward_network.data_import.groups import NONE, Groups
@@ -39,14 +39,14 @@ def import_notes(data_root: Path) -> tuple[str, ...]:
         return remarks
     pairs = f", and {origin['suspected_leaks']} pairs look nearly identical" * bool(origin["suspected_leaks"])
     return (
-        f"Possible leak: the data were imported with --groups none, so each image is a group of its own{pairs}; images"
-        " of one patient may be in training and test, and intervals may be too narrow.",
+        f"Possible leak: the data were imported with --patients_csv none, so each image is a group of its own{pairs};"
+        " images of one patient may be in training and test, and intervals may be too narrow.",
         *remarks,
     )
 
 
 def is_ungrouped(data_root: Path) -> bool:
-    """Whether data were imported with --groups none. Raises as `import_notes`."""
+    """Whether data were imported with --patients_csv none. Raises as `import_notes`."""
     return _origin_of(data_root).get("groups") == NONE
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from rl_reward_network.artefacts import locked, read_json, whole_folder, write_json
+from rl_reward_network.atomic_io import locked, read_json, whole_folder, write_json
 from rl_reward_network.data.masks import to_rle
 from rl_reward_network.embedded.angiograms import LOOKS, TREE, render_series
 from rl_reward_network.embedded.regions import DAYLIGHT, LAMPLIGHT, write_regions

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from rl_reward_network.artefacts import whole_folder
+from rl_reward_network.atomic_io import whole_folder
 from rl_reward_network.data.masks import to_rle
 
 COLOURS = {

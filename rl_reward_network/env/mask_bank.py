@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from rl_reward_network.artefacts import load_arrays, pixels_digest, save_arrays
+from rl_reward_network.atomic_io import load_arrays, pixels_digest, save_arrays
 
 VISION = "vision_features"  # name of the pooled features in a file, beside the masks
 NO_MASK_LOGIT = -32.0  # everywhere in the mask of an answer without [SEG]: probability 1e-14, exact in float16

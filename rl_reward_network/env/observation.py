@@ -214,7 +214,7 @@ def _ridges(grey: np.ndarray) -> list[float]:
 
 
 @dataclass(frozen=True, eq=False)
-class GuideImage:
+class EdgeFeatures:
     """An image as the operations see it: grey levels and ridges, computed once.
 
     Args:
@@ -250,7 +250,7 @@ class GuideImage:
         return max(1, round(max(self.image.shape[:2]) / 256))
 
 
-def observe_mask(guide: GuideImage, soft: np.ndarray) -> np.ndarray:
+def observe_mask(guide: EdgeFeatures, soft: np.ndarray) -> np.ndarray:
     """Statistics of a soft mask.
 
     Args:
@@ -282,7 +282,7 @@ def observe_mask(guide: GuideImage, soft: np.ndarray) -> np.ndarray:
     return np.clip(values, [entry.low for entry in table], [entry.high for entry in table]).astype(np.float32)
 
 
-def _reduced_mask(guide: GuideImage, soft: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _reduced_mask(guide: EdgeFeatures, soft: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Soft mask and grey image (h, w), and ridges bool (2, h, w), with a longer side of at most `SIDE`."""
     height, width = soft.shape
     if max(height, width) <= SIDE:

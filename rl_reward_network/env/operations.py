@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 from scipy.special import expit, logit
 
-from rl_reward_network.env.observation import GuideImage, observe_mask
+from rl_reward_network.env.observation import EdgeFeatures, observe_mask
 from rl_reward_network.rewards.learned import ImageScorer
 from rl_reward_network.rewards.metrics import dice, recall
 
@@ -36,7 +36,7 @@ def _element(radius: int) -> np.ndarray:
     return cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (2 * radius + 1, 2 * radius + 1))
 
 
-def _morphology(kind: int) -> Callable[[GuideImage, np.ndarray], np.ndarray]:
+def _morphology(kind: int) -> Callable[[EdgeFeatures, np.ndarray], np.ndarray]:
     return lambda guide, soft: cv2.morphologyEx(soft, kind, _element(guide.unit))
 
 
@@ -46,19 +46,19 @@ def _components(soft: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return labels, statistics[:, cv2.CC_STAT_AREA]
 
 
-def _drop_small(guide: GuideImage, soft: np.ndarray) -> np.ndarray:
+def _drop_small(guide: EdgeFeatures, soft: np.ndarray) -> np.ndarray:
     labels, areas = _components(soft)
     return _without(guide, soft, labels, areas < SMALL_SHARE * soft.size)
 
 
-def _keep_largest(guide: GuideImage, soft: np.ndarray) -> np.ndarray:
+def _keep_largest(guide: EdgeFeatures, soft: np.ndarray) -> np.ndarray:
     labels, areas = _components(soft)
     if len(areas) == 1:
         return soft
     return _without(guide, soft, labels, np.arange(len(areas)) != 1 + areas[1:].argmax())
 
 
-def _without(guide: GuideImage, soft: np.ndarray, labels: np.ndarray, dropped: np.ndarray) -> np.ndarray:
+def _without(guide: EdgeFeatures, soft: np.ndarray, labels: np.ndarray, dropped: np.ndarray) -> np.ndarray:
     """The soft mask, 0 on the dropped components (by label) and their soft rims, which a lower threshold shows."""
     inside = labels > 0
     gone = inside & dropped[labels]
@@ -66,7 +66,7 @@ def _without(guide: GuideImage, soft: np.ndarray, labels: np.ndarray, dropped: n
     return np.where(gone | (rim & ~inside), np.float32(0), soft)
 
 
-def _fill_holes(guide: GuideImage, soft: np.ndarray) -> np.ndarray:
+def _fill_holes(guide: EdgeFeatures, soft: np.ndarray) -> np.ndarray:
     """Fill small holes; large ones are loops of vessels."""
     background = np.pad(soft <= 0.5, 1, constant_values=True).astype(np.uint8)
     _, labels, statistics, _ = cv2.connectedComponentsWithStats(background, connectivity=4)
@@ -75,7 +75,7 @@ def _fill_holes(guide: GuideImage, soft: np.ndarray) -> np.ndarray:
     return np.where(small[labels][1:-1, 1:-1], np.maximum(soft, np.float32(ADDED)), soft)
 
 
-def _bridge(guide: GuideImage, soft: np.ndarray) -> np.ndarray:
+def _bridge(guide: EdgeFeatures, soft: np.ndarray) -> np.ndarray:
     """Add the strong ridges that connect two components of the mask or more, dark or bright ones as the mask has."""
     mask = soft > 0.5
     labels, areas = _components(soft)
@@ -102,7 +102,7 @@ def _touching(labels: np.ndarray, pieces: np.ndarray, count: int, element: np.nd
     return (high > 0).astype(int) + (high > low)
 
 
-def _smooth_along_edges(guide: GuideImage, soft: np.ndarray) -> np.ndarray:
+def _smooth_along_edges(guide: EdgeFeatures, soft: np.ndarray) -> np.ndarray:
     """Guided filter of the soft mask by the grey image. Source: He et al., Guided Image Filtering, 2013, equation 5."""
     size = (2 * EDGE_RADIUS * guide.unit + 1,) * 2
 
@@ -116,7 +116,7 @@ def _smooth_along_edges(guide: GuideImage, soft: np.ndarray) -> np.ndarray:
 
 
 STOP = "stop"
-_FUNCTIONS: dict[str, Callable[[GuideImage, np.ndarray], np.ndarray]] = {
+_FUNCTIONS: dict[str, Callable[[EdgeFeatures, np.ndarray], np.ndarray]] = {
     "threshold up": lambda guide, soft: _shifted(soft, -LOGIT_STEP),
     "threshold down": lambda guide, soft: _shifted(soft, LOGIT_STEP),
     "open": _morphology(cv2.MORPH_OPEN),
@@ -132,7 +132,7 @@ _FUNCTIONS: dict[str, Callable[[GuideImage, np.ndarray], np.ndarray]] = {
 OPERATIONS: tuple[str, ...] = (*_FUNCTIONS, STOP)
 
 
-def apply_operation(name: str, guide: GuideImage, soft: np.ndarray) -> np.ndarray:
+def apply_operation(name: str, guide: EdgeFeatures, soft: np.ndarray) -> np.ndarray:
     """The soft mask after one operation.
 
     Args:
@@ -178,7 +178,7 @@ class EditedImage:
 
     sample_id: str
     group_id: str
-    guide: GuideImage
+    guide: EdgeFeatures
     soft: np.ndarray
     features: np.ndarray
     truth: np.ndarray | None = None

@@ -144,7 +144,7 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
     ## Arguments
     `contexts`: at least one, all with the same number of actions and features, each `sample_id` once.
     `max_steps`: steps per episode, default 1.
-    `reward`: `net` (default), `mix`, `dice`, `cldice`, ..., see `rewards.table.PROMPT_REWARDS`.
+    `reward`: `net` (default), `net_and_dice`, `dice`, `cldice`, ..., see `rewards.table.PROMPT_REWARDS`.
     `render_mode`: None, or `rgb_array` where the contexts have image and masks, as those of `contexts_from_masks`: the
     image with the mask of the last action.
 

@@ -7,16 +7,16 @@ import numpy as np
 
 from rl_reward_network.data.annotations import phrase_key
 from rl_reward_network.grpo.measure import Measured, unpacked
-from rl_reward_network.grpo.prompts import GRPOPrompt
+from rl_reward_network.grpo.prompts import TrainingItem
 from rl_reward_network.report.by_name import Answers, Questions
 
 
-def held_out_prompts(prompts: Sequence[GRPOPrompt]) -> list[GRPOPrompt]:
+def held_out_prompts(prompts: Sequence[TrainingItem]) -> list[TrainingItem]:
     """The prompts in their held-out wording; [] unless all have one."""
     return [replace(prompt, question=prompt.held_out) for prompt in prompts] if all(p.held_out for p in prompts) else []
 
 
-def questions_of(prompts: Sequence[GRPOPrompt]) -> Questions:
+def questions_of(prompts: Sequence[TrainingItem]) -> Questions:
     """The questions of labelled prompts; decodes their masks."""
     truths = [prompt.load()[1] for prompt in prompts]
     there = np.array([truth is not None and bool(truth.any()) for truth in truths])
@@ -29,7 +29,7 @@ def answers_of(measured: Measured) -> Answers:
     return Answers(measured.values["dice"], np.array([mask is None or not mask.any() for mask in masks]))
 
 
-def exact_share(prompts: Sequence[GRPOPrompt], measured: Measured) -> float:
+def exact_share(prompts: Sequence[TrainingItem], measured: Measured) -> float:
     """Share of the captions that are the reference but for case, a final dot and an article."""
     pairs = zip(prompts, measured.captions, strict=True)
     return float(np.mean([_bare(caption) == _bare(prompt.caption) for prompt, caption in pairs]))

@@ -7,7 +7,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from rl_reward_network.artefacts import read_json, whole_file
+from rl_reward_network.atomic_io import read_json, whole_file
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.settings import OF_LABELS
 from rl_reward_network.grpo.validation import kept_weights, notice
@@ -48,19 +48,19 @@ def card_text(config: Mapping[str, Any], evaluation: Mapping[str, Any] | None = 
         evaluation: its eval.json, if there is one.
         merged: True for a full checkpoint, False for the trained tensors alone.
     """
-    base = config["world"]["model_path"]  # a hub id, an embedded model's name, or a folder
+    base = config["inputs"]["model_path"]  # a hub id, an embedded model's name, or a folder
     base = Path(base).name if base.startswith((".", "/")) else base  # a card must not contain local paths
-    objective = config["origin"]["settings"]["objective"]
+    objective = config["settings"]["training"]["objective"]
     what, command, python = MERGED if merged else ADAPTER
     if not merged:
         python = f"{python}\n\n{LORA_PART}"
-    resize = config["world"].get("image_resize")  # of a Qwen-VL; a merged model has it in its config.json
+    resize = config["inputs"].get("image_resize")  # of a Qwen-VL; a merged model has it in its config.json
     python = python.format(
         base=base,
-        max_tiles=config["world"]["max_dynamic_patch"],
+        max_tiles=config["inputs"]["max_dynamic_patch"],
         resize=f'processor.set_image_resize("{resize}")\n' if resize else "",
     )
-    facts = {"base": f"{base}, weights {config['origin']['model_fingerprint']}", **training_facts(config)}
+    facts = {"base": f"{base}, weights {config['settings']['model_fingerprint']}", **training_facts(config)}
     table = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
     return f"""---
 {metadata(config, evaluation, merged)}
@@ -98,7 +98,7 @@ def metadata(config: Mapping[str, Any], evaluation: Mapping[str, Any] | None, me
 
     A base model or data that are no hub ids are left out: their names would be links to nothing.
     """
-    world, objective = config["world"], config["origin"]["settings"]["objective"]
+    world, objective = config["inputs"], config["settings"]["training"]["objective"]
     base, data = str(world["model_path"]), str(world.get("data_root"))
     name = f"{Path(base).name}, fine-tuned {HOW[objective]}"
     results = list(_eval_results(config, evaluation)) if evaluation else None
@@ -147,10 +147,10 @@ def trained_in_bits(quantization: str) -> str:
 
 def _first_lines(config: Mapping[str, Any], merged: bool) -> str:
     """What must be known before anything else, in bold; empty for most runs."""
-    bits = config["origin"].get("quantization")
+    bits = config["settings"].get("quantization")
     lines = (
         notice(config),
-        CONTROL if config["origin"]["shuffle_rewards"] else "",
+        CONTROL if config["settings"]["shuffle_rewards"] else "",
         trained_in_bits(bits) if merged and bits else "",
     )
     return "".join(f"**{line}**\n\n" for line in lines if line)
@@ -165,7 +165,7 @@ def write_results(final_model: Path, evaluation: Path) -> None:
 
 def training_facts(config: Mapping[str, Any]) -> dict[str, Any]:
     """The facts of the training that a reader of results needs, from the config.json of a final_model."""
-    origin, settings = config["origin"], config["origin"]["settings"]
+    origin, settings = config["settings"], config["settings"]["training"]
     judge = f"none: METEOR ({config['meteor_variant']})" if config["meteor_variant"] else "none: no captions"
     return {
         "mode": origin["mode"],
@@ -186,7 +186,7 @@ def training_facts(config: Mapping[str, Any]) -> dict[str, Any]:
         "LoRA": f"rank {origin['lora_r']}, alpha {origin['lora_alpha']}",
         **({"language model in training": f"in {bits}"} if (bits := origin.get("quantization")) else {}),
         "seed": origin["seed"],
-        "tiles of an image": f"up to {config['world']['max_dynamic_patch']}",
+        "tiles of an image": f"up to {config['inputs']['max_dynamic_patch']}",
         **{name.replace("_", " "): origin[name] for name in OF_QWEN_VL if origin.get(name)},
         "commit": config["commit"],
     }
@@ -195,7 +195,7 @@ def training_facts(config: Mapping[str, Any]) -> dict[str, Any]:
 def _whose(config: Mapping[str, Any]) -> str:
     """Whose weights they are where validation has not said: a mean teacher's."""
     not_validated = "validation" in config and config["validation"] is None
-    return "the moving average, " * (not_validated and config["origin"]["settings"]["objective"] == "mean_teacher")
+    return "the moving average, " * (not_validated and config["settings"]["training"]["objective"] == "mean_teacher")
 
 
 def _mask_policy(settings: Mapping[str, Any]) -> str:
@@ -207,7 +207,7 @@ def _mask_policy(settings: Mapping[str, Any]) -> str:
 
 def _rewards(origin: Mapping[str, Any]) -> str:
     """The reward terms of the trained loops with their weights."""
-    settings = origin["settings"]
+    settings = origin["training"]
     if settings["objective"] == "dpo":
         return f"none: preferences between masks, by {settings['preferred_by']}"
     if settings["objective"] == "mean_teacher":
@@ -227,7 +227,7 @@ def _changes(evaluation: Mapping[str, Any]) -> Iterator[str]:
     for row in evaluation["rows"]:
         name = label(row["metric"], evaluation["config"]["METEOR"])
         before, after, gain = (Estimate(**row[name]) for name in ("before", "after", "gain"))
-        yield f"| {name} | {before} | {after} | {gain.signed} | {row['word']} |"
+        yield f"| {name} | {before} | {after} | {gain.signed} | {row['verdict']} |"
     for name, pair in evaluation["totals"].items():
         change = f"{pair['after'] - pair['before']:+.3f}"
         yield f"| {name}, all items together | {pair['before']:.3f} | {pair['after']:.3f} | {change} | |"

@@ -13,7 +13,7 @@ from transformers import Trainer, TrainerState
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import rotate_checkpoints
 
-from rl_reward_network.artefacts import whole_folder
+from rl_reward_network.atomic_io import whole_folder
 from rl_reward_network.curves import load_checkpoint, save_checkpoint
 from rl_reward_network.models.ema import EMA
 from rl_reward_network.models.lora import load_trainable, save_trainable
@@ -32,7 +32,7 @@ class RunState:
     numbers follow from seed and step.
 
     Args:
-        spread: of the mask policy.
+        sigma: of the mask policy.
         seconds: of training.
         reached: names of the tensors that had a gradient other than 0.
         ended: whether the run has ended before its last step.
@@ -46,7 +46,7 @@ class RunState:
             that objective alone.
     """
 
-    spread: float
+    sigma: float
     seconds: float
     reached: list[str]
     ended: bool

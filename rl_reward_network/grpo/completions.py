@@ -12,7 +12,7 @@ from datasets import Dataset
 from rich.console import Console
 from rich.table import Table
 
-from rl_reward_network.artefacts import whole_file
+from rl_reward_network.atomic_io import whole_file
 from rl_reward_network.grpo.rewards import Terms
 from rl_reward_network.rewards.combine import Advantages
 

@@ -141,7 +141,7 @@ WHEN: dict[str, tuple[str, Callable[[Chosen], Any]]] = {
         lambda run: run.objective == "supervised" and run.true_masks and run.several is not False,
     ),
     "max_labelled": ("with --objective supervised or mean_teacher", lambda run: run.objective in OF_LABELS),
-    "taught_weight": ("with --objective mean_teacher", lambda run: run.objective == TEACHER),
+    "consistency_weight": ("with --objective mean_teacher", lambda run: run.objective == TEACHER),
     "preferred_by dpo_beta dpo_gap sft_weight": ("with --objective dpo", lambda run: run.objective == DPO),
     "side_learning_rate": (f"on a side network, added or the model's own, {MASKS}", lambda run: run.trains_side),
     "encoder_learning_rate": ("with --encoder full", lambda run: run.args.adapters.encoder == "full"),

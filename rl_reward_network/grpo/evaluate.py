@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_reward_network.data.splits import spread
+from rl_reward_network.data.splits import subsample
 from rl_reward_network.data_import.write import import_notes
 from rl_reward_network.grpo.by_name import answers_of, exact_share, held_out_prompts, picked, questions_of
 from rl_reward_network.grpo.card import training_facts
@@ -19,7 +19,7 @@ from rl_reward_network.grpo.image_context import FeatureCache
 from rl_reward_network.grpo.inputs import GRPOInputs, count_images, of_images, open_grpo_inputs
 from rl_reward_network.grpo.measure import Measured, iou_of_captions, measure, unpacked
 from rl_reward_network.grpo.merge import evaluation_folder, load_base, load_trained, trained_config
-from rl_reward_network.grpo.prompts import GRPOPrompt
+from rl_reward_network.grpo.prompts import TrainingItem
 from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.grpo.validation import notice, scores
 from rl_reward_network.inputs.config import RegionConfig, RunConfig, pick_fields
@@ -75,17 +75,17 @@ def _evaluate(
     start, run, config = time.perf_counter(), final_model.parent, trained_config(final_model)
     path = base_model or located_model(run, config, "--base_model")
     inputs = _open(config, run, data_root, path, gpu)
-    prompts, fewer = _test_prompts(inputs, config["origin"]["mode"], items)
+    prompts, fewer = _test_prompts(inputs, config["settings"]["mode"], items)
     if why := why_not_judged(prompts, (run / REWARD_NET).exists()):
         raise ValueError(f"{inputs.config.data_root}: {why}")
-    fingerprint = config["origin"]["model_fingerprint"]
+    fingerprint = config["settings"]["model_fingerprint"]
     model, processor = load_base(path, fingerprint, inputs.device, inputs.config.dtype, inputs.regions.quantization)
     inputs.set_up(processor)
-    origin = config["origin"]
+    origin = config["settings"]
     side = None if (sizes := origin.get("side_network")) is None else side_network_config(sizes, "config.json")
     frozen = bool(origin["freeze_embeddings"])
     prepare_model(model, origin["lora_r"], origin["lora_alpha"], 0.0, frozen, side, origin.get("encoder"))
-    cache, longest = FeatureCache(model, processor), config["origin"]["settings"]["max_completion_length"]
+    cache, longest = FeatureCache(model, processor), config["settings"]["training"]["max_completion_length"]
     start_weights = copied(model)
     before = measure(model, prompts, cache, longest, desc="before")
     load_trained(model, final_model, config)
@@ -95,16 +95,16 @@ def _evaluate(
         network = RewardNetwork.from_pretrained(run / REWARD_NET).to(inputs.device)
         maps = ForegroundMaps.beside(run, network)
         for measured in (before, after):
-            measured.values["learned"] = scores(maps, prompts, measured)
-        if outside := int(np.isnan(after.values["learned"]).sum()):
+            measured.values["reward_net_score"] = scores(maps, prompts, measured)
+        if outside := int(np.isnan(after.values["reward_net_score"]).sum()):
             if outside == len(prompts) and not any(prompt.labelled for prompt in prompts):
                 raise ValueError(f"none of {outside} test items has a true mask or is in the reward network's domain")
             notes += (f"{outside} of {len(prompts)} test items are outside the reward network's domain: no score.",)
         notes += segmenter_note(maps, prompts, after)
-    if "iou_of_drawn" in before.values:  # with the base model's masks: low if the captions suit the trained model alone
-        before.values["iou_of_drawn_by_base"] = before.values["iou_of_drawn"]
+    if "cycle_iou" in before.values:  # with the base model's masks: low if the captions suit the trained model alone
+        before.values["cycle_iou_by_base"] = before.values["cycle_iou"]
         with swapped(model, start_weights):
-            after.values["iou_of_drawn_by_base"] = iou_of_captions(model, prompts, cache, after.captions)
+            after.values["cycle_iou_by_base"] = iou_of_captions(model, prompts, cache, after.captions)
     by_name = None
     if inputs.by_name:
         reworded = held_out_prompts(prompts)
@@ -120,7 +120,7 @@ def _evaluate(
     return result, write_before_after(folder, result)
 
 
-def why_not_judged(prompts: Sequence[GRPOPrompt], learned: bool) -> str:
+def why_not_judged(prompts: Sequence[TrainingItem], learned: bool) -> str:
     """Why nothing tells which model is better on test prompts, with or without a reward network; empty if it does."""
     if learned or any(prompt.labelled for prompt in prompts):
         return ""
@@ -130,19 +130,19 @@ def why_not_judged(prompts: Sequence[GRPOPrompt], learned: bool) -> str:
     )
 
 
-def _test_prompts(inputs: GRPOInputs, mode: str, items: int | None) -> tuple[list[GRPOPrompt], tuple[str, ...]]:
+def _test_prompts(inputs: GRPOInputs, mode: str, items: int | None) -> tuple[list[TrainingItem], tuple[str, ...]]:
     """The test prompts of an evaluation, as in `run_grpo_evaluation`, and a note if quick mode leaves any out."""
     prompts = inputs.pick(SPLIT)
     most = items or (QUICK_REGIONS if (mode, inputs.kind) == ("quick", "regions") else len(prompts))
     if items is None and most >= len(prompts):
         return prompts, ()
     note = f"quick: {most} of {len(prompts)} test regions; evaluate --images {len(prompts)} takes all."
-    return of_images(spread(prompts, len(prompts), inputs.config.seed), most), () if items else (note,)
+    return of_images(subsample(prompts, len(prompts), inputs.config.seed), most), () if items else (note,)
 
 
 def _open(config: dict[str, Any], run: Path, data_root: Path | None, model_path: str, gpu: int | None) -> GRPOInputs:
     """The inputs as in training; the question depends on the size of the model at `model_path`."""
-    saved = config["world"]
+    saved = config["inputs"]
     paths: dict[str, Any] = {"data_root": data_root or located_data(run, config), "output_dir": run.parent}
     paths["unlabelled_root"] = located_unlabelled(run, config)
     device = saved["gpu"] if gpu is None else gpu
@@ -153,7 +153,7 @@ def _open(config: dict[str, Any], run: Path, data_root: Path | None, model_path:
 def _result(
     inputs: GRPOInputs,
     config: dict[str, Any],
-    prompts: list[GRPOPrompt],
+    prompts: list[TrainingItem],
     before: Measured,
     after: Measured,
     run: Path,
@@ -162,7 +162,7 @@ def _result(
     groups, metrics = [prompt.group_id for prompt in prompts], run / "metrics.jsonl"
     lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
     labelled = bool(np.isfinite(before.values["dice"]).any())
-    criterion = "iou_of_drawn" if "iou_of_drawn" in before.values else "dice" if labelled else "learned"
+    criterion = "cycle_iou" if "cycle_iou" in before.values else "dice" if labelled else "reward_net_score"
     totals = {"cIoU": (before.phrase_ciou, after.phrase_ciou)} if labelled else {}
     if inputs.regions.dataset_name == "names":
         totals["name exact"] = exact_share(prompts, before), exact_share(prompts, after)
@@ -178,7 +178,7 @@ def _result(
 
 
 def by_name_section(
-    prompts: list[GRPOPrompt], before: Measured, after: Measured, held: Measured | None, seed: int
+    prompts: list[TrainingItem], before: Measured, after: Measured, held: Measured | None, seed: int
 ) -> NamesSection | None:
     """The section of the report, of the labelled prompts; None without any.
 
@@ -196,7 +196,7 @@ def by_name_section(
     return names_section(questions_of([prompt for prompt in prompts if prompt.labelled]), models, seed)
 
 
-def segmenter_note(maps: ForegroundMaps, prompts: list[GRPOPrompt], after: Measured) -> tuple[str, ...]:
+def segmenter_note(maps: ForegroundMaps, prompts: list[TrainingItem], after: Measured) -> tuple[str, ...]:
     """A note comparing the reward network as a segmenter with the model trained on its scores; empty without labels."""
     labelled = np.flatnonzero(np.isfinite(after.values["dice"]))
     if not len(labelled):
@@ -206,7 +206,7 @@ def segmenter_note(maps: ForegroundMaps, prompts: list[GRPOPrompt], after: Measu
     return (plain_segmenter(network_dice, after.values["dice"][labelled], groups, name, name),)
 
 
-def _network_dice(maps: ForegroundMaps, prompt: GRPOPrompt) -> float:
+def _network_dice(maps: ForegroundMaps, prompt: TrainingItem) -> float:
     """Dice of the network's own segmentation; NaN where the true mask is empty."""
     image, truth = prompt.load()
     assert truth is not None
@@ -215,7 +215,7 @@ def _network_dice(maps: ForegroundMaps, prompt: GRPOPrompt) -> float:
     return float(dice(maps.scorer(image).own_mask[None], truth[None])[0])
 
 
-def pictured(prompts: list[GRPOPrompt], before: Measured, after: Measured, criterion: str) -> tuple[ReportItem, ...]:
+def pictured(prompts: list[TrainingItem], before: Measured, after: Measured, criterion: str) -> tuple[ReportItem, ...]:
     """The prompts with the largest gains and losses; best, median and worst after training; the worst captions.
 
     The last are those whose METEOR fell most. Each title names its measure, its value after training and its change.
@@ -238,7 +238,7 @@ def pictured(prompts: list[GRPOPrompt], before: Measured, after: Measured, crite
     return tuple(items)
 
 
-def _report_item(prompt: GRPOPrompt, before: Measured, after: Measured, number: int, heading: str) -> ReportItem:
+def _report_item(prompt: TrainingItem, before: Measured, after: Measured, number: int, heading: str) -> ReportItem:
     image, truth = prompt.load()
     texts = (prompt.caption or prompt.question, before.captions[number], after.captions[number])
     masks = unpacked(before.drawn[number]), unpacked(after.drawn[number])
@@ -248,7 +248,7 @@ def _report_item(prompt: GRPOPrompt, before: Measured, after: Measured, number: 
 def _origin(inputs: GRPOInputs, config: dict[str, Any], trained: Path, flags: dict[str, Any]) -> Origin:
     """The header of the report, with links into the run and to that of its reward network."""
     run = trained.parent
-    model = f"{Path(config['world']['model_path']).name}, {config['origin']['model_fingerprint']}"
+    model = f"{Path(config['inputs']['model_path']).name}, {config['settings']['model_fingerprint']}"
     data = f"{inputs.config.data_root.name}: {config['data']}, split {SPLIT}"
     origin = made_by("evaluate", {"model_path": trained, **flags}, data, model, config["version"], run / "logs")
     files = {"run of the model": run, "its metrics": run / "metrics.jsonl", "model card": run / FINAL / "README.md"}
@@ -258,8 +258,8 @@ def _origin(inputs: GRPOInputs, config: dict[str, Any], trained: Path, flags: di
 def _about(config: dict[str, Any], minutes: float) -> dict[str, Any]:
     return {
         "split": SPLIT,
-        "Sa2VA": Path(config["world"]["model_path"]).name,
-        "model fingerprint": config["origin"]["model_fingerprint"],
+        "Sa2VA": Path(config["inputs"]["model_path"]).name,
+        "model fingerprint": config["settings"]["model_fingerprint"],
         **training_facts(config),
         "METEOR": meteor_variant() if config["kind"] == "regions" else "",
         "training: minutes": f"{config['minutes']:.1f}",

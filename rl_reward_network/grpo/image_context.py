@@ -17,9 +17,9 @@ from accelerate.utils import send_to_device
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from rl_reward_network.artefacts import pixels_digest
+from rl_reward_network.atomic_io import pixels_digest
 from rl_reward_network.data.windows import augmented
-from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL, GRPOPrompt, of_one_image, segment_question
+from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL, TrainingItem, of_one_image, segment_question
 from rl_reward_network.grpo.settings import ROWS_AT_ONCE
 from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding, decode, evaluating, selected_rows
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
@@ -310,7 +310,7 @@ class PromptBatch:
         cache: of the features; its processor is Sa2VA's.
     """
 
-    prompts: Sequence[GRPOPrompt]
+    prompts: Sequence[TrainingItem]
     images: list[np.ndarray]
     truths: list[Mask]
     image_ids: list[str]
@@ -430,7 +430,7 @@ class PromptBatch:
 
 
 def open_batch(
-    prompts: Sequence[GRPOPrompt], cache: FeatureCache, views: np.random.Generator | None = None
+    prompts: Sequence[TrainingItem], cache: FeatureCache, views: np.random.Generator | None = None
 ) -> PromptBatch:
     """Decode images and masks, and look up or compute the features of each image.
 
@@ -450,7 +450,7 @@ def open_batch(
 
 
 def make_batch(
-    prompts: Sequence[GRPOPrompt],
+    prompts: Sequence[TrainingItem],
     images: list[np.ndarray],
     truths: list[Mask],
     cache: FeatureCache,
@@ -462,7 +462,7 @@ def make_batch(
     return PromptBatch(prompts, images, truths, image_ids, image_indices, list(features.values()), cache)
 
 
-def mirrored(prompts: Sequence[GRPOPrompt]) -> bool:
+def mirrored(prompts: Sequence[TrainingItem]) -> bool:
     """Whether views of the image of these prompts may be mirrored: not where left and right, or names, matter."""
     return not any(prompt.name or SIDES.search(prompt.question) for prompt in prompts)
 

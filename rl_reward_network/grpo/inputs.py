@@ -9,20 +9,20 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from tqdm import tqdm
 
+from rl_reward_network.bit_depth import levels_of_bits
 from rl_reward_network.data.annotations import compile_group_regex, phrase_key, read_annotations
 from rl_reward_network.data.grasp_any_region import is_hub_id
 from rl_reward_network.data.images import given_levels
 from rl_reward_network.data.items import RegionSample, Sample, levels_of, region_fingerprint
 from rl_reward_network.data.names import CLASSES_FILE, classes_of, wordings_fingerprint
 from rl_reward_network.data.readers import DATASET_NAMES, IMAGES, NAMES, read_region_data, recognise
-from rl_reward_network.data.splits import Split, load_split, make_split, select, spread
-from rl_reward_network.depth import levels_of_bits
+from rl_reward_network.data.splits import Split, load_split, make_split, select, subsample
 from rl_reward_network.embedded.datasets import DEFAULT_FOLDER, embedded_regions, is_rendered
 from rl_reward_network.flags import changed
 from rl_reward_network.grpo.prompts import (
     DESCRIBE,
     DESCRIBE_REAL,
-    GRPOPrompt,
+    TrainingItem,
     image_prompt,
     named_prompt,
     region_prompt,
@@ -69,7 +69,7 @@ class GRPOInputs:
     regions: RegionConfig
     kind: Literal["regions", "images"]
     summary: str
-    prompts: list[GRPOPrompt]
+    prompts: list[TrainingItem]
     split: Split
     unlabelled: Unlabelled | None = None
     wordings: str | None = None
@@ -81,7 +81,7 @@ class GRPOInputs:
         return any(prompt.name for prompt in self.prompts)
 
     @property
-    def unlabelled_prompts(self) -> list[GRPOPrompt]:
+    def unlabelled_prompts(self) -> list[TrainingItem]:
         """Prompts of the unlabelled images, without their masks."""
         samples = self.unlabelled.for_training if self.unlabelled else []
         return [image_prompt(sample, self.regions.segment_question) for sample in samples]
@@ -109,7 +109,7 @@ class GRPOInputs:
         how = self.regions.region_prompt if changed(self.regions, "region_prompt") else None
         return {"image_resize": self.config.image_resize, "region_prompt": how}
 
-    def pick(self, *names: str) -> list[GRPOPrompt]:
+    def pick(self, *names: str) -> list[TrainingItem]:
         """Prompts of some splits.
 
         Raises:
@@ -188,7 +188,7 @@ def _open_named(config: RunConfig, regions: RegionConfig, samples: list[Sample],
 def _open_regions(config: RunConfig, regions: RegionConfig, split_file: Path | None) -> GRPOInputs:
     """Captioned regions."""
     root, named = config.data_root, regions.dataset_name == NAMES
-    of_images = changed(config, *(("groups", "label") if named else ("group_regex", "groups", "label")))
+    of_images = changed(config, *(("patients_csv", "label") if named else ("group_regex", "patients_csv", "label")))
     other = changed(config, "unlabelled_root") + changed(regions, "segment_question")
     _refuse(root, "captioned regions", of_images + other)
     question = regions.describe_question or (DESCRIBE if is_small(config.model_path) else DESCRIBE_REAL)
@@ -265,7 +265,7 @@ def _refuse(root: Path, content: str, flags: list[str]) -> None:
         raise ValueError(f"{flags[0]} is for other data, but {root} holds {content}; leave it out")
 
 
-def check_prompts(prompts: Sequence[GRPOPrompt]) -> None:
+def check_prompts(prompts: Sequence[TrainingItem]) -> None:
     """Decode images and masks of about a thousand prompts, spread over all.
 
     Raises:
@@ -274,7 +274,7 @@ def check_prompts(prompts: Sequence[GRPOPrompt]) -> None:
     check_readable([prompt.load for prompt in prompts[:: max(1, len(prompts) // CHECKED)]])
 
 
-def validation_prompts(inputs: GRPOInputs) -> list[GRPOPrompt]:
+def validation_prompts(inputs: GRPOInputs) -> list[TrainingItem]:
     """The prompts of each validation, those with a true mask first: only they can choose the weights.
 
     Of images that are asked for several classes, all prompts of as many images.
@@ -283,25 +283,25 @@ def validation_prompts(inputs: GRPOInputs) -> list[GRPOPrompt]:
         ValueError: there are none, or all of their true masks are empty.
     """
     prompts = inputs.pick("val")
-    ordered = sorted(spread(prompts, len(prompts), inputs.config.seed), key=lambda prompt: not prompt.labelled)
+    ordered = sorted(subsample(prompts, len(prompts), inputs.config.seed), key=lambda prompt: not prompt.labelled)
     chosen = of_images(ordered, VALIDATED)
     check_foreground(chosen, "the choice of weights", "validation", "keeps those that draw")
     return chosen
 
 
-def of_images(prompts: Sequence[GRPOPrompt], most: int) -> list[GRPOPrompt]:
+def of_images(prompts: Sequence[TrainingItem], most: int) -> list[TrainingItem]:
     """The prompts, in their order, of the first `most` images; a captioned region counts as an image."""
     keys = list(dict.fromkeys(prompt.image_key or prompt.sample_id for prompt in prompts))[:most]
     kept = set(keys)
     return [prompt for prompt in prompts if (prompt.image_key or prompt.sample_id) in kept]
 
 
-def count_images(prompts: Sequence[GRPOPrompt]) -> int:
+def count_images(prompts: Sequence[TrainingItem]) -> int:
     """The number of different images (regions)."""
     return len({prompt.image_key or prompt.sample_id for prompt in prompts})
 
 
-def within_budget(inputs: GRPOInputs, prompts: Sequence[GRPOPrompt], most: int) -> list[GRPOPrompt]:
+def within_budget(inputs: GRPOInputs, prompts: Sequence[TrainingItem], most: int) -> list[TrainingItem]:
     """The prompts of at most `most` labelled images, those of the `reward` split first: `policy` stays free of labels.
 
     With equal seeds these are the images of a reward network of the same budget, up to the size of the `reward` split,
@@ -313,11 +313,11 @@ def within_budget(inputs: GRPOInputs, prompts: Sequence[GRPOPrompt], most: int) 
         most: 1 or more.
     """
     by_split = [select(prompts, inputs.split, name) for name in ("reward", "policy")]
-    ordered = [prompt for part in by_split for prompt in spread(part, len(part), inputs.config.seed)]
+    ordered = [prompt for part in by_split for prompt in subsample(part, len(part), inputs.config.seed)]
     return of_images(ordered, most)
 
 
-def labelled_prompts(prompts: Sequence[GRPOPrompt], use: str) -> list[GRPOPrompt]:
+def labelled_prompts(prompts: Sequence[TrainingItem], use: str) -> list[TrainingItem]:
     """The prompts with a true mask.
 
     Args:
@@ -337,7 +337,7 @@ def labelled_prompts(prompts: Sequence[GRPOPrompt], use: str) -> list[GRPOPrompt
 
 
 def check_foreground(
-    prompts: Sequence[GRPOPrompt], use: str, split: str = "training", does: str = "teaches to draw"
+    prompts: Sequence[TrainingItem], use: str, split: str = "training", does: str = "teaches to draw"
 ) -> None:
     """Check that some true mask is not empty, if there is one.
 
@@ -359,8 +359,8 @@ def check_foreground(
 
 
 def with_unlabelled(
-    inputs: GRPOInputs, prompts: list[GRPOPrompt], maps: ForegroundMaps | None, by_labels: bool = False
-) -> tuple[list[GRPOPrompt], DomainCheck | None]:
+    inputs: GRPOInputs, prompts: list[TrainingItem], maps: ForegroundMaps | None, by_labels: bool = False
+) -> tuple[list[TrainingItem], DomainCheck | None]:
     """The training prompts with those of the unlabelled images, less those that the reward network cannot judge.
 
     Args:

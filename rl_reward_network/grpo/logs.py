@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import TrainerCallback
 
-from rl_reward_network.artefacts import append_line
+from rl_reward_network.atomic_io import append_line
 from rl_reward_network.curves import Curves
 from rl_reward_network.grpo.completions import SampledBatch, print_completions, write_completions
 from rl_reward_network.grpo.rollouts import Columns, Rollouts

@@ -140,7 +140,7 @@ def grpo_objective(
             for mask, logits in taught
         ]
         metrics["loss/taught"] = torch.stack(losses).detach().mean()
-        total = total + config.taught_weight * batch.taught_weight * torch.stack(losses).sum() / counts.taught
+        total = total + config.consistency_weight * batch.consistency_weight * torch.stack(losses).sum() / counts.taught
     if config.objective == "dpo":
         preferred, of_pairs = preference_loss(masks, batch.reference.mask_logits, config, counts.pairs)
         total, metrics = total + preferred, metrics | of_pairs
@@ -148,10 +148,10 @@ def grpo_objective(
         scores = pathwise.scores(masks, config.cldice_weight)
         metrics["loop2/pathwise_score"] = scores.detach().mean()
         total = total - config.pathwise_weight * scores.sum() / counts.masks
-    if config.answer_weight and outputs.answer_log_probs:
+    if config.seg_text_weight and outputs.answer_log_probs:
         answers = answer_loss(outputs.answer_log_probs, counts.masks)
         metrics["loss/answer"] = answers.detach()
-        total = total + config.answer_weight * answers
+        total = total + config.seg_text_weight * answers
     return Objective(total, loops, metrics)
 
 

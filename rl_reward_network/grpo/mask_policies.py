@@ -1,6 +1,6 @@
 """Policies over masks, the actions of loop 2: its text ("Sure, [SEG].") is certain and has no gradient.
 
-Each policy has the same six functions; a `spread` (one number, adapted to the similarity of a group's masks) widens it.
+Each policy has the same six functions; a `sigma` (one number, adapted to the similarity of a group's masks) widens it.
 Axes: C SAM 2 width, G actions, A numbers of an action, D parameters, h w the decoder's grid. Why the tokens are not
 the action: docs/explanation/mask-policies.md.
 
@@ -24,14 +24,14 @@ class MaskPolicy(Protocol):
     """A distribution over masks of one image that can be sampled, scored and compared with a reference."""
 
     @property
-    def first_spread(self) -> float:
-        """The initial spread."""
+    def first_sigma(self) -> float:
+        """The initial sigma."""
 
     def parameters(self, model: Any, features: Sam2Features, embedding: Tensor) -> Tensor:
         """The distribution's parameters (D,) of one `[SEG]` embedding (C,), with gradient."""
 
-    def width(self, parameters: Tensor, spread: float) -> Tensor:
-        """The width of this `spread`, a scalar without gradient; stored with the actions sampled with it."""
+    def width(self, parameters: Tensor, sigma: float) -> Tensor:
+        """The width of this `sigma`, a scalar without gradient; stored with the actions sampled with it."""
 
     def sample(self, parameters: Tensor, width: Tensor, count: int, generator: torch.Generator) -> Tensor:
         """(count, A) actions."""
@@ -54,15 +54,15 @@ class GaussianMaskPolicy:
     The gradient ends at the embedding, i.e. at `text_hidden_fcs`: the mask decoder gets none.
     """
 
-    first_spread: float = 0.3
+    first_sigma: float = 0.3
 
     def parameters(self, model: Any, features: Sam2Features, embedding: Tensor) -> Tensor:
         """The embedding itself (C,)."""
         return embedding.float()
 
-    def width(self, parameters: Tensor, spread: float) -> Tensor:
+    def width(self, parameters: Tensor, sigma: float) -> Tensor:
         """Standard deviation in the embedding's unit."""
-        return spread * parameters.detach().pow(2).mean().sqrt()
+        return sigma * parameters.detach().pow(2).mean().sqrt()
 
     def sample(self, parameters: Tensor, width: Tensor, count: int, generator: torch.Generator) -> Tensor:
         """(count, C)."""
@@ -87,16 +87,16 @@ class GaussianMaskPolicy:
 class BernoulliMaskPolicy:
     """One Bernoulli variable per cell of a 16 x 16 grid: the mask's mean logit there; the width is a temperature."""
 
-    first_spread: float = 1.0
+    first_sigma: float = 1.0
 
     def parameters(self, model: Any, features: Sam2Features, embedding: Tensor) -> Tensor:
         """Mean logit of each cell (256,); the gradient also reaches the mask decoder."""
         logits = model.decode_masks(features, embedding[None]).mask_logits
         return F.adaptive_avg_pool2d(logits[None], CELLS).flatten()
 
-    def width(self, parameters: Tensor, spread: float) -> Tensor:
+    def width(self, parameters: Tensor, sigma: float) -> Tensor:
         """The temperature."""
-        return parameters.new_tensor(spread)
+        return parameters.new_tensor(sigma)
 
     def sample(self, parameters: Tensor, width: Tensor, count: int, generator: torch.Generator) -> Tensor:
         """0 or 1 (count, 256)."""
@@ -128,27 +128,27 @@ MASK_POLICIES: dict[str, MaskPolicy] = {
 
 
 @dataclass
-class SpreadController:
-    """Adapt the spread of a mask policy to the similarity of the masks of a group.
+class SigmaController:
+    """Adapt the sigma of a mask policy to the similarity of the masks of a group.
 
     Args:
-        spread: current argument of `MaskPolicy.width`.
+        sigma: current argument of `MaskPolicy.width`.
         target: median IoU of masks of one group.
         step: factor of one correction.
-        limits: smallest and largest spread.
+        limits: smallest and largest sigma.
     """
 
-    spread: float
+    sigma: float
     target: float = 0.85
     step: float = 1.05
     limits: tuple[float, float] = (0.02, 5.0)
     SLACK = 0.05  # distance from the target, on both sides, within which nothing changes
-    MAX_EQUAL_GROUPS = 0.2  # share of groups with equal rewards above which the spread grows
+    MAX_EQUAL_GROUPS = 0.2  # share of groups with equal rewards above which the sigma grows
 
     def update(self, median_iou: float, share_equal: float) -> None:
         """Widen if masks are too similar or rewards are equal, narrow if masks have too little in common."""
         if median_iou < self.target - self.SLACK:
-            self.spread /= self.step
+            self.sigma /= self.step
         elif median_iou > self.target + self.SLACK or share_equal > self.MAX_EQUAL_GROUPS:
-            self.spread *= self.step
-        self.spread = min(max(self.spread, self.limits[0]), self.limits[1])
+            self.sigma *= self.step
+        self.sigma = min(max(self.sigma, self.limits[0]), self.limits[1])

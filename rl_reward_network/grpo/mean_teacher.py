@@ -16,18 +16,18 @@ from torch import Tensor
 
 from rl_reward_network.data.windows import augmented, strongly_augmented
 from rl_reward_network.grpo.image_context import FeatureCache, Mask, PromptBatch, make_batch, mirrored, open_batch
-from rl_reward_network.grpo.prompts import GRPOPrompt
+from rl_reward_network.grpo.prompts import TrainingItem
 from rl_reward_network.models.ema import swapped
 from rl_reward_network.models.mean_teacher import consistency_losses
 from rl_reward_network.models.sa2va.grounding_sa2va import soft_targets
 
 
-def without_masks(prompts: Sequence[GRPOPrompt]) -> list[GRPOPrompt]:
+def without_masks(prompts: Sequence[TrainingItem]) -> list[TrainingItem]:
     """The same prompts, whose masks nobody reads."""
     return [replace(prompt, labelled=False, load=_image_of(prompt)) for prompt in prompts]
 
 
-def _image_of(prompt: GRPOPrompt) -> Any:
+def _image_of(prompt: TrainingItem) -> Any:
     return lambda: (prompt.load()[0], None)
 
 
@@ -35,7 +35,7 @@ def untaught_line(images: int, no_seg: int) -> str:
     """A sentence on the images without masks that the teacher gave none to either, counted each time they came up."""
     return (
         f"the teacher gave no mask ([SEG]) for {no_seg} of {images} views of images without masks, which taught "
-        "nothing: lower learning_rate, or raise answer_weight"
+        "nothing: lower learning_rate, or raise seg_text_weight"
     )
 
 
@@ -82,7 +82,7 @@ class MixedOrder:
 
 
 def taught_batch(
-    prompts: Sequence[GRPOPrompt],
+    prompts: Sequence[TrainingItem],
     cache: FeatureCache,
     teacher: dict[str, Tensor],
     views: np.random.Generator,
@@ -123,7 +123,7 @@ def taught_batch(
 
 @torch.no_grad()
 def teacher_masks(
-    prompts: Sequence[GRPOPrompt], cache: FeatureCache, teacher: dict[str, Tensor], rows_at_once: int
+    prompts: Sequence[TrainingItem], cache: FeatureCache, teacher: dict[str, Tensor], rows_at_once: int
 ) -> list[Mask]:
     """float32 (H, W) in [0, 1] of each prompt's image as it is, by the moving average; None without `[SEG]`."""
     if not prompts:

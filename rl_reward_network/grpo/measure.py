@@ -22,7 +22,7 @@ from rl_reward_network.grpo.image_context import (
     open_batch,
     seeded_generator,
 )
-from rl_reward_network.grpo.prompts import GRPOPrompt
+from rl_reward_network.grpo.prompts import TrainingItem
 from rl_reward_network.grpo.trainable import mixed_precision
 from rl_reward_network.models.default import SMALL_HIDDEN_SIZE
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding
@@ -64,7 +64,7 @@ class Measured:
 
 def measure(
     model: Any,
-    prompts: Sequence[GRPOPrompt],
+    prompts: Sequence[TrainingItem],
     cache: FeatureCache,
     max_completion_length: int,
     seed: int = 0,
@@ -75,8 +75,8 @@ def measure(
 ) -> Measured:
     """All metrics of `prompts`; greedy, except for the expected rewards, which are means over sampled captions.
 
-    Metrics with a region and a caption: `iou_of_drawn` (caption, then its mask, against the region: the reward of loop
-    1), `expected_iou_of_drawn` (the same at temperature 1), `meteor`, `expected_meteor`, `cycle_meteor` (caption, mask,
+    Metrics with a region and a caption: `cycle_iou` (caption, then its mask, against the region: the reward of loop
+    1), `expected_cycle_iou` (the same at temperature 1), `meteor`, `expected_meteor`, `cycle_meteor` (caption, mask,
     caption again). With a truth: `dice`, `iou`, `precision` and `recall` of the mask for the prompt's question. With
     `expected` False the expected rewards, nearly half of the time, are left out. With an `accelerator` its processes
     share the batches, and all of them must call this.
@@ -104,7 +104,7 @@ def measure(
 
 
 def iou_of_captions(
-    model: Any, prompts: Sequence[GRPOPrompt], cache: FeatureCache, captions: Sequence[str]
+    model: Any, prompts: Sequence[TrainingItem], cache: FeatureCache, captions: Sequence[str]
 ) -> np.ndarray:
     """float64 (N,): IoU of the model's mask of each caption with the prompt's region."""
     values: list[float] = []
@@ -133,7 +133,7 @@ def batch_size(config: Any, max_tiles: int) -> int:
 
 def _measure_batch(
     model: Any,
-    prompts: Sequence[GRPOPrompt],
+    prompts: Sequence[TrainingItem],
     cache: FeatureCache,
     max_completion_length: int,
     expected: bool,
@@ -174,8 +174,8 @@ def _measure_captions(
     cycle_captions = batch.captions(context, list(not_empty), list(not_empty.values()), max_completion_length)
     cycle = dict(zip(not_empty, cycle_captions, strict=True))
     values = {
-        "iou_of_drawn": [overlap.get((row, captions[row]), 0.0) for row in rows],
-        "expected_iou_of_drawn": [np.mean([overlap.get((row, text), 0.0) for text in sampled[row]]) for row in rows],
+        "cycle_iou": [overlap.get((row, captions[row]), 0.0) for row in rows],
+        "expected_cycle_iou": [np.mean([overlap.get((row, text), 0.0) for text in sampled[row]]) for row in rows],
         "meteor": meteor(captions, references, normalise=True),
         "expected_meteor": [
             meteor(sampled[row], references[row : row + 1] * len(sampled[row]), True).mean() for row in rows

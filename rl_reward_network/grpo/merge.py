@@ -8,7 +8,7 @@ import torch
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import get_last_checkpoint
 
-from rl_reward_network.artefacts import read_json, weights_fingerprint, whole_folder
+from rl_reward_network.atomic_io import read_json, weights_fingerprint, whole_folder
 from rl_reward_network.curves import load_checkpoint
 from rl_reward_network.data.identity import copy_pictures
 from rl_reward_network.grpo.card import card_text, trained_in_bits
@@ -22,7 +22,7 @@ from rl_reward_network.models.sa2va.loading_sa2va import Dtype, check_device, co
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration, check_checkpoint
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.models.weights import check_finite, read_tensors
-from rl_reward_network.run import FINAL, GRPO_RUN, check_readable
+from rl_reward_network.run import FINAL, GRPO_RUN, check_readable, read_model_config
 
 
 def merge_run(model_path: Path, output: Path, base_model: str | None = None, dtype: Dtype = "float32") -> None:
@@ -53,12 +53,12 @@ def merge_run(model_path: Path, output: Path, base_model: str | None = None, dty
         )
     config = trained_config(final_model)
     path = base_model or located_model(final_model.parent, config, "--base_model")
-    model, processor = load_base(path, config["origin"]["model_fingerprint"], dtype=dtype)
-    if bits := config["origin"].get("quantization"):
+    model, processor = load_base(path, config["settings"]["model_fingerprint"], dtype=dtype)
+    if bits := config["settings"].get("quantization"):
         print(f"note: {trained_in_bits(bits)}")
     load_trained(model, final_model, config)
     merge_lora(model)
-    world = config["world"]  # as it was trained and evaluated
+    world = config["inputs"]  # as it was trained and evaluated
     processor.max_tiles = model.config.max_tiles = world["max_dynamic_patch"]
     processor.set_image_resize(world.get("image_resize"))
     processor.region_prompt = world.get("region_prompt", processor.region_prompt)
@@ -120,7 +120,7 @@ def load_trained(model: Any, trained: Path, config: dict[str, Any]) -> None:
         ValueError: as `load_trainable`.
     """
     load_trainable(model, trained / TRAINABLE)
-    if config["origin"]["settings"]["objective"] != "mean_teacher" or not (trained / STATE).exists():
+    if config["settings"]["training"]["objective"] != "mean_teacher" or not (trained / STATE).exists():
         return
     validation = load_checkpoint(trained / STATE)["validation"]
     kept, of_teacher = validation.get("peak", {}), validation.get("peak_is_teacher", False)
@@ -156,7 +156,7 @@ def grpo_model(path: Path) -> Path | None:
 def trained_config(folder: Path) -> dict[str, Any]:
     """The config.json of a final_model; for a checkpoint that of its run, with steps and minutes; empty if missing."""
     if (folder / "config.json").exists():
-        config = dict(read_json(folder / "config.json"))
+        config = read_model_config(folder / "config.json")
         if config.get("stage") == GRPO_RUN.stage:
             check_readable(config, folder)
         return config

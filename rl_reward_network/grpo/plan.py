@@ -57,7 +57,7 @@ class LoRAArgs:
 
 
 @dataclass(frozen=True)
-class AdapterArgs:
+class TrainablePartsArgs:
     """What may adapt beside the parts that Sa2VA's own fine-tuning trains."""
 
     side_network: bool = False
@@ -189,7 +189,7 @@ class PlanArgs:
     regions: Annotated[RegionConfig, tyro.conf.arg(name="")] = field(default_factory=RegionConfig)
     grpo: Annotated[GRPOSettings, tyro.conf.arg(name="")] = field(default_factory=GRPOSettings)
     lora: Annotated[LoRAArgs, tyro.conf.arg(name="")] = field(default_factory=LoRAArgs)
-    adapters: Annotated[AdapterArgs, tyro.conf.arg(name="")] = field(default_factory=AdapterArgs)
+    adapters: Annotated[TrainablePartsArgs, tyro.conf.arg(name="")] = field(default_factory=TrainablePartsArgs)
     rewards: Annotated[RewardArgs, tyro.conf.arg(name="")] = field(default_factory=RewardArgs)
     max_labelled: int | None = None
     """With --objective supervised or mean_teacher: use at most so many labelled images (regions), each with all of its

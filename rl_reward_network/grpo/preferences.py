@@ -32,7 +32,7 @@ from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.image_context import Mask, PromptBatch, open_batch, seeded_generator
 from rl_reward_network.grpo.logs import Metrics
 from rl_reward_network.grpo.mask_policies import CELLS
-from rl_reward_network.grpo.prompts import GRPOPrompt
+from rl_reward_network.grpo.prompts import TrainingItem
 from rl_reward_network.grpo.rollouts import MicroBatch, Pair, PromptImage, RolloutGenerator, Rollouts, prompt_images
 from rl_reward_network.models.ema import swapped
 from rl_reward_network.models.sa2va.grounding_sa2va import mask_losses, soft_targets
@@ -106,7 +106,7 @@ class PairMaker:
 
 
 def compared_batch(
-    generator: RolloutGenerator, prompts: Sequence[GRPOPrompt], seed: Sequence[int], maker: PairMaker
+    generator: RolloutGenerator, prompts: Sequence[TrainingItem], seed: Sequence[int], maker: PairMaker
 ) -> MicroBatch:
     """The prompts with their pairs of masks, without the reference's logits; all randomness comes from `seed`."""
     batch, rng = open_batch(prompts, generator.cache), np.random.default_rng(list(seed))
@@ -158,7 +158,7 @@ def _logits(
     model, policy, count = generator.model, generator.mask_policy, generator.config.num_mask_generations
     sam = batch.features[batch.image_indices[row]].sam
     parameters = policy.parameters(model, sam, embedding)
-    width = policy.width(parameters, generator.spread_controller.spread)
+    width = policy.width(parameters, generator.sigma_controller.sigma)
     actions = policy.sample(parameters, width, count, seeded_generator([int(rng.integers(2**31))]))
     plain: Tensor = model.decode_masks(sam, torch.stack([embedding, *others])).mask_logits
     return torch.cat([plain[:1], policy.mask_logits(model, sam, embedding, actions), plain[1:]])

@@ -19,7 +19,7 @@ DESCRIBE_REAL = "Can you provide me with a detailed description of the region in
 
 
 @dataclass(frozen=True, eq=False)
-class GRPOPrompt:
+class TrainingItem:
     """One prompt of GRPO.
 
     Args:
@@ -47,9 +47,9 @@ class GRPOPrompt:
     image_key: str = field(default="", repr=False)
 
 
-def region_prompt(sample: RegionSample, describe: str = DESCRIBE) -> GRPOPrompt:
+def region_prompt(sample: RegionSample, describe: str = DESCRIBE) -> TrainingItem:
     """The prompt of a region with a caption, for both loops."""
-    return GRPOPrompt(
+    return TrainingItem(
         sample.group_id,
         sample.series_id,
         sample.sample_id,
@@ -61,9 +61,9 @@ def region_prompt(sample: RegionSample, describe: str = DESCRIBE) -> GRPOPrompt:
     )
 
 
-def image_prompt(sample: Sample, question: str) -> GRPOPrompt:
+def image_prompt(sample: Sample, question: str) -> TrainingItem:
     """The prompt of an annotated image, such as an angiogram, for the mask loop; all images share one question."""
-    return GRPOPrompt(
+    return TrainingItem(
         sample.group_id,
         sample.series_id,
         sample.sample_id,
@@ -75,7 +75,7 @@ def image_prompt(sample: Sample, question: str) -> GRPOPrompt:
     )
 
 
-def named_prompt(sample: Sample, named: NamedClass | None) -> GRPOPrompt:
+def named_prompt(sample: Sample, named: NamedClass | None) -> TrainingItem:
     """The prompt of an image and a class, for the mask loop; without a class of a file the phrase is all of it.
 
     Equal samples are asked in equal words. The wordings of a class are shared out among its images.
@@ -96,7 +96,7 @@ def segment_question(caption: str) -> str:
     return f"Please segment {definite(caption)}."
 
 
-def of_one_image(prompts: Sequence[GRPOPrompt]) -> list[list[int]]:
+def of_one_image(prompts: Sequence[TrainingItem]) -> list[list[int]]:
     """The indices of the prompts of each image; a prompt without `image_key` is alone."""
     groups: dict[str | int, list[int]] = {}
     for index, prompt in enumerate(prompts):

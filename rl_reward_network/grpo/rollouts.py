@@ -29,9 +29,9 @@ from rl_reward_network.grpo.image_context import (
     open_batch,
     seeded_generator,
 )
-from rl_reward_network.grpo.mask_policies import MASK_POLICIES, SpreadController
+from rl_reward_network.grpo.mask_policies import MASK_POLICIES, SigmaController
 from rl_reward_network.grpo.mean_teacher import taught_batch
-from rl_reward_network.grpo.prompts import GRPOPrompt
+from rl_reward_network.grpo.prompts import TrainingItem
 from rl_reward_network.models.ema import EMA, swapped
 from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
@@ -175,7 +175,7 @@ class MicroBatch:
         mask_advantages: float32 (G,) of each mask rollout.
         reference: of the reference model; `NOTHING_STORED` where no KL has a weight.
         old: of the policy that sampled; `NOTHING_STORED` on fresh rollouts, whose importance ratio is exactly 1.
-        taught_weight: of the loss on the teacher's masks, which fades in.
+        consistency_weight: of the loss on the teacher's masks, which fades in.
     """
 
     rollouts: Rollouts
@@ -183,7 +183,7 @@ class MicroBatch:
     mask_advantages: list[Tensor]
     reference: Stored = NOTHING_STORED
     old: Stored = NOTHING_STORED
-    taught_weight: float = 0.0
+    consistency_weight: float = 0.0
 
 
 class RolloutGenerator:
@@ -201,9 +201,9 @@ class RolloutGenerator:
         self.model, self.processor, self.config = model, processor, config
         self.cache = FeatureCache(model, processor, config.feature_cache_gib)
         self.mask_policy = MASK_POLICIES[config.mask_policy]
-        self.spread_controller = SpreadController(self.mask_policy.first_spread)
+        self.sigma_controller = SigmaController(self.mask_policy.first_sigma)
 
-    def generate(self, prompts: Sequence[GRPOPrompt], seed: Sequence[int]) -> Rollouts:
+    def generate(self, prompts: Sequence[TrainingItem], seed: Sequence[int]) -> Rollouts:
         """The rollouts of P prompts; all randomness comes from `seed`."""
         batch, rng = open_batch(prompts, self.cache), seeded_generator(seed)
         images = prompt_images(batch)
@@ -225,7 +225,7 @@ class RolloutGenerator:
                 columns["loop2"] = self.captions_of_masks(batch, teacher, masks)
         return replace(rollouts, columns=columns)
 
-    def references(self, prompts: Sequence[GRPOPrompt], views: np.random.Generator | None = None) -> MicroBatch:
+    def references(self, prompts: Sequence[TrainingItem], views: np.random.Generator | None = None) -> MicroBatch:
         """For supervised training: the reference caption as one completion of advantage 1, the reference answer.
 
         With `views`, on random views of the images.
@@ -240,7 +240,7 @@ class RolloutGenerator:
         rollouts = Rollouts(len(prompts), captions, self.reference_answers(batch, images))
         return MicroBatch(rollouts, [torch.ones(1) for _ in captions], [])
 
-    def taught(self, prompts: Sequence[GRPOPrompt], views: np.random.Generator, weight: float) -> MicroBatch:
+    def taught(self, prompts: Sequence[TrainingItem], views: np.random.Generator, weight: float) -> MicroBatch:
         """For the objective mean_teacher: views of the images with true masks, or with the teacher's.
 
         Args:
@@ -252,11 +252,11 @@ class RolloutGenerator:
         batch, masks = taught_batch(prompts, self.cache, self.ema.weights, views, self.config.rows_at_once)
         images = [replace(image, taught=mask) for image, mask in zip(prompt_images(batch), masks, strict=True)]
         rollouts = Rollouts(len(prompts), [], self.reference_answers(batch, images))
-        return MicroBatch(rollouts, [], [], taught_weight=weight)
+        return MicroBatch(rollouts, [], [], consistency_weight=weight)
 
     def reference_answers(self, batch: PromptBatch, images: Sequence[PromptImage]) -> list[AnswerRollout]:
         """For each prompt its question of loop 2 with the reference answer; none if nothing trains them."""
-        if not (self._samples_masks or self.config.answer_weight):
+        if not (self._samples_masks or self.config.seg_text_weight):
             return []
         answer = self.processor.token_ids(SEG_ANSWERS[1])
         answer = answer[: answer.index(self.processor.seg_token_id) + 1]
@@ -321,7 +321,7 @@ class RolloutGenerator:
                 answers.append(reference)
                 continue
             parameters = policy.parameters(self.model, sam, embedding)
-            width = policy.width(parameters, self.spread_controller.spread)
+            width = policy.width(parameters, self.sigma_controller.sigma)
             actions = policy.sample(parameters, width, self.config.num_mask_generations, rng)
             logits = policy.mask_logits(self.model, sam, embedding, actions)
             probabilities.append(batch.mask_probabilities(row, logits))

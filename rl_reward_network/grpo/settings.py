@@ -132,10 +132,10 @@ class GRPOSettings:
     pathwise_weight: Rare[float | None] = None
     """Weight of the reward network's own gradient through the soft mask, which trains the mask decoder, too: 1 on
     annotated images with --reward_net, but for the controls; else 0 (docs/log.md compares)."""
-    answer_weight: Rare[float] = 1.0
+    seg_text_weight: Rare[float] = 1.0
     """Weight of the cross-entropy of the answer with [SEG]: training on masks alone can change the text until the
     answer has no [SEG], and so no mask (docs/log.md)."""
-    taught_weight: Rare[float] = 1.0
+    consistency_weight: Rare[float] = 1.0
     """Mean teacher: weight of the loss on the teacher's masks, once it has faded in
     (docs/how-to/images-without-masks.md)."""
     preferred_by: Rare[PreferredBy] = "learned"
@@ -271,10 +271,12 @@ def check_settings(settings: Any) -> None:
     _check_counts(settings)
     _check_objective(settings)
     check_range(settings, "temperature", "epsilon", "epsilon_high", "max_minutes", "num_train_epochs", above=True)
-    check_range(settings, "mask_to_caption_weight", "caption_to_mask_weight", "pathwise_weight", "answer_weight")
+    check_range(settings, "mask_to_caption_weight", "caption_to_mask_weight", "pathwise_weight", "seg_text_weight")
     check_range(settings, "learning_rate", "beta", "mask_beta", "entropy_coef", "bce_weight", "dice_weight")
     check_range(settings, "dpo_beta", above=True)
-    check_range(settings, "cldice_weight", "dpo_gap", "sft_weight", "taught_weight", "contrast_weight", "max_grad_norm")
+    check_range(
+        settings, "cldice_weight", "dpo_gap", "sft_weight", "consistency_weight", "contrast_weight", "max_grad_norm"
+    )
     check_range(settings, "side_learning_rate", "encoder_learning_rate", "seg_learning_rate", "decoder_learning_rate")
     check_range(settings, "weight_decay")
     if settings.save_strategy == "steps" and int(settings.save_steps) % settings.num_iterations:

@@ -16,7 +16,7 @@ from transformers import set_seed
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import get_last_checkpoint
 
-from rl_reward_network.artefacts import (
+from rl_reward_network.atomic_io import (
     NAMES_ALONE,
     PICTURES,
     load_arrays,
@@ -43,7 +43,7 @@ from rl_reward_network.grpo.logs import GRPOLogs
 from rl_reward_network.grpo.losses import PathwiseReward
 from rl_reward_network.grpo.mean_teacher import untaught_line, without_masks
 from rl_reward_network.grpo.preferences import PairMaker
-from rl_reward_network.grpo.prompts import GRPOPrompt
+from rl_reward_network.grpo.prompts import TrainingItem
 from rl_reward_network.grpo.ranks import any_rank
 from rl_reward_network.grpo.rewards import LoopRewards, loop_rewards
 from rl_reward_network.grpo.settings import OF_LABELS, GRPOPlan, GRPOSettings
@@ -280,7 +280,7 @@ def asks_network(plan: GRPOPlan) -> bool:
     return settings.objective == "dpo" and settings.preferred_by != "truth"
 
 
-def _training_prompts(inputs: GRPOInputs, plan: GRPOPlan, rewards: LoopRewards, learned: bool) -> list[GRPOPrompt]:
+def _training_prompts(inputs: GRPOInputs, plan: GRPOPlan, rewards: LoopRewards, learned: bool) -> list[TrainingItem]:
     """The prompts to train on.
 
     The reward network was trained on the reward split: a run that asks it (`learned`) must not use these patients.
@@ -422,7 +422,6 @@ def describe(inputs: GRPOInputs, plan: GRPOPlan, fingerprint: str) -> dict[str, 
     """The settings that a resumed run must share, as they are read back from JSON."""
     settings = {
         **asdict(plan),
-        "watch_every": plan.eval_steps,  # its name in the config.json of earlier versions
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
         "seed": inputs.config.seed,
         "max_dynamic_patch": inputs.regions.max_dynamic_patch,
@@ -437,7 +436,7 @@ def describe(inputs: GRPOInputs, plan: GRPOPlan, fingerprint: str) -> dict[str, 
         "wordings": inputs.wordings,
         "model_fingerprint": fingerprint,
     }
-    del settings["eval_steps"]
+    settings["training"] = settings.pop("settings")
     settings |= own_fingerprint(name for terms in (plan.mask_rewards or {}).values() for name in terms)
     return dict(json.loads(json.dumps(settings | inputs.of_qwen_vl)))
 
@@ -451,7 +450,7 @@ def _begin(run: Run, inputs: GRPOInputs, training: _Training, frozen: list[str],
         save_arrays(run / PICTURES, pictures)
     model = training.trainer.sa2va
     facts = {
-        "world": portable_settings(run.path, inputs.config, inputs.regions),
+        "inputs": portable_settings(run.path, inputs.config, inputs.regions),
         "kind": inputs.kind,
         "data": inputs.summary,
         "images": count_images(training.trainer.prompts),

@@ -42,7 +42,7 @@ from rl_reward_network.grpo.mask_policies import MASK_POLICIES
 from rl_reward_network.grpo.mean_teacher import MixedOrder
 from rl_reward_network.grpo.policy import GRPOPolicy
 from rl_reward_network.grpo.preferences import PairMaker, compared_batch
-from rl_reward_network.grpo.prompts import CurriculumOrder, GRPOPrompt, PromptOrder, of_one_image, prompt_order
+from rl_reward_network.grpo.prompts import CurriculumOrder, PromptOrder, TrainingItem, of_one_image, prompt_order
 from rl_reward_network.grpo.ranks import any_rank, first_message, from_first_rank
 from rl_reward_network.grpo.rewards import (
     FRAC_REWARD_ZERO_STD,
@@ -113,7 +113,7 @@ class Sa2VAGRPOTrainer(Trainer):
         model: Any,
         processor: Sa2VAProcessor,
         args: Sa2VAGRPOConfig,
-        prompts: Sequence[GRPOPrompt],
+        prompts: Sequence[TrainingItem],
         rewards: LoopRewards,
         pathwise: PathwiseReward | None = None,
         shuffle_rewards: bool = False,
@@ -175,7 +175,7 @@ class Sa2VAGRPOTrainer(Trainer):
         self.ema = EMA(self.sa2va, self.args.ema_decay) if has_teacher and self.args.ema_decay else None
         self.rollout_generator.ema = self.ema
 
-    def freeze_unreached(self, prompts: Sequence[GRPOPrompt]) -> list[str]:
+    def freeze_unreached(self, prompts: Sequence[TrainingItem]) -> list[str]:
         """Freeze the tensors that no enabled loss gives a gradient to, found by one backward pass per prompt.
 
         Rank 0 decides for all. A mask depends only on the candidate that SAM 2 selects for it, so if the head of one
@@ -196,7 +196,7 @@ class Sa2VAGRPOTrainer(Trainer):
         freeze(self.sa2va, names)
         return names
 
-    def _trial_loss(self, prompt: GRPOPrompt) -> Tensor:
+    def _trial_loss(self, prompt: TrainingItem) -> Tensor:
         """A sum of all outputs that the enabled losses depend on."""
         with mixed_precision(self.sa2va):
             batch = self.rollout_generator.references([prompt])
@@ -205,7 +205,7 @@ class Sa2VAGRPOTrainer(Trainer):
         parts += outputs.parameters if self.args.samples_masks else []
         if self.args.objective in OF_LABELS and self.sa2va.side_network is None:
             parts += [decoded.candidate_scores for decoded in outputs.decoded]
-        parts += outputs.answer_log_probs if self.args.answer_weight else []
+        parts += outputs.answer_log_probs if self.args.seg_text_weight else []
         return anchor + sum(part.float().sum() for part in parts)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
@@ -287,7 +287,7 @@ class Sa2VAGRPOTrainer(Trainer):
         steps = self.order.rollouts_per_epoch * self.args.num_iterations
         return DataLoader(range(steps * self.args.gradient_accumulation_steps), batch_size=1)  # type: ignore[arg-type]
 
-    def _prompt_batches(self) -> list[tuple[int, list[GRPOPrompt]]]:
+    def _prompt_batches(self) -> list[tuple[int, list[TrainingItem]]]:
         """The batches of this process in the current rollout, each with its number among those of all processes.
 
         Batches alternate between processes: two processes with one batch each get the batches of one with two.
@@ -346,7 +346,7 @@ class Sa2VAGRPOTrainer(Trainer):
         self._note_spread(advantages)
         return [with_advantages(batch, of_loops) for batch, of_loops in zip(batches, advantages, strict=True)]
 
-    def _of_labels(self, prompts: Sequence[GRPOPrompt], number: int) -> MicroBatch:
+    def _of_labels(self, prompts: Sequence[TrainingItem], number: int) -> MicroBatch:
         """The micro-batch of an objective that learns true masks."""
         if self.args.objective == "supervised":
             return self.rollout_generator.references(prompts, self._views(number) if self.args.augment else None)
@@ -358,7 +358,7 @@ class Sa2VAGRPOTrainer(Trainer):
         self.taught = {"images": self.taught["images"] + len(asked), "no_seg": self.taught["no_seg"] + lost}
         return batch
 
-    def _compared(self, prompts: Sequence[GRPOPrompt], number: int) -> MicroBatch:
+    def _compared(self, prompts: Sequence[TrainingItem], number: int) -> MicroBatch:
         """The micro-batch of the objective dpo, with the logits of the initial model."""
         assert self.pairs is not None, "the objective dpo has pairs"
         with mixed_precision(self.sa2va):
@@ -373,7 +373,7 @@ class Sa2VAGRPOTrainer(Trainer):
         """Randomness of the views in one batch of this step."""
         return np.random.default_rng([self.args.seed, self.state.global_step, number])
 
-    def generate_and_score(self, prompts: Sequence[GRPOPrompt], number: int) -> tuple[MicroBatch, dict[str, Terms]]:
+    def generate_and_score(self, prompts: Sequence[TrainingItem], number: int) -> tuple[MicroBatch, dict[str, Terms]]:
         """The rollouts of one micro-batch with the reference's outputs, still without advantages, and their terms."""
         seed = (self.args.seed, self.state.global_step, number)
         with mixed_precision(self.sa2va):
@@ -383,7 +383,7 @@ class Sa2VAGRPOTrainer(Trainer):
         self.metrics.record(rollout_statistics(rollouts, terms))
         self.sampled_tokens += sum(len(ids) for one in rollouts.captions for ids in one.completion_ids)
         if "loop2" in terms:
-            self.metrics.record({"loop2/sigma": self.rollout_generator.spread_controller.spread})
+            self.metrics.record({"loop2/sigma": self.rollout_generator.sigma_controller.sigma})
         reference = NOTHING_STORED
         if self.args.beta or self.args.mask_beta:
             with torch.no_grad(), self.reference_weights(), mixed_precision(self.sa2va):
@@ -402,7 +402,7 @@ class Sa2VAGRPOTrainer(Trainer):
             means = torch.tensor(
                 self.metrics.mean_of_last((MASK_IOU, FRAC_REWARD_ZERO_STD), micro_batches), device=self.args.device
             )
-            self.rollout_generator.spread_controller.update(*self.accelerator.reduce(means, "mean").tolist())
+            self.rollout_generator.sigma_controller.update(*self.accelerator.reduce(means, "mean").tolist())
 
     def _note_spread(self, advantages: Sequence[Mapping[str, Advantages]]) -> None:
         """Count the steps in a row in which the rewards of every group of a loop were alike, and warn of many."""
@@ -511,7 +511,7 @@ class Sa2VAGRPOTrainer(Trainer):
     def save_checkpoint(self) -> None:
         """Write `checkpoint-<step>`."""
         state = RunState(
-            spread=self.rollout_generator.spread_controller.spread,
+            sigma=self.rollout_generator.sigma_controller.sigma,
             seconds=self.seconds,
             reached=sorted(self.tensors_with_gradient),
             ended=self.ended,
@@ -532,7 +532,7 @@ class Sa2VAGRPOTrainer(Trainer):
             ValueError: a file is missing.
         """
         state = load_run_state(folder, self.sa2va, self.ema, self.is_deepspeed_enabled)
-        self.rollout_generator.spread_controller.spread, self.earlier_seconds = state.spread, state.seconds
+        self.rollout_generator.sigma_controller.sigma, self.earlier_seconds = state.sigma, state.seconds
         self.loop_weights.norms, self.alike_steps = state.loop_weights["norms"], state.alike_rewards
         self.tensors_with_gradient, self.any_spread = set(state.reached), state.any_spread
         if self.args.process_index == 0:  # the counts are those of all processes
@@ -563,7 +563,7 @@ class Sa2VAGRPOTrainer(Trainer):
         super()._load_optimizer_and_scheduler(checkpoint)
 
 
-def taken_together(prompts: Sequence[GRPOPrompt], args: Sa2VAGRPOConfig) -> list[list[int]]:
+def taken_together(prompts: Sequence[TrainingItem], args: Sa2VAGRPOConfig) -> list[list[int]]:
     """Indices of prompts that always share a batch, counted as one: in supervised training the names of an image.
 
     They share the image's features, the start of their text and the side network's pass, which are most of the cost.
@@ -572,7 +572,7 @@ def taken_together(prompts: Sequence[GRPOPrompt], args: Sa2VAGRPOConfig) -> list
     return of_one_image(prompts) if named else [[index] for index in range(len(prompts))]
 
 
-def fit_batch(prompts: Sequence[GRPOPrompt], args: Sa2VAGRPOConfig) -> None:
+def fit_batch(prompts: Sequence[TrainingItem], args: Sa2VAGRPOConfig) -> None:
     """Lower the batch where a step would take more prompts than there are; a mean teacher takes them again."""
     most = len(taken_together(prompts, args)) // args.world_size
     if args.objective != "mean_teacher" and 0 < most < args.prompts_per_step * args.gradient_accumulation_steps:
@@ -582,7 +582,7 @@ def fit_batch(prompts: Sequence[GRPOPrompt], args: Sa2VAGRPOConfig) -> None:
 
 
 def order_of(
-    prompts: Sequence[GRPOPrompt], together: Sequence[Sequence[int]], args: Sa2VAGRPOConfig
+    prompts: Sequence[TrainingItem], together: Sequence[Sequence[int]], args: Sa2VAGRPOConfig
 ) -> PromptOrder | CurriculumOrder | MixedOrder:
     """The order of the prompts; with the objective mean_teacher one with and one without a mask in turn.
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
-from rl_reward_network.artefacts import write_json
+from rl_reward_network.atomic_io import write_json
 from rl_reward_network.curves import over_optimised
 from rl_reward_network.grpo.measure import OVERLAPS, Measured, measure, unpacked
-from rl_reward_network.grpo.prompts import GRPOPrompt
+from rl_reward_network.grpo.prompts import TrainingItem
 from rl_reward_network.grpo.ranks import from_first_rank
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.ema import swapped
@@ -29,7 +29,7 @@ from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.run import clock
 
 LOOKS = "validation.json"  # in the folder of a run: what `adapt` decides by
-METRICS = {"val/iou_of_drawn": "IoU of mask'", "val/gt_dice": "Dice"}  # the first that the data allow is the criterion
+METRICS = {"val/cycle_iou": "IoU of mask'", "val/gt_dice": "Dice"}  # the first that the data allow is the criterion
 
 
 @dataclass(frozen=True)
@@ -131,15 +131,15 @@ PROXY, EMPTY, SILENT = "val/score", "val/empty_share", "val/no_seg_share"
 TAGS = {
     **{name: f"val/{name}" for name in OVERLAPS},
     "dice": "val/gt_dice",
-    "iou_of_drawn": "val/iou_of_drawn",
+    "cycle_iou": "val/cycle_iou",
     "meteor": "val/meteor",
     "cycle_meteor": "val/cycle_meteor",
 }
 ALARM = 0.5  # share of empty masks
-KEEP_SEG = "their answers have no [SEG]: lower learning_rate, or raise answer_weight"
+KEEP_SEG = "their answers have no [SEG]: lower learning_rate, or raise seg_text_weight"
 REMEDIES = {
     "supervised": "lower learning_rate or bce_weight, or raise dice_weight",
-    "mean_teacher": "lower taught_weight or learning_rate, or raise dice_weight",
+    "mean_teacher": "lower consistency_weight or learning_rate, or raise dice_weight",
     "grpo": "lower learning_rate, or raise beta",
     "dpo": "lower learning_rate, or raise dpo_beta or sft_weight",
 }
@@ -160,7 +160,7 @@ class ValidationCallback(TrainerCallback):
     """
 
     def __init__(
-        self, trainer: Sa2VAGRPOTrainer, prompts: Sequence[GRPOPrompt], every: int, maps: ForegroundMaps | None = None
+        self, trainer: Sa2VAGRPOTrainer, prompts: Sequence[TrainingItem], every: int, maps: ForegroundMaps | None = None
     ) -> None:
         self.trainer, self.prompts, self.every, self.maps = trainer, prompts, every, maps
         self.steps: list[int] = []
@@ -308,7 +308,7 @@ def empty_share(measured: Measured) -> float:
     return float((empty & ~right).mean())
 
 
-def scores(maps: ForegroundMaps, prompts: Sequence[GRPOPrompt], measured: Measured) -> np.ndarray:
+def scores(maps: ForegroundMaps, prompts: Sequence[TrainingItem], measured: Measured) -> np.ndarray:
     """float64 (N,): the reward network's score of each prompt's mask; 0 without a mask, NaN outside its domain."""
     reward = learned_reward(maps)
     values = [

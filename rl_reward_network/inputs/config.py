@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
+from rl_reward_network.bit_depth import Levels, levels_of_bits
 from rl_reward_network.data.images import saved_levels
-from rl_reward_network.depth import Levels, levels_of_bits
 from rl_reward_network.embedded.datasets import DEFAULT_DATA, DEFAULT_FOLDER, region_folder
 from rl_reward_network.flags import RARE, Rare, check_at_least, check_range
 from rl_reward_network.models.default import DEFAULT_MODEL
@@ -49,7 +49,7 @@ class RunConfig:
     group_regex: Rare[str | None] = None
     """Regular expression with a group named `group` that finds the patient in an image's name; a field `group` in
     annotations.json takes precedence."""
-    groups: Rare[str | None] = None
+    patients_csv: Rare[str | None] = None
     """For data that are imported (images/ with masks/, COCO, ...): a CSV table with the columns image and group, or
     none, where no patient is known; see `sa2va-rl data import`."""
     label: Rare[str | None] = None
@@ -136,7 +136,7 @@ class RegionConfig:
 
 
 def pick_fields(settings: type[Settings], saved: Mapping[str, Any]) -> Settings:
-    """Settings from a flat mapping with further keys, such as "world" of a run's config.json."""
+    """Settings from a flat mapping with further keys, such as "inputs" of a run's config.json."""
     names = [field.name for field in fields(settings)]  # type: ignore[arg-type]
     levels = {"grey_levels": saved_levels(saved)} if "grey_levels" in names else {}  # JSON has no named tuples
     return settings(**{name: saved[name] for name in names if name in saved} | levels)

@@ -16,7 +16,8 @@ from statistics import median
 import numpy as np
 import torch
 
-from rl_reward_network.artefacts import NAMES_ALONE
+from rl_reward_network.atomic_io import NAMES_ALONE
+from rl_reward_network.bit_depth import levels_of_bits
 from rl_reward_network.data.annotations import recognise_annotations
 from rl_reward_network.data.identity import TRAIN_ANEW, check_apart, judged_parts, same_in_two_groups, thumbnail
 from rl_reward_network.data.images import DATA_SET, given_levels
@@ -25,11 +26,10 @@ from rl_reward_network.data.mask_checks import has_filled_loops
 from rl_reward_network.data.names import classes_of
 from rl_reward_network.data.readers import REGIONS, read_region_data, recognise
 from rl_reward_network.data.ridges import IMAGES, check_labels
-from rl_reward_network.data.splits import Split, make_split, patient_key, select, spellings, spread
+from rl_reward_network.data.splits import Split, make_split, patient_key, select, spellings, subsample
 from rl_reward_network.data_import.files import some, unread_note
 from rl_reward_network.data_import.survey import ImportOptions
 from rl_reward_network.data_import.write import import_notes, is_ungrouped
-from rl_reward_network.depth import levels_of_bits
 from rl_reward_network.embedded.datasets import (
     DEFAULT_DATA,
     DEFAULT_FOLDER,
@@ -150,7 +150,7 @@ def check_data(config: RunConfig, regions: RegionConfig) -> Finding:
     if _to_be_rendered(config.data_root):
         return Finding("embedded data, not there yet: the run renders them")
     if regions.dataset_name not in REGIONS:
-        options = ImportOptions(config.groups, config.group_regex, config.label)
+        options = ImportOptions(config.patients_csv, config.group_regex, config.label)
         root = imported_root(config.data_root, config.output_dir, options) or config.data_root
         config = replace(config, data_root=root)
     return _regions(config, regions) if _captioned(config, regions) else _images(config)
@@ -211,7 +211,7 @@ def _images(config: RunConfig) -> Finding:
     )
     summary = f"{images_summary(samples, root)}; patients: {_sizes(split)}{hints}"
     origin = import_notes(root)
-    some = spread([sample for sample in samples if sample.labelled], IMAGES, seed=0)
+    some = subsample([sample for sample in samples if sample.labelled], IMAGES, seed=0)
     pairs = ((sample.load_image(), sample.load_mask()) for sample in some)
     labels = check_labels((image, mask) for image, mask in pairs if mask is not None)
     look = [f"look: {note}" for note in (*unread_note(root), labels.note) if note]

@@ -15,13 +15,14 @@ from typing import Any, TypeVar
 import numpy as np
 from tqdm import tqdm
 
-from rl_reward_network.artefacts import NAMES_ALONE, PICTURES, load_arrays, locked
+from rl_reward_network.atomic_io import NAMES_ALONE, PICTURES, load_arrays, locked
+from rl_reward_network.bit_depth import Levels
 from rl_reward_network.data.annotations import compile_group_regex, phrase_key
 from rl_reward_network.data.identity import check_apart, join_groups, joined_note, judged_parts
 from rl_reward_network.data.images import given_levels
 from rl_reward_network.data.items import Sample, levels_of
 from rl_reward_network.data.readers import READERS, read_images
-from rl_reward_network.data.splits import Split, load_split, make_split, save_split, select, spread
+from rl_reward_network.data.splits import Split, load_split, make_split, save_split, select, subsample
 from rl_reward_network.data_import.files import check_files as check_names
 from rl_reward_network.data_import.files import files_below
 from rl_reward_network.data_import.groups import NONE
@@ -34,7 +35,6 @@ from rl_reward_network.data_import.write import (
     is_ungrouped,
     write_import,
 )
-from rl_reward_network.depth import Levels
 from rl_reward_network.embedded.datasets import (
     DEFAULT_DATA,
     DEFAULT_FOLDER,
@@ -96,9 +96,9 @@ class RunInputs:
             ValueError: the split has no such sample, or a file is damaged.
         """
         samples = select(self.samples, self.split, name)
-        picked = spread([s for s in samples if s.labelled], count, self.config.seed)
+        picked = subsample([s for s in samples if s.labelled], count, self.config.seed)
         if not labelled:
-            picked += spread([s for s in samples if not s.labelled], count - len(picked), self.config.seed)
+            picked += subsample([s for s in samples if not s.labelled], count - len(picked), self.config.seed)
         if not picked:
             kind = "labelled images" if labelled else "images"
             other = "use --reward net" if name == "policy" else "name a trained reward network by REWARD_NET"
@@ -193,7 +193,7 @@ def images_summary(samples: Sequence[Sample], data_root: Path, unlabelled: Unlab
     """One line on annotated images, e.g. "960 rendered angiograms (embedded data), 960 with a mask"."""
     more = f"; {unlabelled.summary}" if unlabelled else ""
     kind = "rendered angiograms (embedded data)" if is_rendered(data_root) else "annotated images"
-    own = ", each image a group of its own (--groups none)" if is_ungrouped(data_root) else ""
+    own = ", each image a group of its own (--patients_csv none)" if is_ungrouped(data_root) else ""
     own += f", {note}" if (note := joined_note(samples)) else ""
     return f"{len(samples)} {kind}, {sum(sample.labelled for sample in samples)} with a mask{own}{more}"
 
@@ -287,12 +287,12 @@ def own_format(config: RunConfig) -> RunConfig:
     """
     if config.unlabelled_root is not None:
         config = replace(config, unlabelled_root=own_unlabelled(config))
-    options = ImportOptions(config.groups, config.group_regex, config.label)
+    options = ImportOptions(config.patients_csv, config.group_regex, config.label)
     root = imported_root(config.data_root, config.output_dir, options)
     if root is not None:
         regex = config.group_regex if config.unlabelled_root else None  # of no effect on imported data
-        return replace(config, data_root=root, groups=None, group_regex=regex, label=None)
-    if flags := changed(config, "groups", "label"):
+        return replace(config, data_root=root, patients_csv=None, group_regex=regex, label=None)
+    if flags := changed(config, "patients_csv", "label"):
         raise ValueError(f"{flags[0]} is for data that are imported, but {config.data_root} is not: leave it out")
     return config
 
@@ -362,8 +362,10 @@ def _digest(source: Path, options: ImportOptions) -> str:
     """12 hex digits that change with the files of the source (names, sizes, times) and the options."""
     stats = [(path.relative_to(source).as_posix(), path.stat()) for path in files_below(source)]
     files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-    table = options.groups not in (None, NONE) and Path(str(options.groups)).is_file()
-    rows = Path(str(options.groups)).read_text(encoding="utf-8", errors="replace") if table else options.groups
+    table = options.patients_csv not in (None, NONE) and Path(str(options.patients_csv)).is_file()
+    rows = (
+        Path(str(options.patients_csv)).read_text(encoding="utf-8", errors="replace") if table else options.patients_csv
+    )
     text = json.dumps(
         [FORMAT_VERSION, IMPORT_RULES, files, rows, options.group_regex, options.label, options.own_groups]
     )
@@ -387,7 +389,7 @@ def describe_run(
     run.check_new()
     described = {
         **(facts or {}),
-        "world": portable_settings(run.path, inputs.config, inputs.prompt_config),
+        "inputs": portable_settings(run.path, inputs.config, inputs.prompt_config),
         "device": inputs.config.device,
         "data_fingerprint": inputs.data_fingerprint,
         "model_fingerprint": inputs.segmenter.fingerprint,
@@ -400,7 +402,7 @@ def describe_run(
 
 
 def portable_settings(run: Path, config: RunConfig, *further: Any) -> dict[str, Any]:
-    """Settings as "world" of config.json: a flat mapping, paths as `portable` returns them, names and hub ids as is.
+    """Settings as "inputs" of config.json: a flat mapping, paths as `portable` returns them, names and hub ids as is.
 
     Args:
         run: run folder.
@@ -426,7 +428,7 @@ def saved_config(
     Raises:
         ValueError: data or model are missing; names the flag for their place.
     """
-    saved = config["world"]
+    saved = config["inputs"]
     output_dir = (run / saved["output_dir"]).resolve()
     paths: dict[str, Any] = {
         "data_root": data_root or located_data(run, config),
@@ -444,7 +446,7 @@ def located_data(run: Path, config: dict[str, Any]) -> Path:
 
 def located_unlabelled(run: Path, config: dict[str, Any]) -> Path | None:
     """The folder of a run's unlabelled images; None without any, or where it is no longer there."""
-    saved = config["world"].get("unlabelled_root")
+    saved = config["inputs"].get("unlabelled_root")
     folder = (run / saved).resolve() if saved else None
     return folder if folder is not None and folder.is_dir() else None
 
@@ -459,10 +461,10 @@ def located_model(run: Path, config: dict[str, Any], flag: str) -> str:
 
 
 def _located(run: Path, config: dict[str, Any], name: str, remedy: str) -> str:
-    saved = str(config["world"][name])
+    saved = str(config["inputs"][name])
     if not saved.startswith((".", os.sep)):
         return saved
     folder = (run / saved).resolve()
     if not folder.is_dir():
-        raise ValueError(f"{run / 'config.json'}: field world.{name} is {saved}, no folder here; give {remedy}")
+        raise ValueError(f"{run / 'config.json'}: field inputs.{name} is {saved}, no folder here; give {remedy}")
     return str(folder)

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 
-from rl_reward_network.artefacts import weights_fingerprint
+from rl_reward_network.atomic_io import weights_fingerprint
 from rl_reward_network.data.images import file_stamp
 from rl_reward_network.env.mask_bank import NO_MASK_LOGIT, FrozenAnswer
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype, load_sa2va_model

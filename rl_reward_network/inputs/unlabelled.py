@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rl_reward_network.bit_depth import Levels
 from rl_reward_network.data.annotations import compile_group_regex, phrase_key, recognise_annotations
 from rl_reward_network.data.identity import among, some_names, thumbnails
 from rl_reward_network.data.images import DATA_SET, IMAGE_SUFFIXES, given_levels, image_header, measured_levels
@@ -19,7 +20,6 @@ from rl_reward_network.data.splits import Split, one_spelling, patient_key, sele
 from rl_reward_network.data_import.files import pictures_below
 from rl_reward_network.data_import.groups import picture_name
 from rl_reward_network.data_import.write import check_named_alike
-from rl_reward_network.depth import Levels
 from rl_reward_network.inputs.config import RunConfig
 
 FLAG = "--unlabelled_root"

@@ -19,15 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from rl_reward_network.artefacts import read_json, state_fingerprint, whole_file, write_json
+from rl_reward_network.atomic_io import read_json, state_fingerprint, whole_file, write_json
 from rl_reward_network.grpo.card import write_results
 from rl_reward_network.grpo.evaluate import run_grpo_evaluation
 from rl_reward_network.grpo.image_context import FeatureCache
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs, within_budget
 from rl_reward_network.grpo.measure import measure
 from rl_reward_network.grpo.merge import merge_run
-from rl_reward_network.grpo.plan import AdapterArgs, PlanArgs, make_plan
-from rl_reward_network.grpo.prompts import GRPOPrompt
+from rl_reward_network.grpo.plan import PlanArgs, TrainablePartsArgs, make_plan
+from rl_reward_network.grpo.prompts import TrainingItem
 from rl_reward_network.grpo.settings import PATIENCE, SIDE_STEPS, GRPOSettings, Mode
 from rl_reward_network.grpo.stage import run_grpo_stage
 from rl_reward_network.grpo.validation import LOOKS
@@ -156,7 +156,7 @@ def check_labels(inputs: GRPOInputs, max_labelled: int | None = None) -> None:
         )
 
 
-def learned_prompts(inputs: GRPOInputs, max_labelled: int | None) -> list[GRPOPrompt]:
+def learned_prompts(inputs: GRPOInputs, max_labelled: int | None) -> list[TrainingItem]:
     """The training prompts whose masks are learned."""
     labelled = [prompt for prompt in inputs.pick("reward", "policy") if prompt.labelled]
     return labelled if max_labelled is None else within_budget(inputs, labelled, max_labelled)
@@ -191,7 +191,7 @@ def run_adapt_stage(inputs: GRPOInputs, plan: AdaptPlan, run: Run) -> AdaptResul
     check_labels(inputs, plan.max_labelled)
     with run.lock():
         if run.state == "new":
-            run.begin(settings_of(inputs, plan), {"world": portable_settings(run.path, inputs.config, inputs.regions)})
+            run.begin(settings_of(inputs, plan), {"inputs": portable_settings(run.path, inputs.config, inputs.regions)})
         else:
             run.check_same(settings_of(inputs, plan))
         stages, deployed = train_stages(inputs, plan, run)
@@ -231,7 +231,7 @@ def train_stage(inputs: GRPOInputs, plan: AdaptPlan, folder: Path, model: str) -
         config,
         opened.regions,
         stage_settings(plan, stage),
-        adapters=AdapterArgs(side_network=stage == SUPERVISED),
+        adapters=TrainablePartsArgs(side_network=stage == SUPERVISED),
         max_labelled=plan.max_labelled,
         eval_steps=-(-STEPS_OF[stage][plan.mode] // VALIDATIONS),
     )
@@ -251,7 +251,7 @@ def stage_settings(plan: AdaptPlan, stage: str) -> GRPOSettings:
     return GRPOSettings(objective=stage, early_stopping_patience=PATIENCE, max_steps=steps)  # type: ignore[arg-type]
 
 
-def dice_of(inputs: GRPOInputs, model_path: str, prompts: Sequence[GRPOPrompt]) -> np.ndarray:
+def dice_of(inputs: GRPOInputs, model_path: str, prompts: Sequence[TrainingItem]) -> np.ndarray:
     """float64 (N,): Dice of a model on labelled prompts."""
     model, processor = load_sa2va_model(model_path, inputs.device, dtype=inputs.config.dtype)
     inputs.set_up(processor)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rl_reward_network import __version__
-from rl_reward_network.artefacts import read_json
+from rl_reward_network.atomic_io import read_json
 from rl_reward_network.data.items import Sample
 from rl_reward_network.env.mask_bank import MaskBank
 from rl_reward_network.inputs.loading import RunInputs, describe_run, segmenter_with

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from rl_reward_network.artefacts import read_json, whole_folder, write_json
+from rl_reward_network.atomic_io import read_json, whole_folder, write_json
+from rl_reward_network.bit_depth import Levels
 from rl_reward_network.data.images import saved_levels
-from rl_reward_network.depth import Levels
 from rl_reward_network.env.mask_bank import NO_MASK_LOGIT
 from rl_reward_network.inputs.loading import RunInputs, located_model
 from rl_reward_network.inputs.segmenter import load_segmenter
@@ -22,7 +22,7 @@ from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.rewards.learned import ImageScorer
 from rl_reward_network.run import BEST_REWARD_NET, portable
 
-DEPLOYED = "road.json"
+DEPLOYED = "method.json"
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,14 @@ def save_deployed(folder: Path, inputs: RunInputs, result: MethodResult, runs: M
     model = Path(inputs.config.model_path)
     limits = inputs.prompt_config
     description = {
-        "road": method.name,
+        "method": method.name,
         "title": method.title,
         "weights": result.weights,
         "parameter": result.parameter,
         "runs": {name: portable(path, run) for name, path in runs.items()},
         "trained": {name: digest(path) for name, path in runs.items()},
         "model_fingerprint": inputs.segmenter.fingerprint,
-        "world": {"model_path": portable(model, run) if model.exists() else inputs.config.model_path},
+        "inputs": {"model_path": portable(model, run) if model.exists() else inputs.config.model_path},
         "limits": [
             limits.segment_batch,
             limits.max_new_tokens,
@@ -107,7 +107,7 @@ def load_deployed(folder: Path, device: str) -> DeployedMethod:
             f"--run {folder}: holds no {DEPLOYED}; name the folder best or cheapest of a compare_<time> folder"
         )
     saved: dict[str, Any] = read_json(path)
-    method = next((method for method in METHODS if method.name == saved.get("road")), None)
+    method = next((method for method in METHODS if method.name == saved.get("method")), None)
     if method is None:
         raise ValueError(f"{path}: method {saved.get('road')!r} is unknown in this version; run the comparison again")
     runs = {name: (comparison / saved_path).resolve() for name, saved_path in saved["runs"].items()}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from rl_reward_network.artefacts import read_json, write_json
+from rl_reward_network.atomic_io import read_json, write_json
 from rl_reward_network.data.items import Sample
 from rl_reward_network.methods.methods import Method
 from rl_reward_network.methods.view import BASE, ImageView, Trained
@@ -34,7 +34,7 @@ class MethodResult:
         test: metric of `METRICS`, `ECE`, and `score` with a reward network -> value of each test image.
         answers: of Sa2VA that one image needs, mean over test images.
         cost: of training; not part of the file, since each run has its own.
-        deploys: what a trained policy deploys, in words; empty without one.
+        chosen_on_validation: what a trained policy deploys, in words; empty without one.
     """
 
     method: str
@@ -45,7 +45,7 @@ class MethodResult:
     test: dict[str, tuple[float, ...]]
     answers: float
     cost: Cost = NO_COST
-    deploys: str = ""
+    chosen_on_validation: str = ""
 
 
 def measure_method(
@@ -55,7 +55,7 @@ def measure_method(
     make_view: MakeView,
     seed: int = 0,
     weights: str = BASE,
-    deploys: str = "",
+    chosen_on_validation: str = "",
 ) -> MethodResult:
     """Choose the parameter of a method on validation images, then measure its masks on the test images.
 
@@ -64,7 +64,7 @@ def measure_method(
         trained: the runs that it uses.
         samples: labelled samples of `val` and `test`.
         make_view: from an image to its view.
-        seed, weights, deploys: as in `MethodResult`.
+        seed, weights, chosen_on_validation: as in `MethodResult`.
     """
     val = _val_dice(method, trained, samples["val"], make_view)
     groups = [sample.group_id for sample in samples["val"]]
@@ -82,7 +82,7 @@ def measure_method(
             columns.setdefault(name, []).append(value)
     test = {name: tuple(values) for name, values in columns.items()}
     found = tuple(val[:, best].tolist()), test, float(np.mean(answers))
-    return MethodResult(method.name, seed, weights, parameter, *found, deploys=deploys)
+    return MethodResult(method.name, seed, weights, parameter, *found, chosen_on_validation=chosen_on_validation)
 
 
 def _val_dice(method: Method, trained: Trained, samples: Sequence[Sample], make_view: MakeView) -> np.ndarray:

@@ -84,7 +84,7 @@ METHODS = (
     Method(
         POST, "post", "experiment 2: post-processing policy", (POST,), operations_policy(POST), train=train_operations
     ),
-    Method("own", "fusion", "the reward network's own segmentation", NET, own_segmentation),
+    Method("reward_net_segmentation", "fusion", "the reward network's own segmentation", NET, own_segmentation),
     Method("fusion", "fusion", "fusion with the reward network's map", NET, fused, FUSION_WEIGHTS),
     Method("ascent", "fusion", "ten steps up the reward network's score", NET, ascent, ASCENT_STEPS),
     Method(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_reward_network.artefacts import write_json
+from rl_reward_network.atomic_io import write_json
 from rl_reward_network.data.items import Sample
 from rl_reward_network.methods.table import Choice, MethodRow, TestImages
 from rl_reward_network.methods.view import BASE
@@ -100,17 +100,17 @@ def _summary(report: Report, folder: Path) -> dict[str, Any]:
 
 def _row_json(row: MethodRow) -> dict[str, Any]:
     return {
-        "road": row.method.name,
+        "method": row.method.name,
         "title": row.method.title,
         "means": row.row.means(),
         "dice_minus_base": asdict(row.to_base),
         "p": row.p,
-        "word": row.word,
+        "verdict": row.verdict,
         "val_dice": asdict(row.val),
         "dice_spread_over_seeds": row.seed_spread,
         "masks_per_image": row.answers,
         "cost": cost_json(row.cost),
-        "deploys": row.words,
+        "chosen_on_validation": row.words,
         "weights": [result.weights for result in row.results],
     }
 
@@ -122,20 +122,23 @@ def _metrics(rows: Sequence[MethodRow]) -> list[str]:
 
 def csv_table(rows: Sequence[MethodRow]) -> Table:
     """Every number with the limits of its interval; columns as in table.csv."""
-    columns: list[Column[MethodRow]] = [("road", lambda row: row.method.name), ("title", lambda row: row.method.title)]
+    columns: list[Column[MethodRow]] = [
+        ("method", lambda row: row.method.name),
+        ("title", lambda row: row.method.title),
+    ]
     for name in _metrics(rows):
         columns += _limits(name, _estimate(name))
     columns += _limits("dice_minus_base", lambda row: row.to_base) + _limits("val_dice", lambda row: row.val)
     columns += [
         ("p", lambda row: row.p),
-        ("word", lambda row: row.word),
+        ("verdict", lambda row: row.verdict),
         ("dice_spread_over_seeds", lambda row: row.seed_spread),
         ("minutes", lambda row: row.cost.minutes),
         ("masks_per_image", lambda row: row.answers),
         ("labelled_images", lambda row: row.cost.labelled_images),
         ("trained_parameters", lambda row: row.cost.parameters),
         ("peak_memory_gib", lambda row: row.cost.peak_gib),
-        ("deploys", lambda row: row.words),
+        ("chosen_on_validation", lambda row: row.words),
     ]
     return table_of(rows, columns)
 
@@ -175,7 +178,7 @@ def tex_table(rows: Sequence[MethodRow]) -> Table:
 def _image_lines(report: Report) -> list[list[object]]:
     """Lines of eval.csv: one per test image, method and seed."""
     metrics = _metrics(report.rows)
-    lines: list[list[object]] = [["sample_id", "group_id", "road", "seed", *metrics]]
+    lines: list[list[object]] = [["sample_id", "group_id", "method", "seed", *metrics]]
     for row in report.rows:
         for result in row.results:
             values = zip(*(result.test[name] for name in metrics), strict=True)
@@ -195,7 +198,7 @@ def _page(report: Report, folder: Path) -> str:
     quality: list[Column[MethodRow]] = [
         ("Dice less base", lambda row: row.to_base.signed),
         ("p", lambda row: "" if row.p is None else p_words(row.p)),
-        ("", lambda row: row.word),
+        ("", lambda row: row.verdict),
         ("SD over seeds", lambda row: "" if row.seed_spread is None else f"{row.seed_spread:.3f}"),
     ]
     costs: list[Column[MethodRow]] = [

@@ -27,7 +27,7 @@ from rl_reward_network.report.statistics import (
 )
 from rl_reward_network.report.table import Row, change_interval, make_row, p_words, word
 
-OWN = "own"  # the reward network's own segmentation: a plain segmenter
+OWN = "reward_net_segmentation"  # the reward network's own segmentation: a plain segmenter
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class MethodRow:
         return self.row.differences[BASE]["dice"]
 
     @property
-    def word(self) -> str:
+    def verdict(self) -> str:
         """better, worse or cannot tell: against the model as it is; empty for the base."""
         return "" if self.p is None else word("dice", self.to_base.mean, self.p)
 
@@ -104,7 +104,7 @@ class MethodRow:
     def words(self) -> str:
         """What the method deploys, or the parameter chosen on validation patients; empty without either."""
         parameters = ["" if of.parameter is None else f"{of.parameter:g}" for of in self.results]
-        pairs = zip((of.deploys for of in self.results), parameters, strict=True)
+        pairs = zip((of.chosen_on_validation for of in self.results), parameters, strict=True)
         found = [", ".join(filter(None, pair)) for pair in pairs]
         return "; ".join(dict.fromkeys(word for word in found if word))
 
@@ -160,7 +160,7 @@ def choose(rows: Sequence[MethodRow], images: TestImages, margin: float = NO_GAP
     decide: the test patients say whether a method is better at all, a claim that is adjusted for all methods. The
     cheapest must pass the same test, one-sided at 2.5 %: few patients, who show nothing, leave the best one alone.
     """
-    better = [row for row in rows if row.word == "better"]
+    better = [row for row in rows if row.verdict == "better"]
     if not better:
         return Choice((), BASE, BASE)
     best = max(better, key=lambda row: row.val.mean)

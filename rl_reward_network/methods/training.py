@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rl_reward_network.artefacts import read_json, weights_fingerprint, write_json
+from rl_reward_network.atomic_io import read_json, weights_fingerprint, write_json
 from rl_reward_network.data.splits import Split, select
-from rl_reward_network.grpo.plan import AdapterArgs, PlanArgs, RewardArgs, make_plan
+from rl_reward_network.grpo.plan import PlanArgs, RewardArgs, TrainablePartsArgs, make_plan
 from rl_reward_network.grpo.settings import OF_LABELS, SIDE_STEPS, GRPOPlan, GRPOSettings
 from rl_reward_network.inputs.config import RegionConfig
 from rl_reward_network.inputs.loading import RunInputs
@@ -171,7 +171,7 @@ def grpo_plan(job: Job, inputs: "GRPOInputs", settings: GRPOSettings, network: R
     by_labels = network is None and settings.objective == "grpo"
     rewards = RewardArgs(loop2_iou_weight=1.0 if by_labels else None)
     labels = _label_budget(job, settings.objective) if settings.objective in OF_LABELS else None
-    adapters = AdapterArgs(job.side_network and settings.objective == "supervised")
+    adapters = TrainablePartsArgs(job.side_network and settings.objective == "supervised")
     args = PlanArgs(
         job.mode, inputs.config, inputs.regions, settings, rewards=rewards, max_labelled=labels, adapters=adapters
     )

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rl_reward_network.artefacts import read_json
+from rl_reward_network.atomic_io import read_json
 
 DEFAULT_MODEL = "sa2va-nano"
 SMALL_HIDDEN_SIZE = 256  # of the language model: 128 in the embedded model, 896 in the smallest Sa2VA that is published

@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rl_reward_network.artefacts import read_json, whole_folder
+from rl_reward_network.atomic_io import read_json, whole_folder
 from rl_reward_network.models.sa2va.arguments_sa2va import full_size
 from rl_reward_network.models.sa2va.families import EMBEDDINGS, ENCODER, ENCODER_LORA_TARGETS
 from rl_reward_network.models.sa2va.side_network import side_network_config

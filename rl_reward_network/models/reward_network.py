@@ -26,7 +26,7 @@ from scipy.special import expit
 from torch import Tensor, nn
 from torch.backends import cudnn
 
-from rl_reward_network.artefacts import (
+from rl_reward_network.atomic_io import (
     NAMES_ALONE,
     PICTURES,
     load_arrays,
@@ -190,12 +190,12 @@ class RewardOutput:
     precision: Tensor
     recall: Tensor
     score: Tensor
-    """The reward: mean over members of the weighted numbers - k * spread; at most 1, possibly slightly below 0."""
+    """The reward: mean over members of the weighted numbers - k * std; at most 1, possibly slightly below 0."""
     members: Tensor
     """float (4, K, B): the four numbers of each member, in the order of `NUMBERS`."""
     member_scores: Tensor
     """float (K, B): the weighted numbers of each member."""
-    spread: Tensor
+    std: Tensor
     """Their standard deviation between members."""
     mask: Tensor
     """The masks."""
@@ -353,10 +353,10 @@ class RewardNetwork(nn.Module):
             weights = torch.tensor(self.config.score_weights, dtype=members.dtype, device=members.device)
             weighted = torch.einsum("n,nkb->kb", weights, members)
             mean = weighted.mean(dim=0)
-            spread = ((weighted - mean).square().mean(dim=0) + 1e-12).sqrt()  # sqrt has no finite gradient at 0
-            score = mean - self.config.caution * spread
+            std = ((weighted - mean).square().mean(dim=0) + 1e-12).sqrt()  # sqrt has no finite gradient at 0
+            score = mean - self.config.caution * std
             dice, iou, precision, recall = members.mean(dim=1)
-            numbers = (dice, iou, precision, recall, score, members, weighted, spread)
+            numbers = (dice, iou, precision, recall, score, members, weighted, std)
             return RewardOutput(*numbers, mask, foreground_probs)
 
     def outside(self, image: np.ndarray, foreground_probs: Tensor) -> str | None:

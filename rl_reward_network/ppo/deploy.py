@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.policies import ActorCriticPolicy
 
-from rl_reward_network.artefacts import read_json
-from rl_reward_network.env.observation import EPISODE_FEATURES, GuideImage, observation_table, observe_image
+from rl_reward_network.env.observation import EPISODE_FEATURES, EdgeFeatures, observation_table, observe_image
 from rl_reward_network.env.operations import OPERATIONS, EditedImage, Operations
 from rl_reward_network.env.post_process_env import spaces_of as operation_spaces
 from rl_reward_network.env.sa2va_finetune_env import PromptContext
@@ -17,7 +16,7 @@ from rl_reward_network.env.sa2va_finetune_env import spaces_of as prompt_spaces
 from rl_reward_network.models.sa2va.checkpoint_sa2va import refuse_unmerged
 from rl_reward_network.ppo.policy import choose_operations, choose_prompts, load_network
 from rl_reward_network.report.deployment import Deployment
-from rl_reward_network.run import check_readable
+from rl_reward_network.run import check_readable, read_model_config
 
 
 def policy_folder(path: Path) -> Path:
@@ -36,7 +35,7 @@ def read_policy_config(folder: Path) -> dict[str, Any]:
     Raises:
         ValueError: the file or a field is missing, or the run has the action stop, which is gone; names the remedy.
     """
-    names = ("prompts", "world", "observation", "vision_features", "net_arch", "plan", "deployment")
+    names = ("prompts", "inputs", "observation", "vision_features", "net_arch", "plan", "deployment")
     config = _config(
         folder, names, "name the final_model folder of a run of this version, or train one: sa2va-rl prompts quick"
     )
@@ -141,7 +140,7 @@ class PostPolicy:
 
 def _new_image(image: np.ndarray, soft: np.ndarray, features: np.ndarray | None = None) -> EditedImage:
     """A mask to be edited whose reward nobody knows."""
-    return EditedImage("new image", "", GuideImage(image), soft, np.zeros(0) if features is None else features)
+    return EditedImage("new image", "", EdgeFeatures(image), soft, np.zeros(0) if features is None else features)
 
 
 def load_post_policy(folder: Path) -> PostPolicy:
@@ -169,7 +168,7 @@ def _config(folder: Path, names: tuple[str, ...], remedy: str) -> dict[str, Any]
     """config.json of a `final_model` folder, with all fields `names`."""
     path = folder / "config.json"
     try:
-        config = read_json(path)
+        config = read_model_config(path)
     except ValueError as error:
         raise ValueError(f"{error}; {remedy}") from None
     check_readable(config if isinstance(config, dict) else {}, folder)

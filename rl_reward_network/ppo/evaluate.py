@@ -43,7 +43,7 @@ SPLIT = "test"  # val patients decide what is deployed, so they are no independe
 
 
 @dataclass(frozen=True)
-class MovedInputs:
+class PathOverrides:
     """Paths and devices that may differ from training; None is the value of training."""
 
     data_root: Path | None = None
@@ -57,7 +57,7 @@ class MovedInputs:
 
 
 def run_evaluation_stage(
-    final_model: Path, where: MovedInputs, images: int | None = None, show_names: bool = False
+    final_model: Path, where: PathOverrides, images: int | None = None, show_names: bool = False
 ) -> tuple[EvaluationResult, Path]:
     """Compare a policy with its baselines, and write `<run>/evaluation/`.
 
@@ -151,10 +151,10 @@ def _compared(
         picks[LAST] = _chosen(config, _last_weights(final_model), entries)
     deployment = Deployment.from_json(config["deployment"])
     val = [entry.table for entry in trained_on["val"]]
-    return compare(val, tables, picks, deployment, config["world"]["seed"], steps)
+    return compare(val, tables, picks, deployment, config["inputs"]["seed"], steps)
 
 
-def open_as_trained(config: dict[str, Any], where: MovedInputs, run: Path) -> RunInputs:
+def open_as_trained(config: dict[str, Any], where: PathOverrides, run: Path) -> RunInputs:
     """The inputs of the run; a split that no longer fits the data, or another model, is an error."""
     settings, limits = saved_config(run, config, where.data_root, where.base_model)
     gpu = where.gpu if where.gpu is not None else -1 if config["device"] == "cpu" else settings.gpu
@@ -245,7 +245,7 @@ def _names(inputs: RunInputs, samples: list[Sample]) -> dict[str, str]:
 
 def _origin(config: dict[str, Any], inputs: RunInputs, final_model: Path, flags: dict[str, Any]) -> Origin:
     """The header of the report, with links into the run and to that of its reward network."""
-    run, model = final_model.parent, f"{Path(config['world']['model_path']).name}, {config['model_fingerprint']}"
+    run, model = final_model.parent, f"{Path(config['inputs']['model_path']).name}, {config['model_fingerprint']}"
     data = f"{inputs.config.data_root.name}: {inputs.summary}, split {SPLIT}"
     flags = {"model_path": final_model, **flags}
     origin = made_by("evaluate", flags, data, model, config["version"], run / "logs")
@@ -263,7 +263,7 @@ def _about(config: dict[str, Any], inputs: RunInputs, minutes: float) -> dict[st
         "mode": f"{plan['mode']}, preset {plan['preset']}",
         "reward": plan["reward"] + (", exchanged between images (control)" if plan.get("shuffle_rewards") else ""),
         "split": SPLIT,
-        "Sa2VA": Path(config["world"]["model_path"]).name,
+        "Sa2VA": Path(config["inputs"]["model_path"]).name,
         "model fingerprint": config["model_fingerprint"],
         "data": inputs.summary,
         "data fingerprint": config["data_fingerprint"][:16],

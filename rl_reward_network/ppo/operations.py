@@ -16,7 +16,7 @@ from rl_reward_network.data.items import Sample
 from rl_reward_network.env.mask_bank import FrozenAnswer, MaskBank
 from rl_reward_network.env.observation import (
     EPISODE_FEATURES,
-    GuideImage,
+    EdgeFeatures,
     mask_observation_table,
     observation_table,
     observe_image,
@@ -190,7 +190,9 @@ def _edited(inputs: RunInputs, plan: PostPlan, sample: Sample, maps: ForegroundM
     features = observe_image(image, answer.vision_features if plan.vision_features else None)
     scorer = None if maps is None else maps.scorer(image)
     truth = sample.load_mask()
-    return EditedImage(sample.sample_id, sample.group_id, GuideImage(image), soft, features, truth, scorer, plan.reward)
+    return EditedImage(
+        sample.sample_id, sample.group_id, EdgeFeatures(image), soft, features, truth, scorer, plan.reward
+    )
 
 
 def default_answer(inputs: RunInputs, image: np.ndarray) -> FrozenAnswer:

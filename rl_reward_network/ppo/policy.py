@@ -14,7 +14,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
-from rl_reward_network.artefacts import whole_folder, write_json
+from rl_reward_network.atomic_io import whole_folder, write_json
 from rl_reward_network.env.operations import EditedImage, Operations
 from rl_reward_network.env.post_process_env import STOP_ACTION, observe
 from rl_reward_network.env.sa2va_finetune_env import PromptContext, observations

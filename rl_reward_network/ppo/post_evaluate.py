@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from rl_reward_network.artefacts import write_json
+from rl_reward_network.atomic_io import write_json
 from rl_reward_network.env.operations import EditedImage, Operations
 from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.ppo.deploy import PostPolicy, load_policy_of_run
-from rl_reward_network.ppo.evaluate import SPLIT, MovedInputs, check_images, open_as_trained
+from rl_reward_network.ppo.evaluate import SPLIT, PathOverrides, check_images, open_as_trained
 from rl_reward_network.ppo.operations import PostPlan, edited_images, post_samples, rewarded_by
 from rl_reward_network.ppo.policy import choose_operations
 from rl_reward_network.ppo.search import greedy, ridge_sequences, words
@@ -83,7 +83,7 @@ class PostResult:
         return self.results.gap_closed(row, SEQUENCE, ORACLE)
 
 
-def run_post_evaluation(final_model: Path, where: MovedInputs, images: int | None = None) -> tuple[PostResult, Path]:
+def run_post_evaluation(final_model: Path, where: PathOverrides, images: int | None = None) -> tuple[PostResult, Path]:
     """Measure the policy and everything beside it on test images, and write `<run>/evaluation/`.
 
     Args:
@@ -100,14 +100,14 @@ def run_post_evaluation(final_model: Path, where: MovedInputs, images: int | Non
     """
     result = evaluate_post(final_model, where, images)
     flags = {"model_path": final_model, "images": images, "data_root": where.data_root, "gpu": where.gpu}
-    data, model = f"{result.config['images']} images", f"{Path(result.config['world']['model_path']).name}"
+    data, model = f"{result.config['images']} images", f"{Path(result.config['inputs']['model_path']).name}"
     run = final_model.parent
     origin = page.made_by("evaluate", flags, data, model, result.config["version"], run / "logs")
     folder = run / ("evaluation" if images is None else f"evaluation_{len(result.images)}")
     return result, _write_report(folder, result, origin)
 
 
-def evaluate_post(final_model: Path, where: MovedInputs, images: int | None = None) -> PostResult:
+def evaluate_post(final_model: Path, where: PathOverrides, images: int | None = None) -> PostResult:
     """The result of `run_post_evaluation`, which writes it."""
     check_images(images)
     start, run = time.perf_counter(), final_model.parent

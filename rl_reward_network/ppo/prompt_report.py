@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_reward_network.artefacts import write_json
+from rl_reward_network.atomic_io import write_json
 from rl_reward_network.ppo.baselines import DEFAULT, DEPLOYED, FIXED, NET, POLICY, Comparison
 from rl_reward_network.report import figures, page
 from rl_reward_network.report.overlays import BLUE, GREEN, ORANGE, picture

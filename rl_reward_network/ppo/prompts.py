@@ -11,7 +11,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.policies import BasePolicy
 
 from rl_reward_network.data.items import Sample
-from rl_reward_network.data.splits import spread
+from rl_reward_network.data.splits import subsample
 from rl_reward_network.env.observation import EPISODE_FEATURES, bounds, observation_table
 from rl_reward_network.env.sa2va_finetune_env import PromptContext, prompt_rewards
 from rl_reward_network.inputs.loading import RunInputs
@@ -281,7 +281,7 @@ def judged_samples(
     Raises:
         ValueError: an image cannot be read, or none is left.
     """
-    more = spread(inputs.unlabelled.for_training, plan.images, inputs.config.seed) if inputs.unlabelled else []
+    more = subsample(inputs.unlabelled.for_training, plan.images, inputs.config.seed) if inputs.unlabelled else []
     candidates = [*more, *samples["policy"]]
     inside, check = np.ones(len(candidates), dtype=bool), None
     if plan.reward in LEARNED:

@@ -20,7 +20,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper,
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 from tqdm import tqdm
 
-from rl_reward_network.artefacts import whole_file
+from rl_reward_network.atomic_io import whole_file
 from rl_reward_network.curves import Curves, load_checkpoint, over_optimised, save_checkpoint
 from rl_reward_network.env.sa2va_finetune_env import PromptContext, Sa2VAFinetuneEnv, prompt_rewards
 from rl_reward_network.ppo.settings import PPOSettings

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_reward_network.artefacts import write_json
+from rl_reward_network.atomic_io import write_json
 from rl_reward_network.report import page
 from rl_reward_network.report.by_name import NamesSection, by_name_html
 from rl_reward_network.report.figures import curves
@@ -21,21 +21,21 @@ from rl_reward_network.report.table import Column, Results, Row, Verdict, gain_v
 from rl_reward_network.rewards.metrics import METRICS
 
 METRIC_TITLES = {
-    "iou_of_drawn": "IoU of mask'",
-    "expected_iou_of_drawn": "IoU of mask', sampled",
-    "iou_of_drawn_by_base": "IoU of mask', neutral",
+    "cycle_iou": "IoU of mask'",
+    "expected_cycle_iou": "IoU of mask', sampled",
+    "cycle_iou_by_base": "IoU of mask', neutral",
     "meteor": "METEOR",
     "expected_meteor": "METEOR, sampled",
     "cycle_meteor": "METEOR of caption'",
     **{name: metric.column for name, metric in METRICS.items()},
-    "learned": "reward net's score",
+    "reward_net_score": "reward net's score",
 }
 CURVES = {
     "reward of sampled rollouts (training)": {f"loop{loop}/reward_mean": f"loop {loop}" for loop in (1, 2)},
     "validation": {
         "val/score": "reward net's score (proxy)",
         "val/gt_dice": "Dice (gold)",
-        **{f"val/{name}": METRIC_TITLES[name] for name in ("iou_of_drawn", "meteor", "cycle_meteor")},
+        **{f"val/{name}": METRIC_TITLES[name] for name in ("cycle_iou", "meteor", "cycle_meteor")},
     },
 }
 COLOURS = {"truth": GREEN, "before": ORANGE, "after": BLUE}
@@ -118,7 +118,7 @@ class BeforeAfter:
         changes = {metric: self.after.values[metric] - self.before.values[metric] for metric in self.gains}
         return max_t_of(changes, [group for _, group in self.results.ids])
 
-    def word(self, metric: str) -> str:
+    def verdict_of(self, metric: str) -> str:
         """better, worse or cannot tell."""
         return word(metric, self.gains[metric].mean, self.p[metric])
 
@@ -162,7 +162,7 @@ def summary(result: BeforeAfter) -> dict[str, Any]:
                 "after": asdict(result.after.estimates[metric]),
                 "gain": asdict(gain),
                 "p": result.p[metric],
-                "word": result.word(metric),
+                "verdict": result.verdict_of(metric),
             }
             for metric, gain in result.gains.items()
         ],
@@ -181,7 +181,7 @@ def _page(result: BeforeAfter, header: str) -> str:
         ("after", lambda metric: result.after.estimates[metric]),
         ("after - before", lambda metric: result.gains[metric].signed),
         ("p", lambda metric: p_words(result.p[metric])),
-        ("", result.word),
+        ("", result.verdict_of),
     ]
     totals = [[name, f"{old:.3f}", f"{new:.3f}"] for name, (old, new) in result.totals.items()]
     plot = curves(result.curves, CURVES, "optimisation step")
@@ -235,7 +235,7 @@ def show_changes(result: BeforeAfter) -> None:
         for metric, gain in result.gains.items()
     ]
     totals = [(name, f"{old:.3f}", f"{new:.3f}", f"{new - old:+.3f}") for name, (old, new) in result.totals.items()]
-    words = [*map(result.word, result.gains), *[""] * len(totals)]
+    words = [*map(result.verdict_of, result.gains), *[""] * len(totals)]
     columns: list[Column[tuple[tuple[str, ...], str]]] = [
         ("", lambda line: line[0][0]),
         ("before", lambda line: line[0][1]),

@@ -75,7 +75,7 @@ class ClassRow:
     p: float | None = None
 
     @property
-    def word(self) -> str:
+    def verdict(self) -> str:
         """better, worse or cannot tell: the second model against the first."""
         if self.p is None or self.dice[0] is None or self.dice[1] is None:
             return ""
@@ -107,8 +107,8 @@ class NamesSection:
             found.append((f"Dice, {model}", partial(_cell, "dice", number, intervals)))
             found.append((f"missed, {model}", partial(_cell, "missed", number, False)))
             absent.append((f"recognised, {model}", partial(_cell, "recognised", number, intervals)))
-        if any(row.word for row in self.rows):
-            found.append((f"{self.models[1]} against {self.models[0]}", lambda row: row.word))
+        if any(row.verdict for row in self.rows):
+            found.append((f"{self.models[1]} against {self.models[0]}", lambda row: row.verdict))
         tables = {"classes that are there": table_of([row for row in self.rows if row.images], found)}
         if lacking := [row for row in self.rows if row.absent]:
             tables["classes that are certainly absent"] = table_of(lacking, absent)

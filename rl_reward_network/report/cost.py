@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rl_reward_network.artefacts import read_json, write_json
+from rl_reward_network.atomic_io import read_json, write_json
 
 COST = "cost.json"
 AFTER_SEARCH = ("PPO", "decision")  # seconds that a method does not need which uses what was found by search

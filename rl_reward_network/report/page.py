@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from rl_reward_network import __version__
-from rl_reward_network.artefacts import whole_file
+from rl_reward_network.atomic_io import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

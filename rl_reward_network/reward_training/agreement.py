@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 
-from rl_reward_network.artefacts import whole_file
+from rl_reward_network.atomic_io import whole_file
 from rl_reward_network.data.ridges import IMAGES, check_labels
 from rl_reward_network.models.reward_network import DiceInterval, RewardNetwork, error_map
 from rl_reward_network.report.agreement import AgreementRow, agreement, coverage

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rl_reward_network.artefacts import NAMES_ALONE, write_json
+from rl_reward_network.atomic_io import NAMES_ALONE, write_json
 from rl_reward_network.data.identity import TRAIN_ANEW, check_apart, judged_parts, thumbnails
 from rl_reward_network.data.items import Sample
 from rl_reward_network.data.splits import Split, select

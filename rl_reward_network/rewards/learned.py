@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_reward_network.artefacts import load_arrays, pixels_digest, save_arrays
+from rl_reward_network.atomic_io import load_arrays, pixels_digest, save_arrays
 
 PIXELS_AT_ONCE = 2**20  # bounds the memory: one mask of 999x960, sixteen of 256x256
 FOLDER = "foreground_maps"  # beside the run folders, with one folder for each network
@@ -134,7 +134,7 @@ class ImageScorer:
     def _quality(self, masks: np.ndarray) -> dict[str, np.ndarray]:
         """The numbers of a RewardOutput; its maps are dropped, so that many large masks need little memory."""
         output = self.network.mask_quality(self._like_probs(masks), self.probs)
-        numbers = {"score": output.score.clamp(0, 1), "dice": output.dice, "spread": output.spread}
+        numbers = {"score": output.score.clamp(0, 1), "dice": output.dice, "std": output.std}
         numbers |= {"members": output.members.permute(2, 1, 0), "member_scores": output.member_scores.T}
         return {name: values.float().cpu().numpy() for name, values in numbers.items()}
 

@@ -1,9 +1,10 @@
 """The rewards of a mask by name: one table for PPO (`--reward`), GRPO (`--mask_rewards`) and the evaluation.
 
 Those that need the true mask are the metrics in [0, 1] of which higher is better, and `betti`, the two Betti errors as
-one number; `rewards/metrics.py` says how to add one. A reward that needs the image alone, or the mask alone as `tree`,
-is a function and an entry of `IMAGE_REWARDS`: PPO and GRPO then take its name, on unlabelled images too. The functions
-of a file that the variable `SA2VA_RL_REWARDS` names are such entries, so a reward of one's own changes no file here.
+one number; `rewards/metrics.py` says how to add one. A reward that needs the image alone, or the mask alone as
+`single_tree`, is a function and an entry of `IMAGE_REWARDS`: PPO and GRPO then take its name, on unlabelled images too.
+The functions of a file that the variable `SA2VA_RL_REWARDS` names are such entries, so a reward of one's own changes no
+file here.
 """
 
 import hashlib
@@ -26,7 +27,13 @@ MASK_REWARDS = {name: metric.function for name, metric in METRICS.items() if met
 ImageReward = Callable[[np.ndarray, np.ndarray], np.ndarray]
 OWN_REWARDS = "SA2VA_RL_REWARDS"  # environment variable: a Python file with rewards of the user
 RESERVED = {
-    *(*MASK_REWARDS, "tree", "net", "mix", "score"),  # other rewards, and the column of the reward network
+    *(
+        *MASK_REWARDS,
+        "single_tree",
+        "net",
+        "net_and_dice",
+        "score",
+    ),  # other rewards, and the column of the reward network
     *("learned", "confidence", "meteor", "judge", "caption"),  # terms of GRPO
     *("scores", "features", "metrics", "own_dice", "sample_id", "group_id"),  # beside the rewards in tables.json
 }
@@ -125,14 +132,14 @@ def own_fingerprint(names: Iterable[str]) -> dict[str, str]:
     return {"own_rewards": hashlib.sha256(Path(file).expanduser().read_bytes()).hexdigest()}
 
 
-IMAGE_REWARDS: dict[str, ImageReward] = {"tree": lambda masks, image: one_tree(masks), **OWN}
+IMAGE_REWARDS: dict[str, ImageReward] = {"single_tree": lambda masks, image: one_tree(masks), **OWN}
 """Name -> function of masks bool (N, H, W) and their image uint8 (H, W, 3), to float64 (N,) in [0, 1]."""
 
 # PPO's rewards as weighted columns: `score` is the reward network's, the others are the mask rewards.
 PROMPT_REWARDS: dict[str, dict[str, float]] = {
     "net": {"score": 1.0},
     **{name: {name: 1.0} for name in (*MASK_REWARDS, *IMAGE_REWARDS)},
-    "mix": {"score": 0.5, "dice": 0.5},
+    "net_and_dice": {"score": 0.5, "dice": 0.5},
     "dice+recall": {"dice": 0.5, "recall": 0.5},
 }
 

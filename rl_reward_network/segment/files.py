@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from rl_reward_network.artefacts import whole_file
+from rl_reward_network.atomic_io import whole_file
 from rl_reward_network.data.images import IMAGE_SUFFIXES, image_size
 from rl_reward_network.report.overlays import ORANGE, paint_mask
 

@@ -11,9 +11,9 @@ import torch
 from stable_baselines3.common.policies import ActorCriticPolicy
 from tqdm import tqdm
 
-from rl_reward_network.artefacts import weights_fingerprint
+from rl_reward_network.atomic_io import weights_fingerprint
+from rl_reward_network.bit_depth import Levels
 from rl_reward_network.data.images import DATA_SET, given_levels, load_for_model, saved_levels
-from rl_reward_network.depth import Levels
 from rl_reward_network.inputs.loading import located_model
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
@@ -209,7 +209,7 @@ def load_mask_maker(
         chooser = load_policy(folder) if deployment.choice == "policy" else None
         prompt = str(trained["prompts"][deployment.best_fixed if deployment.choice == "fixed" else AS_IT_IS])
     network = load_reward_network(reward_net, folder, device)
-    limits = trained.get("world", NO_POLICY)
+    limits = trained.get("inputs", NO_POLICY)
     path = model_path or default_model(policy)
     model, processor = load_sa2va_model(path, device, dtype=dtype or limits.get("dtype", "auto"))
     tiles = limits["max_tiles"] if max_tiles is None else max_tiles

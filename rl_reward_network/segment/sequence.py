@@ -19,7 +19,8 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from rl_reward_network.artefacts import pixels_digest, whole_file, write_json
+from rl_reward_network.atomic_io import pixels_digest, whole_file, write_json
+from rl_reward_network.bit_depth import Levels
 from rl_reward_network.data.images import IMAGE_SUFFIXES, load_grid
 from rl_reward_network.data.masks import load_mask
 from rl_reward_network.data_import.dicom_pixels import SUFFIXES
@@ -32,7 +33,6 @@ from rl_reward_network.data_import.sequences import (
     open_sequence,
     visible_images,
 )
-from rl_reward_network.depth import Levels
 from rl_reward_network.inputs.segmenter import answers_fingerprint
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
@@ -235,20 +235,20 @@ class SequenceMaker:
 
     Args:
         maker: model, processor, prompt, and the reward network if there is one.
-        memory: masks by SAM 2's memory of the frames before, as in the official prediction; else each frame by itself.
+        sam2_memory: masks by SAM 2's memory of the frames before, as officially; else each frame by itself.
         key_frames: which frames the language model sees.
 
     Raises:
-        ValueError: `memory` with a model whose SAM 2 has none.
+        ValueError: `sam2_memory` with a model whose SAM 2 has none.
     """
 
     maker: MaskMaker
-    memory: bool = False
+    sam2_memory: bool = False
     key_frames: KeyFrames = "uniform"
 
     def __post_init__(self) -> None:
         """Check the memory."""
-        if self.memory:
+        if self.sam2_memory:
             check_memory(self.maker.model)
 
     def __call__(self, checked: CheckedSequence) -> SegmentedSequence:
@@ -267,7 +267,7 @@ class SequenceMaker:
         frames, predicted = write_results(checked, maker.network)
         summary = {
             **{"prompt": maker.prompt, "answer": answer.answer, "segs": segs},
-            **{"key_frames": [index + 1 for index in chosen], "memory": self.memory},
+            **{"key_frames": [index + 1 for index in chosen], "sam2_memory": self.sam2_memory},
             **summarise_frames(frames),
             **{f"predicted_{name}": mean for name, mean in zip(PREDICTED, predicted, strict=False)},
         }
@@ -288,10 +288,10 @@ class SequenceMaker:
         """Write the missing masks; with memory every mask is computed again, since each depends on those before."""
         maker, target, count = self.maker, checked.target, len(checked.frames)
         weights = answers_fingerprint(maker.model, maker.processor, maker.max_new_tokens)
-        settings = f"{weights}\n{maker.prompt}\n{self.memory} {chosen}\n{checked.digest}"
+        settings = f"{weights}\n{maker.prompt}\n{self.sam2_memory} {chosen}\n{checked.digest}"
         key = hashlib.sha256(settings.encode()).hexdigest()
         missing = missing_masks(target, count, key)
-        computed = range(count) if self.memory and missing else missing
+        computed = range(count) if self.sam2_memory and missing else missing
         masks = self._masks(checked.frames, computed, answer)
         for index, mask in zip(computed, tqdm(masks, target.source.name, len(computed), unit="frame"), strict=True):
             if index in missing:
@@ -299,7 +299,7 @@ class SequenceMaker:
 
     def _masks(self, frames: FrameSequence, indices: Sequence[int], answer: SequenceAnswer) -> Iterator[np.ndarray]:
         """bool (H, W) of each frame; several `[SEG]` are joined."""
-        segment = masks_with_memory if self.memory else masks_without_memory
+        segment = masks_with_memory if self.sam2_memory else masks_without_memory
         processor = self.maker.processor
         if indices:
             for logits in segment(self.maker.model, frames.frames(indices), answer.seg_embeddings, processor):

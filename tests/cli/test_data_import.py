@@ -17,7 +17,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_without_write_it_only_tells(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["data", "import", "photos", "--to", "new", "--groups", "none"])
+    main(["data", "import", "photos", "--to", "new", "--patients_csv", "none"])
     first, *_, last = capsys.readouterr().out.splitlines()
     assert first == "layout: paired folders (images with masks)"
     assert last == "nothing was written; next: the same command with --to new --write"
@@ -25,7 +25,7 @@ def test_without_write_it_only_tells(source: Path, capsys: pytest.CaptureFixture
 
 
 def test_with_write_it_writes_and_names_the_next_command(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["data", "import", "photos", "--to", "new", "--groups", "none", "--write"])
+    main(["data", "import", "photos", "--to", "new", "--patients_csv", "none", "--write"])
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == "imported: new; next: DATA_ROOT=new bash run_step2_finetune.sh quick"
     assert Path("new/annotations.json").is_file()

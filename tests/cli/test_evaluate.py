@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rl_reward_network.artefacts import write_json
+from rl_reward_network.atomic_io import write_json
 from rl_reward_network.cli.evaluate import newest
 from rl_reward_network.report.before_after import BeforeAfter, show_changes
 from rl_reward_network.report.table import Results, paired_rows

@@ -11,7 +11,7 @@ import pytest
 import tyro
 import yaml
 
-from rl_reward_network.artefacts import read_json, write_json
+from rl_reward_network.atomic_io import read_json, write_json
 from rl_reward_network.cli.grpo import Args, check, main
 from rl_reward_network.embedded.regions import write_regions
 from rl_reward_network.grpo.effects import WHEN
@@ -139,7 +139,7 @@ IDLE = {  # flags that do nothing -> (data, the other flags of the run), and whe
     "cldice_weight 1": [("regions", ""), ("network", "--pathwise_weight 0"), ("images", TRUTH)],
     "contrast_weight 0.5": [("images", SUPERVISED), ("regions", SUPERVISED), ("images", TEACHER), ("images", TRUTH)],
     "max_labelled 5": [("images", "--loop2_iou_weight 1"), ("images", TRUTH)],
-    "taught_weight 0.5": [("images", SUPERVISED)],
+    "consistency_weight 0.5": [("images", SUPERVISED)],
     "preferred_by truth": [("images", SUPERVISED)],
     "dpo_beta 0.5": [("images", SUPERVISED)],
     "sft_weight 0.5": [("images", SUPERVISED)],
@@ -171,7 +171,7 @@ ACTING = (
     ("network", "--learned_weight 2 --mask_policy bernoulli --side_network --side_learning_rate 0.1"),
     ("images", f"{SUPERVISED} --cldice_weight 1 --max_labelled 5 --dice_weight 1 --decoder_learning_rate 0.1"),
     ("images", f"{SUPERVISED} --encoder full --encoder_learning_rate 0.1 --early_stopping_patience 2"),
-    ("images", f"{TEACHER} --ema_decay 0.9 --taught_weight 2 --max_labelled 5 --bce_weight 2"),
+    ("images", f"{TEACHER} --ema_decay 0.9 --consistency_weight 2 --max_labelled 5 --bce_weight 2"),
     ("images", f"{TRUTH} --dpo_gap 0.1 --dpo_beta 2 --sft_weight 0.3 --bce_weight 2 --num_mask_generations 4"),
 )
 

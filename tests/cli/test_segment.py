@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rl_reward_network.artefacts import weights_fingerprint
+from rl_reward_network.atomic_io import weights_fingerprint
 from rl_reward_network.cli import segment
 from rl_reward_network.cli.app import run
 from rl_reward_network.env.prompts import PROMPTS

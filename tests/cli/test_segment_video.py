@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rl_reward_network.artefacts import read_json
+from rl_reward_network.atomic_io import read_json
 from rl_reward_network.cli import segment
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.segment import maker, sequence
@@ -114,7 +114,7 @@ def test_sequences_of_one_name_do_not_share_their_truth(tmp_path: Path, capsys: 
 
 
 def test_flags_of_sequences_need_video(tmp_path: Path) -> None:
-    for flags in ({"memory": True}, {"key_frames": "first"}, {"truth": tmp_path}):
+    for flags in ({"sam2_memory": True}, {"key_frames": "first"}, {"truth": tmp_path}):
         with pytest.raises(ValueError, match=f"--{next(iter(flags))}: it is for sequences; add --video"):
             segment.main(segment.Args((tmp_path,), **flags))  # type: ignore[arg-type]
 
@@ -129,7 +129,7 @@ def test_memory_shows_the_first_frames(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(sequence, "SequenceMaker", refuse)
     for memory in (True, False):
         with pytest.raises(ValueError, match="loaded"):
-            segment.main(segment.Args((write_folder(tmp_path / "run", levels(2)),), video=True, memory=memory))
+            segment.main(segment.Args((write_folder(tmp_path / "run", levels(2)),), video=True, sam2_memory=memory))
     assert given == [True, "first", False, "uniform"]
 
 

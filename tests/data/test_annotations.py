@@ -7,9 +7,9 @@ import pytest
 from PIL import ExifTags, Image
 from pycocotools import mask as coco
 
+from rl_reward_network.bit_depth import Levels
 from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.data.items import data_fingerprint
-from rl_reward_network.depth import Levels
 
 CHASE = Path(__file__).parents[3] / "shared" / "realdata" / "chase_db1"
 needs_chase = pytest.mark.skipif(not CHASE.is_dir(), reason="CHASE_DB1 photographs are not beside this checkout")

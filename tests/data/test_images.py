@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
+from rl_reward_network.bit_depth import Levels, robust_levels
 from rl_reward_network.data import images
 from rl_reward_network.data.images import (
     DATA_SET,
@@ -28,7 +29,6 @@ from rl_reward_network.data.images import (
     measured_levels,
     saved_levels,
 )
-from rl_reward_network.depth import Levels, robust_levels
 
 UPRIGHT = np.arange(6, dtype=np.uint8).reshape(2, 3) * 40  # (2, 3): no two turns of it are equal
 STORED = {  # how the camera stored it, for each EXIF orientation (EXIF 2.32, table 6)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from rl_reward_network.bit_depth import Levels
 from rl_reward_network.data.items import (
     KEY_BYTES,
     RegionSample,
@@ -23,7 +24,6 @@ from rl_reward_network.data.items import (
     report_left_out,
 )
 from rl_reward_network.data.masks import parse_polygon, to_rle
-from rl_reward_network.depth import Levels
 
 IMAGE = np.arange(6 * 8 * 3, dtype=np.uint8).reshape(6, 8, 3)  # not square, so that swapped axes show
 MASK = np.zeros((6, 8), dtype=bool)

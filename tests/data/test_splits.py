@@ -20,7 +20,7 @@ from rl_reward_network.data.splits import (
     save_split,
     select,
     spellings,
-    spread,
+    subsample,
 )
 
 CHASE = Path(__file__).parents[3] / "shared" / "realdata" / "chase_db1"
@@ -142,21 +142,21 @@ def test_bad_split_files_are_refused(tmp_path, change, read, message):
         load_split(path, read(samples))
 
 
-def test_spread_takes_one_of_each_series_before_a_second():
+def test_subsample_takes_one_of_each_series_before_a_second():
     samples = make_samples(groups=3, series=2, frames=5)  # 6 series
     for count in range(len(samples) + 1):
-        taken = spread(samples, count, seed=0)
+        taken = subsample(samples, count, seed=0)
         per_series = [sum(s.series_id == one for s in taken) for one in {s.series_id for s in samples}]
         assert len(set(taken)) == count == sum(per_series)
         assert max(per_series) - min(per_series) <= 1
 
 
-def test_spread_follows_the_seed_and_not_the_order():
+def test_subsample_follows_the_seed_and_not_the_order():
     samples = make_samples()
-    assert spread(samples, 9, seed=1) == spread(samples[::-1], 9, seed=1) != spread(samples, 9, seed=2)
-    assert spread(samples, 0, seed=1) == []
+    assert subsample(samples, 9, seed=1) == subsample(samples[::-1], 9, seed=1) != subsample(samples, 9, seed=2)
+    assert subsample(samples, 0, seed=1) == []
     uneven = make_samples(1, 1, 5) + make_samples(1, 1, 1, first=1)
-    assert [len(spread(uneven, count, seed=0)) for count in (4, 99)] == [4, 6]
+    assert [len(subsample(uneven, count, seed=0)) for count in (4, 99)] == [4, 6]
 
 
 BARE = make_samples(9, parts=None, first=3)
@@ -168,7 +168,7 @@ BARE = make_samples(9, parts=None, first=3)
         (lambda: make_split(make_samples(3), seed=0), r"3 group\(s\) with masks.*--group_regex"),
         (lambda: make_split(make_samples(3) + BARE, seed=0), r"3 group\(s\) with masks"),
         (lambda: select(BARE, make_split(BARE, 0), "train"), "'train' is unknown, expected one of reward"),
-        (lambda: spread(BARE, -1, seed=1), "count must be >= 0, got -1"),
+        (lambda: subsample(BARE, -1, seed=1), "count must be >= 0, got -1"),
     ],
 )
 def test_what_cannot_be_split_is_refused(call, message):

@@ -42,7 +42,7 @@ def write_source(folder: Path, classes: list[dict[str, Any]]) -> ImportOptions:
     names = [f"{number}.png" for number in range(5)]
     write_json(folder / "coco" / "result.json", coco_content(names, annotations, ["1", "1b", "2", "2b"]))
     (folder / "classes.json").write_text(json.dumps(classes))
-    return ImportOptions(groups="none", classes=folder / "classes.json")
+    return ImportOptions(patients_csv="none", classes=folder / "classes.json")
 
 
 def test_each_class_has_its_mask_and_a_certain_absence_an_empty_one(tmp_path: Path) -> None:

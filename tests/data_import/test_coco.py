@@ -65,7 +65,7 @@ def test_the_mask_of_a_category_is_the_union_of_its_instances(
 
 def test_an_image_without_the_chosen_class_is_empty_and_one_without_any_unlabelled(tmp_path: Path) -> None:
     write_coco(tmp_path / "coco", "result.json", "images/{}.png")
-    survey = survey_source(tmp_path / "coco", ImportOptions(groups="none", label="1"))
+    survey = survey_source(tmp_path / "coco", ImportOptions(patients_csv="none", label="1"))
     assert survey.phrase == "vessel"
     write_import(survey, tmp_path / "out")
     samples = read_annotations(tmp_path / "out")

@@ -78,9 +78,10 @@ def test_unknown_groups_are_an_error_with_three_remedies(tmp_path: Path) -> None
     with pytest.raises(ValueError) as error:
         groups_of(ITEMS, None, None)
     assert all(
-        word in str(error.value) for word in ("3 of 3", "--groups patients.csv", "--group_regex", "--groups none")
+        word in str(error.value)
+        for word in ("3 of 3", "--patients_csv patients.csv", "--group_regex", "--patients_csv none")
     )
-    with pytest.raises(ValueError, match=r"nowhere\.csv: file not found.*--groups none"):
+    with pytest.raises(ValueError, match=r"nowhere\.csv: file not found.*--patients_csv none"):
         groups_of(ITEMS, str(tmp_path / "nowhere.csv"), None)
     with pytest.raises(ValueError, match="groups is 'none' and group_regex is"):
         groups_of(ITEMS, "none", "(?P<group>a)")

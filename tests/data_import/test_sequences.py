@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from rl_reward_network.bit_depth import Levels
 from rl_reward_network.data_import.sequences import FRAMES_PER_SECOND, frame_contrast, key_frames, open_sequence
-from rl_reward_network.depth import Levels
 from tests.conftest import smooth_image, tube_image
 from tests.data_import.sources import save
 from tests.data_import.test_dicom import SECRET, write_dicom

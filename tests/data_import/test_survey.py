@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rl_reward_network.artefacts import read_json
+from rl_reward_network.atomic_io import read_json
 from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.data_import.survey import (
     ImportOptions,
@@ -20,7 +20,7 @@ from rl_reward_network.data_import.write import write_import
 from tests.data_import.sources import SIZE, as_255, picture, save, truth, write_pairs
 from tests.data_import.test_dicom import write_dicom
 
-OWN = ImportOptions(groups="none")
+OWN = ImportOptions(patients_csv="none")
 
 
 def points_of(source: Path, options: ImportOptions = OWN) -> str:
@@ -94,7 +94,11 @@ def test_several_classes_are_listed_with_counts_until_one_is_chosen(tmp_path: Pa
     assert "label '2' is no class" in points_of(tmp_path, ImportOptions("none", label="2"))
     (tmp_path / "images/0.png").write_bytes(b"")
     faults, groups, classes = survey_source(tmp_path, ImportOptions()).open_points
-    assert ("the file is empty" in faults, "--groups none" in groups, "2 classes" in classes) == (True, True, True)
+    assert ("the file is empty" in faults, "--patients_csv none" in groups, "2 classes" in classes) == (
+        True,
+        True,
+        True,
+    )
 
 
 IDS = {"1": "vessel", "2": "catheter", "3": "1"}

@@ -12,7 +12,7 @@ from rl_reward_network.data_import.survey import ImportOptions, survey_source
 from rl_reward_network.data_import.write import KEY_FILE, check_named_alike, check_target, import_notes, write_import
 from tests.data_import.sources import SIZE, picture, save, truth, write_pairs
 
-OWN = ImportOptions(groups="none")
+OWN = ImportOptions(patients_csv="none")
 
 
 def snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:
@@ -62,7 +62,7 @@ def test_groups_none_are_told_ever_after(tmp_path: Path) -> None:
     assert json.loads(text)["layout"] == "paired"
     (note,) = import_notes(to)
     assert "Possible leak" in note
-    assert "--groups none" in note
+    assert "--patients_csv none" in note
     assert "1 pairs look nearly identical" in note
     (to / "import.json").write_text('{"format_version": 7}')
     with pytest.raises(ValueError, match=r"import\.json: expected format_version 1 or 2"):
@@ -89,7 +89,7 @@ def test_a_target_that_would_harm_something_is_refused(tmp_path: Path) -> None:
 
 def test_open_points_and_a_file_that_changes_leave_nothing(tmp_path: Path) -> None:
     source = write_pairs(tmp_path / "source")
-    with pytest.raises(ValueError, match="--groups none"):
+    with pytest.raises(ValueError, match="--patients_csv none"):
         write_import(survey_source(source, ImportOptions()), tmp_path / "to")
     survey = survey_source(source, OWN)
     (source / "masks/4.png").write_bytes(b"")

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rl_reward_network.env.observation import GuideImage
+from rl_reward_network.env.observation import EdgeFeatures
 from rl_reward_network.env.operations import OPERATIONS, EditedImage, apply_operation
 
 SIDE = 48
@@ -16,7 +16,7 @@ def known_image(number: int, reward: str = "dice") -> EditedImage:
     top, left = rng.integers(8, 16, 2)
     truth[top : top + 18, left : left + 14] = True
     bright = number % 2 == 0
-    guide = GuideImage(np.full((SIDE, SIDE, 3), 200 if bright else 60, np.uint8))
+    guide = EdgeFeatures(np.full((SIDE, SIDE, 3), 200 if bright else 60, np.uint8))
     wrong = apply_operation("erode" if bright else "dilate", guide, truth.astype(np.float32))
     soft = np.where(wrong > 0.5, np.float32(0.95), np.float32(0.05))
     features = np.array([1.0 if bright else 0.0, rng.normal()], np.float32)

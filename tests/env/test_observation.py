@@ -7,7 +7,7 @@ from scipy import stats
 from rl_reward_network.env.observation import (
     IMAGE_FEATURES,
     VISION_LIMIT,
-    GuideImage,
+    EdgeFeatures,
     bounds,
     mask_observation_table,
     observation_table,
@@ -119,7 +119,7 @@ def test_other_input_is_refused(image):
 
 
 def observed(mask, image=None):
-    guide = GuideImage(np.zeros((*mask.shape, 3), np.uint8) if image is None else image)
+    guide = EdgeFeatures(np.zeros((*mask.shape, 3), np.uint8) if image is None else image)
     values = observe_mask(guide, mask.astype(np.float32))
     return {entry.name: float(value) for entry, value in zip(mask_observation_table(), values, strict=True)}
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from scipy.special import expit, logit
 
-from rl_reward_network.env.observation import GuideImage
+from rl_reward_network.env.observation import EdgeFeatures
 from rl_reward_network.env.operations import KEPT, OPERATIONS, STOP, apply_operation
 from rl_reward_network.rewards.metrics import dice, recall
 from tests.env.edited_images import DILATE, ERODE, LikesLarge, known_image
 
 SIZE = 64
-GUIDE = GuideImage(np.full((SIZE, SIZE, 3), 128, np.uint8))
+GUIDE = EdgeFeatures(np.full((SIZE, SIZE, 3), 128, np.uint8))
 
 
 def soft_of(mask: np.ndarray) -> np.ndarray:
@@ -27,7 +27,7 @@ def square(top: int, left: int, side: int) -> np.ndarray:
     return mask
 
 
-def after(name: str, soft: np.ndarray, guide: GuideImage = GUIDE) -> np.ndarray:
+def after(name: str, soft: np.ndarray, guide: EdgeFeatures = GUIDE) -> np.ndarray:
     return apply_operation(name, guide, soft) > 0.5
 
 
@@ -86,10 +86,10 @@ def test_a_gap_is_bridged_along_a_ridge_of_the_masks_own_polarity() -> None:
     image = np.repeat(grey[..., None], 3, axis=2).astype(np.uint8)
     mask = np.zeros((256, 256), bool)
     mask[126:131, 20:120] = mask[126:131, 140:230] = True
-    result = after("bridge gaps along ridges", soft_of(mask), GuideImage(image))
+    result = after("bridge gaps along ridges", soft_of(mask), EdgeFeatures(image))
     assert result[128, 120:140].all()
     assert (result & ~mask)[:120].sum() == (result & ~mask)[137:].sum() == 0  # nothing is added elsewhere
-    plain = GuideImage(np.full_like(image, 128))
+    plain = EdgeFeatures(np.full_like(image, 128))
     assert (after("bridge gaps along ridges", soft_of(mask), plain) == mask).all()
 
 
@@ -99,7 +99,7 @@ def test_smoothing_follows_edges_of_the_image() -> None:
     image[:, 32:] = 255
     ragged = image[..., 0] > 0
     ragged[::4, 30:32] = True
-    assert (after("smooth along edges", soft_of(ragged), GuideImage(image)) == (image[..., 0] > 0)).mean() > 0.999
+    assert (after("smooth along edges", soft_of(ragged), EdgeFeatures(image)) == (image[..., 0] > 0)).mean() > 0.999
 
 
 @pytest.mark.parametrize("name", ["erode", "dilate"])
@@ -107,7 +107,7 @@ def test_a_larger_image_is_treated_alike(name: str) -> None:
     mask = np.zeros((512, 512), bool)
     mask[100:120, 50:400] = True
     shares = [
-        after(name, soft_of(one), GuideImage(np.zeros((*one.shape, 3), np.uint8))).mean()
+        after(name, soft_of(one), EdgeFeatures(np.zeros((*one.shape, 3), np.uint8))).mean()
         for one in (mask, mask[::2, ::2])
     ]
     assert shares[0] == pytest.approx(shares[1], rel=0.02)

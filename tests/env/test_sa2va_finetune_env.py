@@ -19,7 +19,7 @@ from rl_reward_network.env.sa2va_finetune_env import (
 from rl_reward_network.ppo.contexts import contexts_from_masks
 
 # 200 steps of each of these cases, recorded with version 0.7: (max_steps, reward)
-RECORDED_CASES = ((1, "net"), (3, "net"), (2, "mix"), (1, "dice"))
+RECORDED_CASES = ((1, "net"), (3, "net"), (2, "net_and_dice"), (1, "dice"))
 RECORDED = np.load(Path(__file__).parents[1] / "fixtures" / "episodes_0_7.npz")
 
 
@@ -59,7 +59,7 @@ def rollout(env, seed, steps=40):
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     ("max_steps", "labelled", "reward", "vision"),
-    [(1, True, "net", 0), (3, True, "dice", 5), (2, False, "net", 5), (2, True, "mix", 0)],
+    [(1, True, "net", 0), (3, True, "dice", 5), (2, False, "net", 5), (2, True, "net_and_dice", 0)],
 )
 def test_both_checkers_pass(max_steps, labelled, reward, vision):
     contexts = make_contexts(labelled=labelled, vision=vision)
@@ -141,7 +141,7 @@ def test_the_reward_of_more_steps_is_the_improvement_and_0_for_a_repeated_prompt
     np.testing.assert_allclose([observation[-1] for observation, *_ in steps], [0.5, 0.5, 0.5, 0.75, 0.75])
 
 
-@pytest.mark.parametrize("reward", ["dice", "mix"])
+@pytest.mark.parametrize("reward", ["dice", "net_and_dice"])
 def test_observations_carry_nothing_of_the_ground_truth(reward):
     first, second = make_contexts(seed=0), make_contexts(seed=0)
     for context in second:
@@ -160,7 +160,7 @@ def test_each_reward_has_its_closed_form():
         "dice": context.metrics["dice"],
         "iou": context.metrics["iou"],
         "dice+recall": (context.metrics["dice"] + context.metrics["recall"]) / 2,
-        "mix": 0.5 * context.scores + 0.5 * context.metrics["dice"],
+        "net_and_dice": 0.5 * context.scores + 0.5 * context.metrics["dice"],
     }
     for reward, values in expected.items():
         env = Sa2VAFinetuneEnv([context], reward=reward)
@@ -168,13 +168,15 @@ def test_each_reward_has_its_closed_form():
         _, value, _, _, info = env.step(1)
         assert value == pytest.approx(values[1])
         assert info["score"] == pytest.approx(context.scores[1]), "the reward network's, whatever the reward is"
-    with pytest.raises(ValueError, match=r"reward: got 'best'.*net, dice, iou.*cldice, betti, tree, mix"):
+    with pytest.raises(
+        ValueError, match=r"reward: got 'best'.*net, dice, iou.*cldice, betti, single_tree, net_and_dice"
+    ):
         prompt_rewards(context, "best")
     (bare,) = make_contexts(count=1, labelled=False)
     env = Sa2VAFinetuneEnv([bare])
     env.reset(seed=0)
     assert set(env.step(0)[-1]) == {"sample_id", "prompt", "score"}
-    for reward in ("dice", "iou", "mix"):
+    for reward in ("dice", "iou", "net_and_dice"):
         with pytest.raises(ValueError, match=f"sample0: reward '{reward}' needs"):
             Sa2VAFinetuneEnv([bare], reward=reward)
 

@@ -16,7 +16,7 @@ from rl_reward_network.embedded.regions import LAMPLIGHT, make_scenes, write_reg
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.image_context import FeatureCache, ImageFeatures, Question, open_batch
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
-from rl_reward_network.grpo.prompts import GRPOPrompt, region_prompt
+from rl_reward_network.grpo.prompts import TrainingItem, region_prompt
 from rl_reward_network.grpo.rewards import Reward
 from rl_reward_network.grpo.rollouts import CaptionRollout, PromptImage, Rollouts
 from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings, RewardWeights
@@ -83,7 +83,7 @@ def train(inputs: GRPOInputs, plan: GRPOPlan, folder: Path, **more: Any) -> Path
 
 
 @cache
-def regions(scenes: int = 3) -> tuple[GRPOPrompt, ...]:
+def regions(scenes: int = 3) -> tuple[TrainingItem, ...]:
     """Prompts about regions of scenes under the lamp, several of each image."""
     prompts = []
     for scene_index, scene in enumerate(make_scenes(scenes, 99)):
@@ -159,13 +159,13 @@ def make_trainer(folder: Any, prompts: Any = None, **changed: Any) -> Sa2VAGRPOT
 
 
 @cache
-def prompts_by_candidate() -> tuple[GRPOPrompt, ...]:
+def prompts_by_candidate() -> tuple[TrainingItem, ...]:
     """For each candidate mask that SAM 2 selects for some of these prompts the first such prompt."""
     model, processor = nano()
     prompts = regions()
     batch = open_batch(prompts, FeatureCache(model, processor))
     questions = [batch.question(row, prompt.question) for row, prompt in enumerate(prompts)]
-    by_candidate: dict[int, GRPOPrompt] = {}
+    by_candidate: dict[int, TrainingItem] = {}
     answers = batch.context(model).segment(questions)
     for prompt, question, (_, embedding) in zip(prompts, questions, answers, strict=True):
         assert embedding is not None

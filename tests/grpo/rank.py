@@ -69,7 +69,7 @@ def train(folder: Path, accumulation: int = 1) -> None:
         "rollouts": rollouts,
         "wrapped": type(trainer.model_wrapped).__name__,
         "longest_wait": longest_wait(),
-        "spread": trainer.rollout_generator.spread_controller.spread,
+        "sigma": trainer.rollout_generator.sigma_controller.sigma,
     }
     write(folder, "trained", record, trainer)
 

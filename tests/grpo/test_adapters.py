@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from rl_reward_network.artefacts import read_json, write_json
+from rl_reward_network.atomic_io import read_json, write_json
 from rl_reward_network.grpo.effects import Chosen
 from rl_reward_network.grpo.evaluate import run_grpo_evaluation
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
 from rl_reward_network.grpo.merge import merge_run
-from rl_reward_network.grpo.plan import AdapterArgs, PlanArgs, RewardArgs, _check_reached, make_plan
+from rl_reward_network.grpo.plan import PlanArgs, RewardArgs, TrainablePartsArgs, _check_reached, make_plan
 from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings, RewardWeights, with_images
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.lora import WEIGHTS, load_trainable, read_trainable
@@ -123,8 +123,8 @@ def test_masks_are_trained_in_reach_of_the_reward_gradient(images: GRPOInputs, t
 LABELS = RewardArgs(loop2_iou_weight=1.0)
 
 
-@pytest.mark.parametrize("adapters", [AdapterArgs(True), AdapterArgs(encoder="lora")])
-def test_adapters_out_of_reach_of_every_gradient_are_refused(images: GRPOInputs, adapters: AdapterArgs) -> None:
+@pytest.mark.parametrize("adapters", [TrainablePartsArgs(True), TrainablePartsArgs(encoder="lora")])
+def test_adapters_out_of_reach_of_every_gradient_are_refused(images: GRPOInputs, adapters: TrainablePartsArgs) -> None:
     flag = "--side_network" if adapters.side_network else "--encoder"
     with pytest.raises(ValueError, match=f"{flag} would not train, for --mask_policy gaussian .* give --objective"):
         make_plan(PlanArgs("quick", rewards=LABELS, adapters=adapters), images, None)
@@ -142,12 +142,12 @@ def test_rates_of_adapters_are_checked_and_a_later_run_has_that_of_the_rest(imag
     for field in ("side_learning_rate", "encoder_learning_rate"):
         grpo = GRPOSettings(objective="supervised", **{field: -1.0})  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=f"{field} is -1"):
-            make_plan(PlanArgs("quick", grpo=grpo, adapters=AdapterArgs(encoder="full")), images, None)
+            make_plan(PlanArgs("quick", grpo=grpo, adapters=TrainablePartsArgs(encoder="full")), images, None)
     rate = GRPOSettings(objective="supervised", encoder_learning_rate=1e-4)
     with pytest.raises(
         ValueError, match=r"--encoder_learning_rate 0\.0001 does nothing in this run: it acts with --encoder"
     ):
-        make_plan(PlanArgs("quick", grpo=rate, adapters=AdapterArgs(encoder="lora")), images, None)
+        make_plan(PlanArgs("quick", grpo=rate, adapters=TrainablePartsArgs(encoder="lora")), images, None)
     later = make_plan(PlanArgs("quick", grpo=GRPOSettings(objective="supervised")), images, None).settings
     assert later.side_learning_rate == later.learning_rate
 
@@ -155,7 +155,7 @@ def test_rates_of_adapters_are_checked_and_a_later_run_has_that_of_the_rest(imag
 def test_presets_of_a_side_network_leave_the_users_values(images: GRPOInputs) -> None:
     def settings(**values: Any) -> GRPOSettings:
         grpo = GRPOSettings(objective="supervised", **values)
-        return make_plan(PlanArgs("quick", grpo=grpo, adapters=AdapterArgs(True)), images, None).settings
+        return make_plan(PlanArgs("quick", grpo=grpo, adapters=TrainablePartsArgs(True)), images, None).settings
 
     preset = settings()
     assert (preset.augment, preset.bce_weight, preset.dice_weight, preset.warmup_steps) == (True, 1.0, 0.5, 0.15)
@@ -183,7 +183,7 @@ def test_what_trains_decides_the_recipe_and_neither_the_flag_nor_the_width(
             config["text_config"]["hidden_size"] = width
             write_json(tmp_path / "config.json", config | {"side_network": {"pixels": 512} if own else None})
             world = RunConfig(model_path=str(tmp_path), gpu=-1)
-            plan = make_plan(PlanArgs("full", world, grpo=grpo, adapters=AdapterArgs(not own)), images, None)
+            plan = make_plan(PlanArgs("full", world, grpo=grpo, adapters=TrainablePartsArgs(not own)), images, None)
             found = plan.settings
             taken = found.per_device_train_batch_size // found.num_generations * found.gradient_accumulation_steps
             recipe = (found.max_steps, taken, found.side_learning_rate, found.warmup_steps, found.augment)
@@ -273,7 +273,7 @@ def test_masks_are_those_of_the_encoder_as_it_is_now(
 )
 def test_sizes_are_refused_early(adapters: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        AdapterArgs(**adapters)
+        TrainablePartsArgs(**adapters)
 
 
 def test_its_learning_rate_is_its_own(images: GRPOInputs, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rl_reward_network.artefacts import read_json
+from rl_reward_network.atomic_io import read_json
 from rl_reward_network.grpo.by_name import exact_share
 from rl_reward_network.grpo.evaluate import run_grpo_evaluation
 from rl_reward_network.grpo.image_context import FeatureCache, open_batch
@@ -132,7 +132,7 @@ def test_a_run_is_evaluated_class_by_class(named: GRPOInputs) -> None:
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert all(step["loss/contrast"] > 0 for step in steps if "loss/mask" in step)
     assert sum("loss/contrast" in step for step in steps) == 2
-    assert config["origin"]["wordings"]
+    assert config["settings"]["wordings"]
     result, page = run_grpo_evaluation(run / "final_model")
     assert result.by_name is not None
     assert result.by_name.models == ("before", "after", "held-out wording")

@@ -11,7 +11,7 @@ from peft import PeftModel
 from PIL import Image
 from torch import Tensor
 
-from rl_reward_network.artefacts import read_json
+from rl_reward_network.atomic_io import read_json
 from rl_reward_network.cli.merge import Args, main
 from rl_reward_network.grpo.card import _changes, card_text, training_facts
 from rl_reward_network.models.sa2va import Sa2VAForConditionalGeneration, load_sa2va_model
@@ -68,19 +68,19 @@ def test_the_lines_of_a_merged_models_card_load_it(run: tuple[Path, Any], image:
 @pytest.mark.parametrize(("loop1", "rewards"), [(0, "loop2_iou 1, learned 1"), (1, "iou 1, loop2_iou 1, learned 1")])
 def test_a_card_names_the_rewards_of_the_trained_loops_only(run: tuple[Path, Any], loop1: int, rewards: str) -> None:
     config = read_json(run[0] / "final_model" / "config.json")
-    config["origin"]["settings"] |= {"objective": "grpo", "mask_to_caption_weight": loop1}
-    config["origin"]["weights"] = {"iou": 1.0, "caption": 0.0, "loop2_iou": 1.0, "learned": 1.0}
+    config["settings"]["training"] |= {"objective": "grpo", "mask_to_caption_weight": loop1}
+    config["settings"]["weights"] = {"iou": 1.0, "caption": 0.0, "loop2_iou": 1.0, "learned": 1.0}
     assert training_facts(config)["rewards"] == rewards
 
 
 @pytest.mark.parametrize("merged", [False, True])
 def test_a_card_says_how_the_model_was_trained(run: tuple[Path, Any], merged: bool) -> None:
     config = read_json(run[0] / "final_model" / "config.json")
-    config["origin"]["settings"]["objective"] = "grpo"
+    config["settings"]["training"]["objective"] = "grpo"
     card = card_text(config, merged=merged)
     assert "# sa2va-nano, fine-tuned by GRPO" in card
     assert "- segmentation\n- grpo\n" in card
-    config["origin"]["settings"]["objective"] = "supervised"
+    config["settings"]["training"]["objective"] = "supervised"
     card = card_text(config, merged=merged)
     assert "# sa2va-nano, fine-tuned on true masks, supervised\n" in card
     assert "- segmentation\n- supervised\n" in card
@@ -92,8 +92,8 @@ def test_a_card_has_the_settings_of_a_qwen_vl_where_they_are_not_the_default(run
     config = read_json(run[0] / "final_model" / "config.json")
     plain, changed = card_text(config), {"image_resize": "training", "region_prompt": "crop"}
     assert not any(name.replace("_", " ") in plain or name in plain for name in changed)
-    config["origin"] |= changed
-    config["world"] |= changed
+    config["settings"] |= changed
+    config["inputs"] |= changed
     card = card_text(config)
     assert "| image resize | training |" in card
     assert "| region prompt | crop |" in card
@@ -103,7 +103,7 @@ def test_a_card_has_the_settings_of_a_qwen_vl_where_they_are_not_the_default(run
 
 def test_a_card_says_that_intervals_of_few_groups_are_rough() -> None:
     numbers = {"mean": 0.1, "low": 0.0, "high": 0.2, "groups": 7}
-    row = {"metric": "dice", "before": numbers, "after": numbers, "gain": numbers, "word": "cannot tell"}
+    row = {"metric": "dice", "before": numbers, "after": numbers, "gain": numbers, "verdict": "cannot tell"}
     said = {"verdict": {"sentence": "Cannot tell."}, "items": 9, "config": {"METEOR": ""}, "totals": {}}
     assert "7 test groups, fewer than 20: the intervals are rough." in "\n".join(_changes({**said, "rows": [row]}))
     many = {**row, "gain": {**numbers, "groups": 20}}
@@ -113,10 +113,10 @@ def test_a_card_says_that_intervals_of_few_groups_are_rough() -> None:
 @pytest.mark.parametrize("base", ["ByteDance/Sa2VA-4B", "../../models/mine", "sa2va-nano"])
 def test_the_metadata_are_those_of_the_hub(run: tuple[Path, Any], base: str) -> None:
     config = read_json(run[0] / "final_model" / "config.json")
-    config["world"] |= {"model_path": base, "data_root": "HaochenWang/Grasp-Any-Region-Dataset"}
-    row = {"metric": "dice", "word": "better"}
+    config["inputs"] |= {"model_path": base, "data_root": "HaochenWang/Grasp-Any-Region-Dataset"}
+    row = {"metric": "dice", "verdict": "better"}
     row |= {name: {"mean": 0.81234, "low": 0.8, "high": 0.9, "groups": 30} for name in ("before", "after", "gain")}
-    nothing = {"metric": "cldice", "word": "cannot tell"}
+    nothing = {"metric": "cldice", "verdict": "cannot tell"}
     nothing |= {
         name: {"mean": float("nan"), "low": None, "high": None, "groups": 0} for name in ("before", "after", "gain")
     }

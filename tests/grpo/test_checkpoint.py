@@ -64,7 +64,7 @@ def test_a_checkpoint_holds_all_that_changes(trained: tuple[Path, Any]) -> None:
     assert 0 < state.pop("seconds") < trainer.seconds
     assert set(state.pop("reached")) == trainer.tensors_with_gradient == now.keys()
     assert state == {
-        "spread": trainer.rollout_generator.spread_controller.spread,
+        "sigma": trainer.rollout_generator.sigma_controller.sigma,
         "ema_steps": 3,
         "any_spread": True,
         "ended": False,
@@ -87,9 +87,9 @@ def test_without_a_teacher_none_is_saved(tmp_path: Path) -> None:
     trainer.train()
     assert EMA_WEIGHTS not in names(tmp_path / "checkpoint-1")
     assert load_checkpoint(tmp_path / "checkpoint-1" / STATE)["ema_steps"] == 0
-    trainer.rollout_generator.spread_controller.spread = 9.0
+    trainer.rollout_generator.sigma_controller.sigma = 9.0
     trainer.load_checkpoint(tmp_path / "checkpoint-1")
-    assert trainer.rollout_generator.spread_controller.spread != 9.0
+    assert trainer.rollout_generator.sigma_controller.sigma != 9.0
 
 
 def test_everything_is_put_back(trained: tuple[Path, Any], tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_everything_is_put_back(trained: tuple[Path, Any], tmp_path: Path) -> No
     for name, tensor in trainer.ema.weights.items():
         assert torch.equal(tensor, other.ema.weights[name]), name
     assert other.ema.steps == 3
-    assert other.rollout_generator.spread_controller.spread == trainer.rollout_generator.spread_controller.spread
+    assert other.rollout_generator.sigma_controller.sigma == trainer.rollout_generator.sigma_controller.sigma
     assert other.rollout_generator.ema is other.ema, "rollouts go on with the teacher that was put back"
 
 
@@ -134,11 +134,11 @@ def test_a_folder_that_was_not_finished_is_never_gone_on_with(
 def test_a_checkpoint_written_again_replaces_the_old(
     elsewhere: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(elsewhere.rollout_generator.spread_controller, "spread", 0.125)
+    monkeypatch.setattr(elsewhere.rollout_generator.sigma_controller, "sigma", 0.125)
     (tmp_path / "checkpoint-1" / "stale").touch()
     elsewhere.save_checkpoint()
     assert "stale" not in names(tmp_path / "checkpoint-1")
-    assert load_checkpoint(tmp_path / "checkpoint-1" / STATE)["spread"] == 0.125
+    assert load_checkpoint(tmp_path / "checkpoint-1" / STATE)["sigma"] == 0.125
 
 
 @pytest.mark.parametrize("name", [STATE, EMA_WEIGHTS, "optimizer.pt", "scheduler.pt"])

@@ -101,7 +101,7 @@ def assert_same_training(alone: Path, ranks: Path, count: int) -> None:
         assert_close(first, weights(alone, name), TOLERANCE)
         for rank in range(1, count):
             assert_close(weights(ranks, name, rank), first, 0)
-    assert {own["spread"] for own in all_ranks} == {one["spread"]}
+    assert {own["sigma"] for own in all_ranks} == {one["sigma"]}
 
 
 def test_two_ranks_train_as_one_process(alone: Path, ranks: Path, tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ import pytest
 import torch
 from PIL import Image
 
-from rl_reward_network.artefacts import read_json, weights_fingerprint
+from rl_reward_network.atomic_io import read_json, weights_fingerprint
 from rl_reward_network.cli import evaluate as evaluate_rl_finetuned_sa2va
-from rl_reward_network.data.splits import spread
+from rl_reward_network.data.splits import subsample
 from rl_reward_network.grpo import evaluate as evaluation_file
 from rl_reward_network.grpo.evaluate import PICTURED, pictured, run_grpo_evaluation
 from rl_reward_network.grpo.image_context import FeatureCache
@@ -41,7 +41,7 @@ from tests.report.html_page import Page
 
 ITEMS = 2
 METRICS = {
-    *("dice", "iou", "precision", "recall", "iou_of_drawn", "expected_iou_of_drawn", "iou_of_drawn_by_base"),
+    *("dice", "iou", "precision", "recall", "cycle_iou", "expected_cycle_iou", "cycle_iou_by_base"),
     *("meteor", "expected_meteor", "cycle_meteor"),
 }
 
@@ -60,7 +60,7 @@ def evaluated(trained: tuple[GRPOInputs, Path]) -> tuple[BeforeAfter, Path]:
 def by_hand(trained: tuple[GRPOInputs, Path]) -> tuple[Measured, Measured, np.ndarray]:
     """Both models measured, and what the first draws from the captions of the second."""
     inputs, run = trained
-    items = spread(inputs.pick("test"), ITEMS, inputs.config.seed)
+    items = subsample(inputs.pick("test"), ITEMS, inputs.config.seed)
     (first, processor), (second, _) = nano(), nano()
     load_trainable(second, run / "final_model" / "trainable")
     longest = SETTINGS["max_completion_length"]
@@ -77,7 +77,7 @@ def test_a_quick_run_on_regions_is_evaluated_on_some_of_them_and_says_so(
     every = inputs.pick("test")
     monkeypatch.setattr(evaluation_file, "QUICK_REGIONS", 3)
     prompts, notes = evaluation_file._test_prompts(inputs, "quick", None)
-    assert prompts == spread(every, 3, inputs.config.seed)
+    assert prompts == subsample(every, 3, inputs.config.seed)
     assert notes == (f"quick: 3 of {len(every)} test regions; evaluate --images {len(every)} takes all.",)
     assert evaluation_file._test_prompts(inputs, "full", None) == (every, ())
     assert evaluation_file._test_prompts(replace(inputs, kind="images"), "quick", None) == (every, ())
@@ -91,18 +91,18 @@ def test_both_models_are_measured_on_test_items(
 ) -> None:
     result, (before, after, neutral) = evaluated[0], by_hand
     assert set(result.gains) == METRICS
-    for name in METRICS - {"iou_of_drawn_by_base"}:
+    for name in METRICS - {"cycle_iou_by_base"}:
         np.testing.assert_allclose(result.before.values[name], before.values[name], atol=1e-6, err_msg=name)
         np.testing.assert_allclose(result.after.values[name], after.values[name], atol=1e-6, err_msg=name)
-    assert (before.values["expected_iou_of_drawn"] != after.values["expected_iou_of_drawn"]).any()
+    assert (before.values["expected_cycle_iou"] != after.values["expected_cycle_iou"]).any()
     assert result.totals == {"cIoU": (before.phrase_ciou, after.phrase_ciou)}
-    np.testing.assert_allclose(result.after.values["iou_of_drawn_by_base"], neutral, atol=1e-6)
-    np.testing.assert_array_equal(result.before.values["iou_of_drawn_by_base"], result.before.values["iou_of_drawn"])
+    np.testing.assert_allclose(result.after.values["cycle_iou_by_base"], neutral, atol=1e-6)
+    np.testing.assert_array_equal(result.before.values["cycle_iou_by_base"], result.before.values["cycle_iou"])
     assert result.results.ids == tuple(
-        (item.sample_id, item.group_id) for item in spread(trained[0].pick("test"), ITEMS, 0)
+        (item.sample_id, item.group_id) for item in subsample(trained[0].pick("test"), ITEMS, 0)
     )
     assert {group for _, group in result.results.ids} <= set(trained[0].split.groups["test"])
-    assert (result.results.criterion, result.verdict.label) == ("iou_of_drawn", "cannot tell")
+    assert (result.results.criterion, result.verdict.label) == ("cycle_iou", "cannot tell")
 
 
 def test_files_lie_in_a_folder_that_names_the_limit(
@@ -148,10 +148,10 @@ def test_the_report_shows_gains_and_losses(
     assert all((path.parent / link).exists() for link in files), "relative"
     for caption in by_hand[1].captions:
         assert f"after: {caption}" in page.text
-    gain = result.after.values["iou_of_drawn"] - result.before.values["iou_of_drawn"]
+    gain = result.after.values["cycle_iou"] - result.before.values["cycle_iou"]
     best = int(np.argmax(gain))
     first = result.shown[0]
-    after = result.after.values["iou_of_drawn"]
+    after = result.after.values["cycle_iou"]
     word = "gained most" if gain[best] > 0 else "lost least"
     assert first.title == f"{word}, IoU of mask': {after[best]:.3f} ({gain[best]:+.3f})"
     assert first.words[1:] == (by_hand[0].captions[best], by_hand[1].captions[best])
@@ -173,12 +173,12 @@ def test_captions_that_got_worse_are_shown_with_their_measure() -> None:
     none: Any = [None] * 5
 
     def measured(share: float) -> Measured:
-        values = {"iou_of_drawn": 0.5 + share * gains, "meteor": 0.6 + share * meteor}
+        values = {"cycle_iou": 0.5 + share * gains, "meteor": 0.6 + share * meteor}
         return Measured(values, [f"caption {number}" for number in range(5)], none, none, np.zeros((5, 2), np.int64))
 
     image = np.zeros((8, 8, 3), np.uint8)
     prompts: Any = [SimpleNamespace(load=lambda: (image, None), caption=f"reference {number}") for number in range(5)]
-    shown = pictured(prompts, measured(0), measured(1), "iou_of_drawn")
+    shown = pictured(prompts, measured(0), measured(1), "cycle_iou")
     assert [(item.title, item.words[0][-1]) for item in shown] == [
         ("gained most, IoU of mask': 0.800 (+0.300)", "0"),
         ("gained most, IoU of mask': 0.600 (+0.100)", "3"),
@@ -223,7 +223,7 @@ def copied_run(run: Path, folder: Path) -> Path:
 def test_a_run_can_be_moved_and_told_where_its_data_are(trained: tuple[GRPOInputs, Path], tmp_path: Path) -> None:
     _, run = trained
     moved = copied_run(run, tmp_path)
-    message = r"config\.json: field world\.data_root is \.\./\.\./scenes, no folder here; give --data_root"
+    message = r"config\.json: field inputs\.data_root is \.\./\.\./scenes, no folder here; give --data_root"
     with pytest.raises(ValueError, match=message):
         run_grpo_evaluation(moved / "final_model", items=1)
     with pytest.raises(ValueError, match=r"split\.json: .*name that data folder"):
@@ -248,7 +248,7 @@ def test_a_run_with_a_mask_policy_that_was_removed_is_evaluated(
     moved = copied_run(run, tmp_path)
     for file in (moved / "config.json", moved / "final_model" / "config.json"):
         config = read_json(file)
-        config["origin"]["settings"]["mask_policy"] = "candidates"
+        config["settings"]["training"]["mask_policy"] = "candidates"
         file.write_text(json.dumps(config))
     result, _ = run_grpo_evaluation(moved / "final_model", inputs.config.data_root, items=1)
     assert result.config["mask policy"] == "candidates"
@@ -262,7 +262,7 @@ def test_a_copy_of_a_small_model_is_asked_as_in_training(
     moved = copied_run(run, tmp_path)
     asked: list[Any] = []
     config = read_json(moved / "final_model" / "config.json")
-    config["world"]["model_path"] = "../../copy"
+    config["inputs"]["model_path"] = "../../copy"
     (moved / "final_model" / "config.json").write_text(json.dumps(config))
 
     def noted(model: Any, prompts: Any, *_: Any, **__: Any) -> Measured:
@@ -292,7 +292,7 @@ def test_annotated_images_can_be_learned_from_without_a_reward_network(tmp_path:
         labelled_prompts(unlabelled.prompts, "objective supervised")
     with pytest.raises(ValueError, match=r"loop2 reward iou .*none of the \d .*--reward_net"):
         train(unlabelled, changed(plan, mask_to_caption_weight=0.0, **ONE_STEP), tmp_path / "out" / "bare")
-    by_tree = replace(PLAN, weights=RewardWeights(loop2_iou=0.0), mask_rewards={"loop2": {"tree": 1.0}})
+    by_tree = replace(PLAN, weights=RewardWeights(loop2_iou=0.0), mask_rewards={"loop2": {"single_tree": 1.0}})
     run = train(unlabelled, changed(by_tree, mask_to_caption_weight=0.0, **ONE_STEP), tmp_path / "out" / "by_tree")
     with pytest.raises(ValueError, match=r"none of \d+ test images has a mask, and the run has no reward network"):
         run_grpo_evaluation(run / "final_model")
@@ -306,7 +306,7 @@ BY_LABELS: dict[str, Any] = {"mask_to_caption_weight": 0.0, "bce_weight": 1.0, "
     [
         ({"objective": "supervised"}, RewardWeights(), False),
         ({"objective": "dpo", "preferred_by": "truth"}, RewardWeights(), False),
-        ({"objective": "dpo", "preferred_by": "learned"}, RewardWeights(), True),
+        ({"objective": "dpo", "preferred_by": "reward_net_score"}, RewardWeights(), True),
         ({"objective": "grpo"}, RewardWeights(learned=1.0), True),
         ({"objective": "grpo", "caption_to_mask_weight": 0.0}, RewardWeights(learned=1.0), False),
         ({"objective": "grpo", "pathwise_weight": 0.5}, RewardWeights(), True),
@@ -401,18 +401,18 @@ def test_images_are_judged_by_dice_and_the_runs_own_network(tmp_path: Path, monk
     assert looked == passes, "a later process reads the maps"
     config = read_json(run / "config.json")
     assert (config["kind"], config["meteor_variant"]) == ("images", "")
-    assert config["origin"]["reward_net"] == network.fingerprint
+    assert config["settings"]["reward_net"] == network.fingerprint
     assert RewardNetwork.from_pretrained(run / "reward_net").fingerprint == network.fingerprint
     assert page == run / "evaluation" / "report.html", "no limit, no number"
     assert result.results.criterion == "dice"
-    assert set(result.gains) == {"dice", "iou", "precision", "recall", "learned"}
+    assert set(result.gains) == {"dice", "iou", "precision", "recall", "reward_net_score"}
     items = inputs.pick("test")
     assert len(result.results.ids) == len(items)
     image, _ = items[0].load()
     shown: Any = next(one for one in result.shown if (one.image == image).all())
     assert shown.words == (items[0].question, "", "")
     expected = score_masks(network, image, shown.after[None].astype(np.float32))[0]
-    assert result.after.values["learned"][0] == pytest.approx(expected, abs=1e-5)
+    assert result.after.values["reward_net_score"][0] == pytest.approx(expected, abs=1e-5)
     own = [dice((foreground_prob(network, item.load()[0]) > 0.5)[None], item.load()[1][None])[0] for item in items]
     note, few = result.notes
     assert few == "1 test groups, fewer than 6: there are no intervals, and no verdict is possible."
@@ -424,10 +424,10 @@ def test_images_are_judged_by_dice_and_the_runs_own_network(tmp_path: Path, monk
     bare = [replace(item, load=lambda own=item: (own.load()[0], None)) for item in items]
     monkeypatch.setattr(GRPOInputs, "pick", lambda self, *names: bare)
     unlabelled, _ = run_grpo_evaluation(run / "final_model")
-    assert (unlabelled.results.criterion, list(unlabelled.gains)) == ("learned", ["learned"])
+    assert (unlabelled.results.criterion, list(unlabelled.gains)) == ("reward_net_score", ["reward_net_score"])
     assert (unlabelled.totals, unlabelled.notes) == ({}, (few,))
     assert unlabelled.verdict.sentence.startswith("Cannot tell: reward net's score")
-    assert unlabelled.gains["learned"] == result.gains["learned"]
+    assert unlabelled.gains["reward_net_score"] == result.gains["reward_net_score"]
 
 
 def test_names_are_not_silently_left_out(trained: tuple[GRPOInputs, Path]) -> None:

@@ -22,7 +22,7 @@ from rl_reward_network.grpo.image_context import (
     seeded_generator,
 )
 from rl_reward_network.grpo.measure import measure, unpacked
-from rl_reward_network.grpo.prompts import DESCRIBE, GRPOPrompt, region_prompt, segment_question
+from rl_reward_network.grpo.prompts import DESCRIBE, TrainingItem, region_prompt, segment_question
 from rl_reward_network.models.sa2va import side_network as side_file
 from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding
 from rl_reward_network.models.sa2va.side_network import SideNetworkConfig
@@ -425,7 +425,7 @@ def test_masks_have_the_size_of_their_own_image(picked: tuple[Any, Any, PromptBa
     """Images of a batch may differ in size."""
     model, processor, _ = picked
     image, mask = (part[20:220, :] for part in PICKED[0].load())
-    cut = GRPOPrompt("g", "s", "n", "", PICKED[0].question, True, lambda: (image, mask))
+    cut = TrainingItem("g", "s", "n", "", PICKED[0].question, True, lambda: (image, mask))
     batch = open_batch([cut, PICKED[1]], FeatureCache(model, processor))
     drawn = batch.masks(batch.context(model), [0, 1], [cut.question, PICKED[1].question])
     assert [one.shape for one in drawn if one is not None] == [(200, 256), (256, 256)]

@@ -12,11 +12,11 @@ import pytest
 from datasets import Dataset
 from PIL import Image
 
-from rl_reward_network.artefacts import pixels_digest, read_json
+from rl_reward_network.atomic_io import pixels_digest, read_json
 from rl_reward_network.cli import grpo
 from rl_reward_network.data import annotations
 from rl_reward_network.data.masks import to_rle
-from rl_reward_network.data.splits import SPLITS, make_split, save_split, select, spread
+from rl_reward_network.data.splits import SPLITS, make_split, save_split, select, subsample
 from rl_reward_network.embedded import datasets as embedded
 from rl_reward_network.embedded.regions import write_regions
 from rl_reward_network.env.prompts import PROMPTS
@@ -24,7 +24,7 @@ from rl_reward_network.grpo import inputs as inputs_file
 from rl_reward_network.grpo.inputs import GRPOInputs, check_prompts, open_grpo_inputs, with_unlabelled, within_budget
 from rl_reward_network.grpo.merge import merge_run
 from rl_reward_network.grpo.plan import RewardArgs
-from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL, GRPOPrompt
+from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL, TrainingItem
 from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings, RewardWeights
 from rl_reward_network.grpo.stage import describe
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig, pick_fields
@@ -89,7 +89,7 @@ def test_a_budget_of_labels_takes_the_reward_networks_images_first(tmp_path: Pat
     chosen = {most: [p.sample_id for p in within_budget(inputs, prompts, most)] for most in (1, 4, count, 99)}
     samples = select(read_samples(folder), inputs.split, "reward")
     for most in (1, 4, count):
-        assert chosen[most] == [sample.sample_id for sample in spread(samples, most, 3)], "as step 1 picks them"
+        assert chosen[most] == [sample.sample_id for sample in subsample(samples, most, 3)], "as step 1 picks them"
         assert chosen[most] == chosen[99][:most], "a smaller budget is a subset of a larger one"
     assert set(chosen[99][count:]) == {p.sample_id for p in inputs.pick("policy")}
     assert chosen[99] != [p.sample_id for p in within_budget(opened(folder, seed=4), prompts, 99)], "by the seed"
@@ -227,13 +227,13 @@ def test_the_default_scenes_are_rendered_once(tmp_path: Path, monkeypatch: pytes
     assert (DEFAULT_REGIONS / "recipe.json").stat().st_mtime_ns == written
 
 
-def item(number: int, message: str | None = None) -> GRPOPrompt:
+def item(number: int, message: str | None = None) -> TrainingItem:
     def load() -> tuple[np.ndarray, None]:
         if message:
             raise ValueError(f"{number}.png: {message}")
         return np.zeros((2, 2, 3), np.uint8), None
 
-    return GRPOPrompt("g", "s", str(number), "", "?", False, load)
+    return TrainingItem("g", "s", str(number), "", "?", False, load)
 
 
 def test_damaged_files_are_found_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,12 +340,12 @@ def test_a_merged_model_is_measured_on_nothing_that_has_trained_it(
 
 def test_a_resumed_run_has_the_same_unlabelled_images(inputs: GRPOInputs, run: Path, plan: GRPOPlan) -> None:
     config = read_json(run / "config.json")
-    fingerprint = config["origin"]["model_fingerprint"]
+    fingerprint = config["settings"]["model_fingerprint"]
     Run(run, GRPO_RUN).check_same(describe(inputs, plan, fingerprint))
     without = describe(replace(inputs, unlabelled=None), plan, fingerprint)
     with pytest.raises(ValueError, match=r"--resume: it began with other settings .*unlabelled"):
         Run(run, GRPO_RUN).check_same(without)
-    old = {**config, "origin": {name: value for name, value in config["origin"].items() if name != "unlabelled"}}
+    old = {**config, "settings": {name: value for name, value in config["settings"].items() if name != "unlabelled"}}
     (run / "config.json").write_text(json.dumps(old))
     Run(run, GRPO_RUN).check_same(without)
     (run / "config.json").write_text(json.dumps(config))
@@ -371,7 +371,7 @@ def test_what_needs_masks_is_refused_early(tmp_path: Path, change: dict[str, Any
     "change",
     [
         {"grpo": GRPOSettings(objective="mean_teacher")},
-        {"rewards": RewardArgs(loop2_iou_weight=0.0, loop2_mask_rewards={"tree": 1.0})},
+        {"rewards": RewardArgs(loop2_iou_weight=0.0, loop2_mask_rewards={"single_tree": 1.0})},
     ],
 )
 def test_what_needs_neither_masks_nor_a_reward_network_is_allowed(tmp_path: Path, change: dict[str, Any]) -> None:

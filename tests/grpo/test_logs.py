@@ -13,7 +13,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers.trainer_callback import PrinterCallback
 
-from rl_reward_network.artefacts import read_json
+from rl_reward_network.atomic_io import read_json
 from rl_reward_network.grpo import logs as logs_file
 from rl_reward_network.grpo.logs import GRPOLogs, StepMetrics, picture_row
 from rl_reward_network.grpo.rollouts import Rollouts

@@ -286,7 +286,7 @@ def test_the_objective_sums_the_weighted_losses_and_a_rewarded_loop_without_grou
 ) -> None:
     batch = caption_batch(captions_of(0, [2]), advantages=[torch.ones(1)])
     outputs = replace(outputs_of(level([2], 2)), answer_log_probs=[torch.tensor([-2.0])])
-    settings, weights = config(tmp_path, beta=0.0, answer_weight=0.5), {"loop1": 3.0, "loop2": 1.0}
+    settings, weights = config(tmp_path, beta=0.0, seg_text_weight=0.5), {"loop1": 3.0, "loop2": 1.0}
     result = grpo_objective(batch, outputs, settings, StepCounts(2.0, 1.0, 0.0), weights, MASK_POLICIES["gaussian"])
     assert result.value.item() == pytest.approx(3 * -1 + 0.5 * 2)
     tags = {f"loop1/{name}" for name in ("loss", "policy_loss", "entropy")} | {"loop2/loss", "loop2/policy_loss"}
@@ -513,7 +513,7 @@ def test_the_kl_holds_a_run_that_trains_by_the_gradient_alone(tmp_path: Path) ->
         settings = config(
             tmp_path / str(beta),
             **{"pathwise_weight": 5.0, "mask_to_caption_weight": 0.0, "caption_to_mask_weight": 0.0},
-            **{"mask_beta": beta, "beta": 0.0, "answer_weight": 0.0, "max_steps": 3, "learning_rate": 1e-3},
+            **{"mask_beta": beta, "beta": 0.0, "seg_text_weight": 0.0, "max_steps": 3, "learning_rate": 1e-3},
         )
         pathwise = PathwiseReward(ForegroundMaps(seeing()), processor.sam_image_size)
         own = Sa2VAGRPOTrainer(model, processor, settings, regions()[:2], rewards(), pathwise)

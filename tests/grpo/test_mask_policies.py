@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Normal, kl_divergence
 
 from rl_reward_network.grpo.losses import mask_policy_loss
-from rl_reward_network.grpo.mask_policies import MASK_POLICIES, SpreadController
+from rl_reward_network.grpo.mask_policies import MASK_POLICIES, SigmaController
 from rl_reward_network.grpo.policy import PolicyOutputs
 from rl_reward_network.grpo.rollouts import AnswerRollout, MaskRollout, MicroBatch, Rollouts
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
@@ -104,18 +104,18 @@ def test_the_width_of_the_gaussian_follows_the_embedding() -> None:
 
 
 def test_the_controller_widens_alike_masks_and_narrows_foreign_ones() -> None:
-    controller = SpreadController(0.3)
+    controller = SigmaController(0.3)
     controller.update(0.95, 0.0)
-    assert controller.spread == pytest.approx(0.315)
+    assert controller.sigma == pytest.approx(0.315)
     controller.update(0.85, 0.5)
-    assert controller.spread == pytest.approx(0.33075)
+    assert controller.sigma == pytest.approx(0.33075)
     controller.update(0.85, 0.1)
-    assert controller.spread == pytest.approx(0.33075)
+    assert controller.sigma == pytest.approx(0.33075)
     controller.update(0.5, 1.0)
-    assert controller.spread == pytest.approx(0.315), "foreign masks are narrowed even when rewards are equal"
+    assert controller.sigma == pytest.approx(0.315), "foreign masks are narrowed even when rewards are equal"
     for _ in range(200):
         controller.update(1.0, 1.0)
-    assert controller.spread == controller.limits[1]
+    assert controller.sigma == controller.limits[1]
 
 
 def test_sampled_cells_lie_on_the_cells_of_the_image() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rl_reward_network.artefacts import read_json
+from rl_reward_network.atomic_io import read_json
 from rl_reward_network.grpo import mean_teacher, validation
 from rl_reward_network.grpo.image_context import FeatureCache
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
@@ -151,7 +151,7 @@ def test_a_run_learns_from_both_kinds_and_counts_one_label(run: Path) -> None:
     assert "val/teacher_gt_dice" in (run / "metrics.jsonl").read_text()
     config = read_json(run / "final_model" / "config.json")
     assert config["labels"] == 1
-    assert config["origin"]["settings"]["objective"] == "mean_teacher"
+    assert config["settings"]["training"]["objective"] == "mean_teacher"
     card = (run / "final_model" / "README.md").read_text()
     assert "on true masks and a mean teacher's" in card
     assert "those of a moving average of the model" in card
@@ -261,7 +261,7 @@ def test_the_preset_has_views_and_the_losses_of_thin_objects(images: GRPOInputs)
         ({"no_ema": True}, "--no_ema leaves --objective mean_teacher without its teacher"),
         ({"num_iterations": 2}, "expected 1 with mean_teacher training"),
         ({"caption_to_mask_weight": 0.0}, "--caption_to_mask_weight 0.0 does nothing in this run"),
-        ({"taught_weight": -1.0}, "taught_weight is -1.0, expected 0 or more"),
+        ({"consistency_weight": -1.0}, "consistency_weight is -1.0, expected 0 or more"),
     ],
 )
 def test_what_does_nothing_or_harms_is_refused(images: GRPOInputs, flags: dict[str, Any], message: str) -> None:

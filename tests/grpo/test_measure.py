@@ -10,14 +10,14 @@ import pytest
 from rl_reward_network.grpo import measure as measure_file
 from rl_reward_network.grpo.image_context import FeatureCache, open_batch, seeded_generator
 from rl_reward_network.grpo.measure import SAMPLED, Measured, batch_size, iou_of_captions, measure, unpacked
-from rl_reward_network.grpo.prompts import DESCRIBE, GRPOPrompt, segment_question
+from rl_reward_network.grpo.prompts import DESCRIBE, TrainingItem, segment_question
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding
 from rl_reward_network.rewards.captions import meteor
 from tests.grpo.nano import nano, regions, shake
 from tests.grpo.test_image_context import LONGEST, predict
 
 ITEMS = [regions()[row] for row in (5, 2)]
-CAPTIONED = {"iou_of_drawn", "expected_iou_of_drawn", "meteor", "expected_meteor", "cycle_meteor"}
+CAPTIONED = {"cycle_iou", "expected_cycle_iou", "meteor", "expected_meteor", "cycle_meteor"}
 MASKED = {"dice", "iou", "precision", "recall"}
 
 
@@ -35,7 +35,7 @@ def measured(parts: tuple[Any, Any]) -> Measured:
 
 def test_what_validation_does_not_read_can_be_left_out(parts: tuple[Any, Any], measured: Measured) -> None:
     few = measure(parts[0], ITEMS, FeatureCache(*parts), LONGEST, seed=3, expected=False)
-    assert measured.values.keys() - few.values.keys() == {"expected_iou_of_drawn", "expected_meteor"}
+    assert measured.values.keys() - few.values.keys() == {"expected_cycle_iou", "expected_meteor"}
     for name, values in few.values.items():
         np.testing.assert_array_equal(values, measured.values[name])
     assert (few.captions, few.masks, few.drawn) == (measured.captions, measured.masks, measured.drawn)
@@ -83,7 +83,7 @@ def test_captions_and_both_closed_loops(parts: tuple[Any, Any], measured: Measur
         again_drawn, own = drawn(parts, image, segment_question(said)), unpacked(measured.drawn[row])
         assert own is not None
         assert (own != again_drawn).mean() < 1e-4
-        assert measured.values["iou_of_drawn"][row] == pytest.approx(overlap(own, truth))
+        assert measured.values["cycle_iou"][row] == pytest.approx(overlap(own, truth))
         for name, text in (("meteor", said), ("cycle_meteor", again)):
             assert measured.values[name][row] == pytest.approx(meteor([text], [item.caption], normalise=True)[0]), name
     assert len(set(measured.captions)) == 2
@@ -98,7 +98,7 @@ def test_expected_rewards_are_means_over_sampled_captions(parts: tuple[Any, Any]
         assert truth is not None
         said = [batch.text(answer) for answer in own]
         ious = [overlap(drawn(parts, image, segment_question(text)), truth) for text in said]
-        assert measured.values["expected_iou_of_drawn"][row] == pytest.approx(np.mean(ious), abs=2e-3)
+        assert measured.values["expected_cycle_iou"][row] == pytest.approx(np.mean(ious), abs=2e-3)
         scores = meteor(said, [ITEMS[row].caption] * SAMPLED, normalise=True)
         assert measured.values["expected_meteor"][row] == pytest.approx(scores.mean())
 
@@ -109,7 +109,7 @@ def test_items_at_once_change_no_greedy_number(
     monkeypatch.setattr(measure_file, "BATCH_SIZE", {"small": 1})
     single = measure(parts[0], ITEMS, FeatureCache(*parts), LONGEST, seed=3)
     assert single.captions == measured.captions
-    for name in (CAPTIONED | MASKED) - {"expected_iou_of_drawn", "expected_meteor"}:
+    for name in (CAPTIONED | MASKED) - {"expected_cycle_iou", "expected_meteor"}:
         np.testing.assert_allclose(single.values[name], measured.values[name], atol=2e-3, err_msg=name)
     assert single.overlap.shape == (2, 2)
     assert len(single.masks) == 2
@@ -141,7 +141,7 @@ def test_images_without_captions_or_truth_lack_those_numbers(parts: tuple[Any, A
     """Never a 0 in place of what cannot be known."""
     image, truth = ITEMS[0].load()
     labelled, bare = (
-        GRPOPrompt(name, name, name, "", ITEMS[0].question, mask is not None, lambda mask=mask: (image, mask))
+        TrainingItem(name, name, name, "", ITEMS[0].question, mask is not None, lambda mask=mask: (image, mask))
         for name, mask in (("labelled", truth), ("bare", None))
     )
     result = measure(parts[0], [labelled, bare], FeatureCache(*parts), LONGEST)

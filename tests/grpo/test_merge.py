@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from rl_reward_network.artefacts import read_json, weights_fingerprint, write_json
+from rl_reward_network.atomic_io import read_json, weights_fingerprint, write_json
 from rl_reward_network.cli import segment
 from rl_reward_network.cli.merge import Args, main
 from rl_reward_network.curves import save_checkpoint
@@ -44,8 +44,8 @@ def write_run(run: Path, plan: GRPOPlan = PLAN, model_path: str = "sa2va-nano") 
     base, _ = load_sa2va_model("sa2va-nano")
     config = {
         "stage": "grpo",
-        "origin": describe(inputs, plan, weights_fingerprint(base)),
-        "world": {"model_path": model_path, "max_dynamic_patch": 1},
+        "settings": describe(inputs, plan, weights_fingerprint(base)),
+        "inputs": {"model_path": model_path, "max_dynamic_patch": 1},
         "data": inputs.summary,
         "meteor_variant": "exact+stem",
         "steps": 120,
@@ -147,10 +147,10 @@ def test_the_card_says_what_it_is(merged: Any) -> None:
 
 def test_the_card_shows_the_evaluation_and_names_a_control(tmp_path: Path) -> None:
     write_run(tmp_path / "run", replace(PLAN, shuffle_rewards=True, judge={"model": "a-judge", "base_url": "http://x"}))
-    before = {"iou_of_drawn": np.array([0.5, 0.6, 0.4, 0.5, 0.6, 0.4]), "meteor": np.full(6, 0.7)}
-    after = {"iou_of_drawn": np.array([0.6, 0.7, 0.5, 0.6, 0.7, 0.5]), "meteor": np.array([0.7] * 5 + [0.6])}
+    before = {"cycle_iou": np.array([0.5, 0.6, 0.4, 0.5, 0.6, 0.4]), "meteor": np.full(6, 0.7)}
+    after = {"cycle_iou": np.array([0.6, 0.7, 0.5, 0.6, 0.7, 0.5]), "meteor": np.array([0.7] * 5 + [0.6])}
     rows, ids = paired_rows(before, after, list("abcdef")), tuple(zip("123456", "abcdef", strict=True))
-    result = BeforeAfter(Results(rows, ids, "iou_of_drawn"), {"cIoU": (0.8, 0.75)}, {"METEOR": "full"})
+    result = BeforeAfter(Results(rows, ids, "cycle_iou"), {"cIoU": (0.8, 0.75)}, {"METEOR": "full"})
     write_json(tmp_path / "run" / "evaluation" / "eval.json", summary(result))
     merge_run(tmp_path / "run", tmp_path / "mine")
     card = (tmp_path / "mine" / "README.md").read_text()
@@ -201,7 +201,7 @@ def test_the_processor_and_further_files_of_the_training_are_kept(tmp_path: Path
     write_run(tmp_path / "run")
     final_model = tmp_path / "run" / "final_model"
     config = read_json(final_model / "config.json")
-    write_json(final_model / "config.json", config | {"world": config["world"] | {"max_dynamic_patch": 3}})
+    write_json(final_model / "config.json", config | {"inputs": config["inputs"] | {"max_dynamic_patch": 3}})
     (final_model / "notes.json").write_text('"of the training"')
     main(Args(output=tmp_path / "mine", path=final_model / "trainable"))
     assert (tmp_path / "mine" / "notes.json").read_text() == '"of the training"'

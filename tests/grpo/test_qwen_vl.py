@@ -94,7 +94,7 @@ def test_both_ways_to_show_a_region_give_captions_and_metrics(trainer: Any, how:
     cache.clear()
     cache.processor.region_prompt = how
     measured = measure(trainer.sa2va, PROMPTS[:2], cache, 8, quiet=True)
-    assert set(measured.values) >= {"iou_of_drawn", "meteor", "cycle_meteor", "dice"}
+    assert set(measured.values) >= {"cycle_iou", "meteor", "cycle_meteor", "dice"}
     assert all(measured.captions)
     assert len(cache.entries) >= 1 + 2, "the image, and each true region, which will be asked for again"
     cache.clear()
@@ -138,7 +138,7 @@ def test_embeddings_and_head_can_be_frozen_for_smaller_gpus(trainer: Any, tmp_pa
 def test_the_head_is_frozen_where_no_loss_reads_words(tmp_path: Path, weight: float, frozen: bool) -> None:
     model, processor = load_sa2va_model(write_tiny_qwen(tmp_path / "model"))
     prepare_model(model, 4, 8)
-    words = {"mask_to_caption_weight": 0.0, "answer_weight": weight, "mask_policy": "gaussian"}
+    words = {"mask_to_caption_weight": 0.0, "seg_text_weight": weight, "mask_policy": "gaussian"}
     settings = config(tmp_path / "run", per_device_train_batch_size=2, num_generations=2, **words)
     made = Sa2VAGRPOTrainer(model, processor, settings, PROMPTS, rewards())
     assert ("lm_head.weight" in made.freeze_unreached(PROMPTS[:1])) == frozen

@@ -26,7 +26,7 @@ from torch import nn
 
 from benchmarks.random_checkpoint import write_random_checkpoint
 from benchmarks.random_qwen_vl import CHAT
-from rl_reward_network.artefacts import read_json
+from rl_reward_network.atomic_io import read_json
 from rl_reward_network.grpo.image_context import make_question
 from rl_reward_network.grpo.prompts import segment_question
 from rl_reward_network.grpo.trainable import prepare_model

@@ -366,7 +366,7 @@ def test_the_warning_of_alike_rewards_names_the_steps_and_the_remedy_once(tmp_pa
 def test_a_run_warns_of_alike_rewards_while_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps on the same rollouts count, too; they are steps that change nothing."""
     monkeypatch.setattr(trainer_file, "LONGEST_ALIKE", 2)
-    trainer = alike_trainer(tmp_path, num_iterations=2, per_device_train_batch_size=4, answer_weight=0.0)
+    trainer = alike_trainer(tmp_path, num_iterations=2, per_device_train_batch_size=4, seg_text_weight=0.0)
     start = copied(trainer.sa2va)
     with pytest.warns(UserWarning, match="steps 1 to 2: the rewards of every group of loop1 .*temperature"):
         trainer.train()

@@ -71,9 +71,9 @@ def test_the_teachers_caption_of_a_mask_is_the_models_prediction(generator: Roll
 def test_the_mean_action_is_the_models_prediction(generator: RolloutGenerator) -> None:
     prompt = regions()[1]
     image, _ = prompt.load()
-    generator.spread_controller.spread = 1e-6
+    generator.sigma_controller.sigma = 1e-6
     rollouts = generator.generate([prompt], (0, 0, 0))
-    generator.spread_controller.spread = 0.3
+    generator.sigma_controller.sigma = 0.3
     prediction = generator.model.predict_forward(
         image=image, text=f"<image>{prompt.question}", processor=generator.processor
     )

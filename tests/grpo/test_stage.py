@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rl_reward_network import __version__
-from rl_reward_network.artefacts import read_json, weights_fingerprint, write_json
+from rl_reward_network.atomic_io import read_json, weights_fingerprint, write_json
 from rl_reward_network.grpo import inputs as inputs_file
 from rl_reward_network.grpo import stage as stage_file
 from rl_reward_network.grpo import stage as startup
@@ -93,10 +93,10 @@ def test_a_run_writes_all_that_it_says(grpo_run: Path) -> None:
 def test_config_says_what_was_trained_on_what(grpo_run: Path, grpo_inputs: GRPOInputs) -> None:
     config = read_json(grpo_run / "config.json")
     model, _ = load_sa2va_model("sa2va-nano")
-    origin = config["origin"]
+    origin = config["settings"]
     assert (config["stage"], config["kind"], config["data"]) == ("grpo", "regions", grpo_inputs.summary)
     assert (origin["mode"], origin["lora_r"], origin["lora_alpha"]) == ("quick", 4, 8)
-    assert origin["settings"] == asdict(PLAN.settings)
+    assert origin["training"] == asdict(PLAN.settings)
     assert origin["weights"] == {
         "iou": 1.0,
         "caption": 1.0,
@@ -108,8 +108,8 @@ def test_config_says_what_was_trained_on_what(grpo_run: Path, grpo_inputs: GRPOI
     assert origin["model_fingerprint"] == weights_fingerprint(model)
     assert origin["data_fingerprint"] == grpo_inputs.split.fingerprint
     assert config["groups"] == {"reward": 3, "policy": 2, "val": 1, "test": 2}
-    assert (config["world"]["data_root"], config["world"]["output_dir"]) == ("../../scenes", "..")
-    assert config["world"]["model_path"] == "sa2va-nano"
+    assert (config["inputs"]["data_root"], config["inputs"]["output_dir"]) == ("../../scenes", "..")
+    assert config["inputs"]["model_path"] == "sa2va-nano"
     assert config["labels"] == len(grpo_inputs.pick("reward", "policy")), "the masks of all regions"
     assert set(config["trainable"]) == set(read_trainable(grpo_run / "final_model" / WEIGHTS))
     frozen = config["frozen_because_unreached"]
@@ -134,10 +134,10 @@ def test_a_run_is_not_gone_on_with_under_other_settings(grpo_run: Path, grpo_inp
     other = changed(replace(PLAN, weights=RewardWeights(iou=0.5)), learning_rate=1e-4)
     with pytest.raises(
         ValueError,
-        match=r"it began with other settings \(weights\.iou was 1\.0, now 0\.5; settings\.learning_rate was 0\.01",
+        match=r"it began with other settings \(weights\.iou was 1\.0, now 0\.5; training\.learning_rate was 0\.01",
     ):
         train(grpo_inputs, other, grpo_run)
-    began = read_json(grpo_run / "config.json")["origin"]
+    began = read_json(grpo_run / "config.json")["settings"]
     Run(grpo_run, GRPO_RUN).check_same(began)
     with pytest.raises(ValueError, match=r"other settings \(seed was 0, now 1; model_fingerprint\)"):
         Run(grpo_run, GRPO_RUN).check_same(began | {"seed": 1, "model_fingerprint": "0"})
@@ -147,11 +147,11 @@ def test_what_only_a_qwen_vl_has_is_compared_in_both_directions(grpo_inputs: GRP
     crop = replace(grpo_inputs, regions=replace(grpo_inputs.regions, region_prompt="crop"))
     default, cropped = (describe(one, PLAN, "0") for one in (grpo_inputs, crop))
     for began, wanted in ((default, cropped), (cropped, default)):
-        write_json(tmp_path / "config.json", {"stage": "grpo", "origin": began, "version": __version__})
+        write_json(tmp_path / "config.json", {"stage": "grpo", "settings": began, "version": __version__})
         with pytest.raises(ValueError, match=r"other settings \(region_prompt was \w+, now \w+\)"):
             Run(tmp_path, GRPO_RUN).check_same(wanted)
     earlier = {name: value for name, value in default.items() if name not in grpo_inputs.of_qwen_vl}
-    write_json(tmp_path / "config.json", {"stage": "grpo", "origin": earlier, "version": __version__})
+    write_json(tmp_path / "config.json", {"stage": "grpo", "settings": earlier, "version": __version__})
     Run(tmp_path, GRPO_RUN).check_same(default)
 
 
@@ -179,7 +179,7 @@ def test_the_newest_run_of_these_settings_is_found(grpo_run: Path, grpo_inputs: 
         shutil.copytree(
             grpo_run, tmp_path / f"sa2va_grpo_{number}", ignore=shutil.ignore_patterns("checkpoint-*", "logs")
         )
-    (tmp_path / "sa2va_grpo_3" / "config.json").write_text('{"stage": "grpo", "origin": {"mode": "full"}}')
+    (tmp_path / "sa2va_grpo_3" / "config.json").write_text('{"stage": "grpo", "settings": {"mode": "full"}}')
     assert find_grpo_run(grpo_inputs, PLAN, lambda run: True) == tmp_path / "sa2va_grpo_2"
     assert find_grpo_run(grpo_inputs, changed(PLAN, learning_rate=1e-4), lambda run: True) is None
     assert find_grpo_run(grpo_inputs, replace(PLAN, lora_r=8), lambda run: True) is None
@@ -230,7 +230,7 @@ def test_a_run_that_got_worse_says_so_and_keeps_the_initial_model(grpo_inputs: G
     run = tmp_path / "worse"
     train(grpo_inputs, replace(changed(PLAN, **SUPERVISED | {"learning_rate": 1.0}), eval_steps=1), run)
     outcome = read_json(run / "final_model" / "config.json")["validation"]
-    assert outcome["metric"] == "val/iou_of_drawn"
+    assert outcome["metric"] == "val/cycle_iou"
     assert outcome["last"] < outcome["before"] == outcome["best"]
     assert (outcome["kept_step"], outcome["last_step"]) == (0, 1)
     start = dict(load_sa2va_model("sa2va-nano")[0].named_parameters())
@@ -242,14 +242,14 @@ def test_a_run_that_got_worse_says_so_and_keeps_the_initial_model(grpo_inputs: G
     assert (run / "final_model" / "README.md").read_text().split("\n\n")[1].startswith(f"**{first}")
     result, page = run_grpo_evaluation(run / "final_model", items=1)
     assert result.verdict.sentence.startswith(first)
-    assert (result.after.values["iou_of_drawn"] == result.before.values["iou_of_drawn"]).all()
+    assert (result.after.values["cycle_iou"] == result.before.values["cycle_iou"]).all()
     assert f'<p class="verdict">{first}' in page.read_text()
 
 
 def test_a_budget_of_labels_is_kept_to_and_counted(grpo_inputs: GRPOInputs, tmp_path: Path) -> None:
     train(grpo_inputs, replace(changed(PLAN, **SUPERVISED), max_labelled=2), tmp_path / "two")
     config = read_json(tmp_path / "two" / "final_model" / "config.json")
-    assert (config["labels"], config["origin"]["max_labelled"]) == (2, 2)
+    assert (config["labels"], config["settings"]["max_labelled"]) == (2, 2)
     assert "| true masks used in training | 2 |" in (tmp_path / "two" / "final_model" / "README.md").read_text()
 
 

@@ -123,7 +123,7 @@ def test_a_resumed_run_ends_as_the_whole_one(tmp_path: Path, more: dict[str, Any
     assert whole.ema is not None
     assert again.ema is not None
     assert_equal(whole.ema.weights, again.ema.weights)
-    assert whole.rollout_generator.spread_controller.spread == again.rollout_generator.spread_controller.spread
+    assert whole.rollout_generator.sigma_controller.sigma == again.rollout_generator.sigma_controller.sigma
     assert whole.ema.steps == again.ema.steps == 3
 
 
@@ -242,7 +242,7 @@ def test_an_answer_that_drifts_is_brought_back(tmp_path: Path) -> None:
     drift = {}
     for weight in (0.0, 1.0):
         quiet = {"supervised_mask_weight": 0.0, "mask_to_caption_weight": 0.0, "max_steps": 8 if weight else 1}
-        trainer = make_trainer(tmp_path / str(weight), objective="supervised", answer_weight=weight, **quiet)
+        trainer = make_trainer(tmp_path / str(weight), objective="supervised", seg_text_weight=weight, **quiet)
         shake(trainer.sa2va, 0.15)
         rollouts = trainer.rollout_generator.references(regions()[:4]).rollouts
         before = answer_loss(trainer.policy(rollouts)[0].answer_log_probs, 8.0).item()

@@ -43,7 +43,7 @@ class Likes:
     def mask_quality(self, mask: torch.Tensor, maps: torch.Tensor) -> Any:
         share = mask.mean(dim=(1, 2, 3))
         members = {"members": share[None, None].expand(1, 4, -1), "member_scores": share[None]}
-        return SimpleNamespace(score=share, dice=share, spread=share, **members)
+        return SimpleNamespace(score=share, dice=share, std=share, **members)
 
 
 def test_validation_logs_curves_and_changes_nothing(tmp_path: Path) -> None:
@@ -53,9 +53,9 @@ def test_validation_logs_curves_and_changes_nothing(tmp_path: Path) -> None:
     for trainer in (plain, validated):
         trainer.train()
     logs = {name for line in validated.state.log_history for name in line}
-    assert {"val/gt_dice", "val/iou", "val/iou_of_drawn", "val/meteor", "val/cycle_meteor"} <= logs
+    assert {"val/gt_dice", "val/iou", "val/cycle_iou", "val/meteor", "val/cycle_meteor"} <= logs
     assert PROXY not in logs, "no reward network, no proxy"
-    assert validated.validation.criterion == TAGS["iou_of_drawn"], "captions close the loop"
+    assert validated.validation.criterion == TAGS["cycle_iou"], "captions close the loop"
     for name, parameter in plain.sa2va.named_parameters():
         assert torch.equal(parameter, validated.sa2va.get_parameter(name)), name
 
@@ -204,7 +204,7 @@ def test_answers_without_seg_have_a_remedy_of_their_own(tmp_path: Path, monkeypa
         patch.setattr(ImageContext, "segment", lambda self, questions: [([], None) for _ in questions])
         points = trainer.validation._points()
     assert (points[SILENT], points[EMPTY]) == (1.0, 1.0)
-    with pytest.warns(UserWarning, match=r"step 5: .*no \[SEG\].*answer_weight"):
+    with pytest.warns(UserWarning, match=r"step 5: .*no \[SEG\].*seg_text_weight"):
         trainer.validation._alarm(5, points)
     assert trainer.validation._points()[SILENT] == 0.0
 

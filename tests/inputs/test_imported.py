@@ -27,7 +27,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def own(source: Path, **changes: str) -> RunConfig:
-    return RunConfig(data_root=source, gpu=-1, **{"groups": "none", **changes})
+    return RunConfig(data_root=source, gpu=-1, **{"patients_csv": "none", **changes})
 
 
 def test_the_main_job_says_what_it_takes_the_folder_for_and_imports_it_once(
@@ -43,14 +43,14 @@ def test_the_main_job_says_what_it_takes_the_folder_for_and_imports_it_once(
     assert folder.name.startswith("photos_")
     assert str(folder) in said
     assert len(inputs.samples) == 8
-    assert (inputs.config.data_root, inputs.config.groups) == (folder, None)
+    assert (inputs.config.data_root, inputs.config.patients_csv) == (folder, None)
     assert "each image a group of its own" in inputs.summary
     monkeypatch.setattr(loading, "write_import", lambda *_: pytest.fail("imported again"))
     assert open_inputs(own(source)).data_fingerprint == inputs.data_fingerprint
     monkeypatch.setattr(loading, "recognise_layout", lambda *_: pytest.fail("imported data need no import"))
     run = Path("outputs/run")
     config = describe_run(Run(run, REWARD_RUN), inputs, {})
-    assert config["world"]["data_root"] == f"../imported/{folder.name}"
+    assert config["inputs"]["data_root"] == f"../imported/{folder.name}"
     again = open_inputs(*saved_config(run, config), run / "split.json")
     assert again.data_fingerprint == inputs.data_fingerprint
 
@@ -63,7 +63,7 @@ def test_grpo_and_the_doctor_use_the_same_folder() -> None:
     assert "8 annotated images, 8 with a mask" in finding.details
     assert any("Possible leak" in note for note in finding.notes)
     assert list(Path("outputs/imported").glob("[!.]*")) == [config.data_root]
-    with pytest.raises(ValueError, match="--groups none"):
+    with pytest.raises(ValueError, match="--patients_csv none"):
         check_data(RunConfig(data_root=source), regions)
 
 
@@ -98,7 +98,7 @@ def test_our_own_format_is_read_as_it_is_and_takes_no_flags_of_the_import() -> N
     config = RunConfig(data_root=write_tiny_data(Path("own")))
     assert own_format(config) is config
     assert not Path("outputs").exists()
-    for flag in ("groups", "label"):
+    for flag in ("patients_csv", "label"):
         with pytest.raises(ValueError, match=rf"--{flag} is for data that are imported, but own is not"):
             own_format(replace(config, **{flag: "none"}))
 

@@ -61,7 +61,7 @@ def test_the_levels_are_kept_with_the_run_and_used_again(without_model: None, mo
     assert levels is not None
     assert 600 < levels.white < 800, "the tubes are at 160 of 255"
     saved = describe_run(Run(run, REWARD_RUN), inputs, {})
-    assert saved["world"]["grey_levels"] == {"data set": levels}
+    assert saved["inputs"]["grey_levels"] == {"data set": levels}
     Path("bits10").rename("moved")
     monkeypatch.setattr(annotations, "measured_levels", lambda _: pytest.fail("config.json has the levels"))
     config = json.loads((run / "config.json").read_text())

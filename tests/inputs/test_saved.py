@@ -10,19 +10,19 @@ from rl_reward_network.inputs.loading import located_data, located_model, portab
 
 def saved(**changed: str) -> dict[str, object]:
     world = {"model_path": "../../model", "data_root": "../../data", "output_dir": "..", "prompts": None, "seed": 3}
-    return {"world": {**world, **changed}}
+    return {"inputs": {**world, **changed}}
 
 
 def test_a_moved_project_finds_its_data_and_model(tmp_path: Path) -> None:
     run = tmp_path / "outputs" / "run"
     run.mkdir(parents=True)
     with pytest.raises(
-        ValueError, match=r"run/config\.json: field world\.data_root is \.\./\.\./data, no folder here; "
+        ValueError, match=r"run/config\.json: field inputs\.data_root is \.\./\.\./data, no folder here; "
     ):
         saved_config(run, saved())
     (tmp_path / "data").mkdir()
     with pytest.raises(
-        ValueError, match=r"field world\.model_path is \.\./\.\./model, no folder here; give --base_model"
+        ValueError, match=r"field inputs\.model_path is \.\./\.\./model, no folder here; give --base_model"
     ):
         saved_config(run, saved())
     (tmp_path / "model").mkdir()
@@ -42,4 +42,4 @@ def test_a_hub_id_of_data_stays_what_it_is(tmp_path: Path) -> None:
     run, name = tmp_path / "outputs" / "run", Path("owner/regions")
     settings = portable_settings(run, RunConfig(data_root=name, output_dir=tmp_path / "outputs"), RegionConfig())
     assert (settings["data_root"], settings["model_path"], settings["output_dir"]) == (str(name), "sa2va-nano", "..")
-    assert located_data(run, {"world": settings}) == name
+    assert located_data(run, {"inputs": settings}) == name

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from rl_reward_network.bit_depth import Levels
 from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.data.items import Sample, pseudonym
 from rl_reward_network.data.splits import Split, make_split
-from rl_reward_network.depth import Levels
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.unlabelled import open_unlabelled, unlabelled_of
 from tests.conftest import SHARED, tube_image, write_tiny_data

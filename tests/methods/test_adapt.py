@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl_reward_network.artefacts import read_json, weights_fingerprint
+from rl_reward_network.atomic_io import read_json, weights_fingerprint
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
-from rl_reward_network.grpo.plan import AdapterArgs, PlanArgs, make_plan
+from rl_reward_network.grpo.plan import PlanArgs, TrainablePartsArgs, make_plan
 from rl_reward_network.grpo.settings import GRPOPlan
 from rl_reward_network.grpo.stage import captions_of, wanted_settings
 from rl_reward_network.inputs.config import RunConfig
@@ -52,7 +52,9 @@ def two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = {"quick": 2}
     monkeypatch.setattr(adapt, "STEPS_OF", {adapt.SUPERVISED: steps, adapt.TEACHER: steps})
     monkeypatch.setattr(
-        adapt, "AdapterArgs", lambda side_network: AdapterArgs(side_network, SIDE if side_network else 512)
+        adapt,
+        "TrainablePartsArgs",
+        lambda side_network: TrainablePartsArgs(side_network, SIDE if side_network else 512),
     )
 
 
@@ -117,7 +119,7 @@ def test_both_stages_train_and_the_last_kept_one_is_deployed_with_its_report(
     assert "Before and after" in (run / "adapted" / "README.md").read_text()
     assert read_json(run / "mean_teacher" / "config.json")["labels"] == 8
     objectives = [
-        read_json(run / stage / "config.json")["origin"]["settings"]["objective"]
+        read_json(run / stage / "config.json")["settings"]["training"]["objective"]
         for stage in ("supervised", "mean_teacher")
     ]
     assert objectives == ["supervised", "mean_teacher"]
@@ -185,7 +187,7 @@ def test_nothing_is_deployed_where_no_stage_is_better(
     assert not any(stage.kept for stage in result.stages)
     assert not (run / "adapted").exists()
     assert read_json(run / "adapt.json")["deployed"] is None
-    assert read_json(run / "mean_teacher" / "config.json")["world"]["model_path"].endswith("sa2va-nano")
+    assert read_json(run / "mean_teacher" / "config.json")["inputs"]["model_path"].endswith("sa2va-nano")
 
 
 def test_without_masks_it_says_what_cannot_be_known(tmp_path: Path) -> None:
@@ -211,7 +213,9 @@ def test_images_that_all_train_with_their_masks_are_refused(images: GRPOInputs) 
 def test_every_model_takes_the_same_steps_of_as_many_images(images: GRPOInputs, plan: AdaptPlan, small: bool) -> None:
     for stage in plan.stages:
         inputs = replace(images.config, model_path="sa2va-nano" if small else "owner/Sa2VA-4B")
-        args = PlanArgs("quick", inputs, grpo=stage_settings(plan, stage), adapters=AdapterArgs(stage == "supervised"))
+        args = PlanArgs(
+            "quick", inputs, grpo=stage_settings(plan, stage), adapters=TrainablePartsArgs(stage == "supervised")
+        )
         of_stage = make_plan(args, images, None)
         assert of_stage.settings.max_steps == 2
         assert captions_of(of_stage.settings) // of_stage.settings.num_generations == 8

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rl_reward_network.artefacts import read_json, write_json
+from rl_reward_network.atomic_io import read_json, write_json
 from rl_reward_network.cli import segment
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
@@ -83,11 +83,11 @@ def table(run: Path) -> list[dict[str, str]]:
 
 
 def test_every_method_stands_in_the_table_with_its_cost(run: Path) -> None:
-    rows = {row["road"]: row for row in table(run)}
+    rows = {row["method"]: row for row in table(run)}
     assert len(rows) == 14
     assert rows["base"]["dice_minus_base_mean"] == "0"
     assert float(rows["best_of_prompts"]["masks_per_image"]) == 11
-    assert float(rows["own"]["masks_per_image"]) == 0
+    assert float(rows["reward_net_segmentation"]["masks_per_image"]) == 0
     assert float(rows["fusion"]["labelled_images"]) > 0
     assert float(rows["base"]["minutes"]) == 0
     assert float(rows["experiment2"]["minutes"]) > float(rows["sequence"]["minutes"]) > 0
@@ -167,39 +167,40 @@ def test_best_and_cheapest_segment_new_images(run: Path, tmp_path: Path, capsys:
     assert "method: " in capsys.readouterr().out
     with pytest.raises(ValueError, match="has settled --prompt"):
         segment.main(segment.Args((tmp_path / "new.png",), run=run / "best", prompt="x"))
-    with pytest.raises(ValueError, match=r"holds no road\.json"):
+    with pytest.raises(ValueError, match=r"holds no method\.json"):
         load_deployed(tmp_path, "cpu")
 
 
 def test_what_was_trained_again_is_not_deployed(run: Path, tmp_path: Path) -> None:
-    saved = read_json(run / "best" / "road.json")
+    saved = read_json(run / "best" / "method.json")
     runs = {part: f"../{path}" for part, path in read_json(run / "eval.json")["config"]["runs"].items()}
     runs = {POST: str((run / runs[POST].removeprefix("../")).resolve())}
-    write_json(run / "other" / "road.json", saved | {"road": POST, "runs": runs, "trained": {POST: "of before"}})
+    write_json(run / "other" / "method.json", saved | {"method": POST, "runs": runs, "trained": {POST: "of before"}})
     with pytest.raises(ValueError, match="was trained again since"):
         load_deployed(run / "other", "cpu")
     trained = {part: digest(Path(path)) for part, path in runs.items()}
-    other = saved | {"road": POST, "runs": runs, "trained": trained, "model_fingerprint": "of another model"}
-    write_json(run / "other" / "road.json", other)
+    other = saved | {"method": POST, "runs": runs, "trained": trained, "model_fingerprint": "of another model"}
+    write_json(run / "other" / "method.json", other)
     with pytest.warns(UserWarning, match="measured with other weights"):
         load_deployed(run / "other", "cpu")
 
 
 @pytest.mark.parametrize(
-    "method", ["base", "experiment1", "experiment3", "experiment2", "fusion", "own", "weighted_mean"]
+    "method",
+    ["base", "experiment1", "experiment3", "experiment2", "fusion", "reward_net_segmentation", "weighted_mean"],
 )
 def test_a_deployed_method_gives_the_mask_that_was_measured(inputs: RunInputs, run: Path, method: str) -> None:
-    saved = read_json(run / "best" / "road.json")
-    row = next(row for row in read_json(run / "eval.json")["rows"] if row["road"] == method)
+    saved = read_json(run / "best" / "method.json")
+    row = next(row for row in read_json(run / "eval.json")["rows"] if row["method"] == method)
     runs = {part: f"../{path}" for part, path in read_json(run / "eval.json")["config"]["runs"].items()}
     runs = {part: path.removeprefix("../") for part, path in runs.items()}
-    parameter = float(row["deploys"]) if method == "fusion" else None
+    parameter = float(row["chosen_on_validation"]) if method == "fusion" else None
     trained = {part: digest(run / path) for part, path in runs.items()}
-    changed = {"road": method, "parameter": parameter, "runs": runs, "trained": trained, "weights": "base"}
-    write_json(run / "one" / "road.json", saved | changed)
+    changed = {"method": method, "parameter": parameter, "runs": runs, "trained": trained, "weights": "base"}
+    write_json(run / "one" / "method.json", saved | changed)
     deployed = load_deployed(run / "one", "cpu")
     with (run / "eval.csv").open(newline="") as file:
-        line = next(line for line in csv.DictReader(file) if line["road"] == method)
+        line = next(line for line in csv.DictReader(file) if line["method"] == method)
     sample = next(sample for sample in inputs.samples if sample.sample_id == line["sample_id"])
     mask, truth = deployed.mask(sample.load_image()), sample.load_mask()
     assert truth is not None

@@ -67,7 +67,7 @@ def test_fusion_takes_the_weight_that_is_best_on_validation_images() -> None:
 
 
 def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
-    result, _ = measured("own")
+    result, _ = measured("reward_net_segmentation")
     save_result(tmp_path / "own.json", result)
     assert load_result(tmp_path / "own.json") == result
     assert result.answers == 0
@@ -86,7 +86,7 @@ def test_empty_masks_everywhere_are_measured() -> None:
     for one in (samples["val"][0], samples["test"][0]):
         empty = np.zeros((SIDE, SIDE, 3), np.uint8)
         one.load_image, one.load_mask = (lambda empty=empty: empty), (lambda: np.zeros((SIDE, SIDE), bool))
-    for name in (BASE, "fusion", "own"):
+    for name in (BASE, "fusion", "reward_net_segmentation"):
         method = next(method for method in METHODS if method.name == name)
         result = measure_method(method, Trained(("a",), {}), samples, view)
         assert result.test["dice"] == (1.0,)

@@ -124,7 +124,7 @@ def test_fusion_is_the_mean_of_logits_and_its_ends_are_its_parts() -> None:
     own = np.random.default_rng(1).random(SIZE).astype(np.float32)
     assert (mask("fusion", view_of(own), FUSION_WEIGHTS[0]) == (RED > 0.5)).all()
     assert (mask("fusion", view_of(own), FUSION_WEIGHTS[-1]) == (own > 0.5)).all()
-    assert (mask("own", view_of(own)) == (own > 0.5)).all()
+    assert (mask("reward_net_segmentation", view_of(own)) == (own > 0.5)).all()
 
 
 def test_flips_and_scales_of_a_model_that_moves_with_the_image_change_nothing() -> None:
@@ -143,7 +143,7 @@ def test_quarters_cover_the_image(size: tuple[int, int]) -> None:
 
 def test_a_method_that_needs_a_network_says_so() -> None:
     with pytest.raises(ValueError, match="--reward_net"):
-        mask("own", view_of())
+        mask("reward_net_segmentation", view_of())
 
 
 def test_a_view_computes_each_answer_once() -> None:

@@ -47,7 +47,7 @@ def table(*results: MethodResult, patients: int = PATIENTS):  # type: ignore[no-
 
 
 def test_differences_are_paired_and_p_is_that_of_one_test_of_all_rows() -> None:
-    rows = table(result(BASE, 0.5, 0.5), result("fusion", 0.6, 0.6), result("own", 0.5, 0.5))
+    rows = table(result(BASE, 0.5, 0.5), result("fusion", 0.6, 0.6), result("reward_net_segmentation", 0.5, 0.5))
     base, own, fusion = rows  # the order of METHODS
     assert base.p is None
     assert fusion.to_base.mean == pytest.approx(0.1, abs=0.002)
@@ -55,7 +55,7 @@ def test_differences_are_paired_and_p_is_that_of_one_test_of_all_rows() -> None:
     assert fusion.to_base.low > 0.09  # the ripple that both share is gone
     gains = [np.subtract(row.results[0].test["dice"], base.results[0].test["dice"]) for row in (own, fusion)]
     assert [own.p, fusion.p] == max_t(np.array(gains), images().groups).p.tolist()
-    assert [row.word for row in rows] == ["", "cannot tell", "better"]
+    assert [row.verdict for row in rows] == ["", "cannot tell", "better"]
 
 
 def test_values_of_an_image_are_means_over_seeds() -> None:
@@ -134,7 +134,7 @@ def test_a_cheap_method_must_be_shown_to_be_nearly_as_good() -> None:
 
 
 def test_without_a_significant_gain_the_model_stays() -> None:
-    rows = table(result(BASE, 0.5, 0.5), result("own", 0.6, 0.5002))
+    rows = table(result(BASE, 0.5, 0.5), result("reward_net_segmentation", 0.6, 0.5002))
     found = choose(rows, images())
     assert found.best == found.cheapest == BASE
     line = verdict_lines(rows, found, images(), "x")[0]
@@ -142,21 +142,24 @@ def test_without_a_significant_gain_the_model_stays() -> None:
 
 
 def test_no_road_is_better_than_a_plain_segmenter() -> None:
-    rows = table(result(BASE, 0.5, 0.5), result("own", 0.9, 0.9), result("fusion", 0.7, 0.7))
+    rows = table(result(BASE, 0.5, 0.5), result("reward_net_segmentation", 0.9, 0.9), result("fusion", 0.7, 0.7))
     lines = verdict_lines(rows, choose(rows, images()), images(), "x")
     assert lines[-1].startswith("No method is better than a plain segmenter")
 
 
 def test_a_road_better_than_a_plain_segmenter_is_not_hidden_by_a_worse_one() -> None:
     rows = table(
-        result(BASE, 0.5, 0.5), result("own", 0.7, 0.7), result("fusion", 0.9, 0.6), result("ascent", 0.8, 0.8)
+        result(BASE, 0.5, 0.5),
+        result("reward_net_segmentation", 0.7, 0.7),
+        result("fusion", 0.9, 0.6),
+        result("ascent", 0.8, 0.8),
     )
     last = verdict_lines(rows, choose(rows, images()), images(), "x")[-1]
     assert last.startswith("A plain segmenter is worse than 1 of 3 other methods: ten steps")
 
 
 def test_masks_equal_to_the_plain_segmenter_are_not_compared_with_it() -> None:
-    base, own = result(BASE, 0.5, 0.5), result("own", 0.9, 0.9)
+    base, own = result(BASE, 0.5, 0.5), result("reward_net_segmentation", 0.9, 0.9)
     same = replace(own, method="fusion")
     rows = table(base, own, same, result("ascent", 0.8, 0.85))
     last = verdict_lines(rows, choose(rows, images()), images(), "x")[-1]
@@ -173,7 +176,7 @@ def test_with_too_few_patients_for_any_test_the_model_stays(patients: int) -> No
     rows = table(
         result(BASE, 0.5, 0.5, patients=patients), result("fusion", 0.7, 0.7, patients=patients), patients=patients
     )
-    assert rows[1].word == "cannot tell"
+    assert rows[1].verdict == "cannot tell"
     found = choose(rows, images(patients))
     assert found.best == found.cheapest == BASE
     lines = verdict_lines(rows, found, images(patients), "x")

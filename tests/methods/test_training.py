@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rl_reward_network.artefacts import read_json, weights_fingerprint, write_json
+from rl_reward_network.atomic_io import read_json, weights_fingerprint, write_json
 from rl_reward_network.data.splits import Split
 from rl_reward_network.grpo import merge as grpo_merge
 from rl_reward_network.grpo import stage as grpo_stage

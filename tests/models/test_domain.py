@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl_reward_network.artefacts import read_json, write_json
+from rl_reward_network.atomic_io import read_json, write_json
 from rl_reward_network.models.domain import Judged, fit_domain, map_statistics
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.rewards.functions import learned_reward

@@ -103,9 +103,9 @@ def test_score_is_the_weighted_numbers_less_k_times_their_spread():
     output = network_of(config)(image, mask)
     dice, _, precision, recall = output.members
     weighted = 0.5 * dice + 0.2 * precision + 0.3 * recall
-    torch.testing.assert_close(output.spread, weighted.std(dim=0, correction=0))
-    torch.testing.assert_close(output.score, weighted.mean(dim=0) - 1.5 * output.spread)
-    assert (output.spread > 1e-4).all(), "members of one network differ"
+    torch.testing.assert_close(output.std, weighted.std(dim=0, correction=0))
+    torch.testing.assert_close(output.score, weighted.mean(dim=0) - 1.5 * output.std)
+    assert (output.std > 1e-4).all(), "members of one network differ"
 
 
 @pytest.mark.parametrize("doubt", [0.0, 1e-4, 0.015])

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl_reward_network.artefacts import read_json, write_json
+from rl_reward_network.atomic_io import read_json, write_json
 from rl_reward_network.cli import evaluate
 from rl_reward_network.cli import operations as command
 from rl_reward_network.flags import parse
 from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.ppo.deploy import PostPolicy, load_post_policy
-from rl_reward_network.ppo.evaluate import MovedInputs
+from rl_reward_network.ppo.evaluate import PathOverrides
 from rl_reward_network.ppo.operations import (
     SEARCHED,
     PostPlan,
@@ -70,7 +70,7 @@ def test_the_report_holds_every_row_and_what_is_deployed(post_run: Run) -> None:
     assert page.count("<figure>") == 15  # image, truth, as it is, deployed and oracle of three images
     assert len((post_run / "evaluation" / "eval.csv").read_text().splitlines()) == 1 + result["images"] * len(rows)
     with pytest.raises(ValueError, match="--images: got 0"):
-        evaluate_post(post_run / "final_model", MovedInputs(), images=0)
+        evaluate_post(post_run / "final_model", PathOverrides(), images=0)
 
 
 def test_what_is_deployed_edits_new_masks(tiny_inputs: RunInputs, post_run: Run, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from stable_baselines3 import PPO
 
-from rl_reward_network.artefacts import write_json
+from rl_reward_network.atomic_io import write_json
 from rl_reward_network.env.observation import observation_table
 from rl_reward_network.env.sa2va_finetune_env import observations
 from rl_reward_network.ppo.deploy import deployed_prompt, load_policy, read_policy_config
@@ -22,7 +22,7 @@ from tests.env.test_sa2va_finetune_env import make_contexts
 from tests.ppo.toys import toy_contexts, train
 
 PLAN = {"ppo": {"max_steps": 1}, "reward": "net", "vision_features": False}
-OWN = {"prompts": ["the vessel", "the rib", "the dark vessel", "the bright vessel"], "world": {}, "deployment": {}}
+OWN = {"prompts": ["the vessel", "the rib", "the dark vessel", "the bright vessel"], "inputs": {}, "deployment": {}}
 
 
 def save(trained: PPO, folder: Path, vision: int = 0, **more: Any) -> Path:

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from stable_baselines3 import PPO
 
-from rl_reward_network.artefacts import read_json, write_json
+from rl_reward_network.atomic_io import read_json, write_json
 from rl_reward_network.cli import evaluate, segment
 from rl_reward_network.cli import prompts as command
 from rl_reward_network.flags import parse
@@ -120,7 +120,7 @@ def test_labels_are_named_by_what_they_chose() -> None:
     chosen = {"policy": 2, "val": 3}
     expected: dict[Any, Any] = {
         "net": {"reward": {}, "weights": {"val": 3}, "deployment": chosen},
-        "mix": {"reward": {"policy": 2}, "weights": {"val": 3}, "deployment": chosen},
+        "net_and_dice": {"reward": {"policy": 2}, "weights": {"val": 3}, "deployment": chosen},
         "dice": {"reward": {"policy": 2}, "weights": {}, "deployment": chosen},
     }
     assert {reward: labels_used(tables, policy_plan("quick", reward=reward)) for reward in expected} == expected
@@ -183,7 +183,7 @@ def deploy(run: Run, choice: str) -> dict[str, Any]:
     "settings",
     [
         {"reward": "dice"},
-        {"reward": "mix", "max_steps": 2},
+        {"reward": "net_and_dice", "max_steps": 2},
         {"reward": "net", "max_steps": 2},
         {"preset": "published", "learning_rate": 3e-4},
     ],
@@ -205,7 +205,7 @@ def test_every_way_of_training_ends_in_a_report_and_a_mask(
     assert summary["config"]["reward network"] == f"quick, seed 0, {named}"
     assert summary["config"]["data"] == "12 annotated images, 12 with a mask"
     rows = {row["name"]: row for row in summary["rows"]}
-    learned = settings.get("reward", "net") in ("net", "mix")
+    learned = settings.get("reward", "net") in ("net", "net_and_dice")
     more = ["PPO, last weights"] if learned else []
     assert list(rows)[4:] == ["ridge per prompt", *more, "PPO", "deployed", "oracle"]
     assert rows["PPO"]["prompts_asked_per_image"] == settings.get("max_steps", 1)
@@ -327,7 +327,7 @@ def test_a_run_goes_on_with_the_settings_and_the_reward_network_it_began_with(
             run_policy_stage(tiny_inputs, plan, network, run_copy)
     assert found(tiny_inputs, network=tmp_path / "other") is None
     config = read_json(run_copy / "config.json")
-    config["origin"]["ppo"]["stop"] = False  # as version 0.12 wrote it
+    config["settings"]["ppo"]["stop"] = False  # as version 0.12 wrote it
     write_json(run_copy / "config.json", config)
     assert found(tiny_inputs) == run_copy
 
@@ -501,7 +501,7 @@ def test_images_of_the_data_take_the_place_of_those_left_out(
         joined()
 
 
-@pytest.mark.parametrize("reward", ["dice", "mix"])
+@pytest.mark.parametrize("reward", ["dice", "net_and_dice"])
 def test_a_reward_that_needs_masks_is_refused(reward: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"--unlabelled_root has no masks, but --reward {reward}"):
         command.check(command.Args("quick", RunConfig(unlabelled_root=tmp_path), reward=reward))

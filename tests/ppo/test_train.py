@@ -91,13 +91,13 @@ def test_ppo_learns_the_known_best_prompt_of_each_image(tmp_path: Path) -> None:
     assert scores[-1] > scores[0] + 0.03
 
 
-@pytest.mark.parametrize(("reward", "proxy"), [("tree", 0.25), ("mix", 0.75), ("dice", 0.75)])
+@pytest.mark.parametrize(("reward", "proxy"), [("single_tree", 0.25), ("net_and_dice", 0.75), ("dice", 0.75)])
 def test_validation_watches_the_reward_where_neither_network_nor_labels_give_it(
     tmp_path: Path, reward: Any, proxy: float
 ) -> None:
     """Else the stop rule would watch a score that the training does not raise."""
     images = [replace(context, scores=np.full(4, 0.75, np.float32)) for context in make_contexts(4)]
-    images = [replace(one, metrics={"dice": np.full(4, 0.5), "tree": np.full(4, 0.25)}) for one in images]
+    images = [replace(one, metrics={"dice": np.full(4, 0.5), "single_tree": np.full(4, 0.25)}) for one in images]
     train(tmp_path, images[:2], images[2:], reward)
     assert {value for _, value in curves(tmp_path)["custom/val_score"]} == {proxy}
 
@@ -106,8 +106,8 @@ def test_validation_watches_the_reward_where_neither_network_nor_labels_give_it(
     ("reward", "said"),
     [
         ("net", "The reward network gave"),
-        ("mix", "The reward network gave"),
-        ("tree", "The reward was tree, which needs"),
+        ("net_and_dice", "The reward network gave"),
+        ("single_tree", "The reward was single_tree, which needs"),
     ],
 )
 def test_the_report_says_what_gave_the_reward(reward: str, said: str) -> None:
@@ -137,7 +137,7 @@ def test_equal_seeds_give_equal_policies(tmp_path: Path) -> None:
     assert not all(torch.equal(value, other[name]) for name, value in first.items())
 
 
-@pytest.mark.parametrize("reward", ["net", "dice", "iou", "mix"])
+@pytest.mark.parametrize("reward", ["net", "dice", "iou", "net_and_dice"])
 def test_longer_episodes_train_and_a_reward_of_labels_is_not_observed(tmp_path: Path, reward: str) -> None:
     model = train(tmp_path, reward=reward, total_timesteps=96, max_steps=3)
     best_score = model.rollout_buffer.observations[..., -1]

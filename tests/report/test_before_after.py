@@ -73,16 +73,19 @@ def test_words_are_adjusted_for_all_metrics_and_know_which_are_better_when_low()
     ids = tuple((group, group) for group in groups)
     found = BeforeAfter(Results(paired_rows(before, after, groups), ids, "dice"), {}, {})
     assert sign_of(after["dice"] - before["dice"], groups) == 1
-    assert found.word("dice") == found.verdict.label == "cannot tell"
-    assert found.word("hd95") == "better"
+    assert found.verdict_of("dice") == found.verdict.label == "cannot tell"
+    assert found.verdict_of("hd95") == "better"
 
 
 def test_the_files_hold_the_numbers(tmp_path: Path) -> None:
     write_before_after(tmp_path, result())
     actual = json.loads((tmp_path / "eval.json").read_text())
     assert (actual["items"], actual["criterion"], actual["verdict"]["label"]) == (8, "meteor", "better")
-    assert [(row["metric"], row["word"]) for row in actual["rows"]] == [("meteor", "better"), ("dice", "cannot tell")]
-    assert list(actual["rows"][0]) == ["metric", "before", "after", "gain", "p", "word"]
+    assert [(row["metric"], row["verdict"]) for row in actual["rows"]] == [
+        ("meteor", "better"),
+        ("dice", "cannot tell"),
+    ]
+    assert list(actual["rows"][0]) == ["metric", "before", "after", "gain", "p", "verdict"]
     assert actual["rows"][0]["gain"] == pytest.approx({"mean": 0.1, "low": 0.1, "high": 0.1, "groups": 8})
     assert actual["totals"] == {"cIoU": {"before": 0.5, "after": 0.75}}
     with (tmp_path / "eval.csv").open(newline="") as file:

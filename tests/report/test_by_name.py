@@ -81,7 +81,7 @@ def test_words_of_classes_are_adjusted_for_all_classes() -> None:
     questions = Questions(names, groups, np.ones(40, dtype=bool))
     models = {"before": Answers(before, before < 0), "after": Answers(before + gain, before < 0)}
     section = names_section(questions, models)
-    assert [row.word for row in section.rows] == ["better", "cannot tell", ""]
+    assert [row.verdict for row in section.rows] == ["better", "cannot tell", ""]
     alone = max_t(gain[None, 20:], groups[:20]).p[0]
     assert section.rows[1].p == pytest.approx(alone, abs=0.01), "the step down leaves one class"
     assert section.tables()["classes that are there"].head[-1] == "after against before"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl_reward_network.artefacts import read_json, write_json
+from rl_reward_network.atomic_io import read_json, write_json
 from rl_reward_network.data.windows import LabelledImages
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.doctor import check_reward_network
@@ -93,7 +93,7 @@ def test_a_network_of_version_0_11_is_found_by_full_alone(inputs: RunInputs, tmp
         info = {**origin(inputs, plan), "seed": 0}
         info["settings"] = {name: value for name, value in info["settings"].items() if name != "coarse"}
         RewardNetwork(plan.network, info).save_pretrained(run / "best_reward_net")
-        write_json(run / "config.json", {"stage": "reward network", "version": "0.11.0", "origin": info})
+        write_json(run / "config.json", {"stage": "reward network", "version": "0.11.0", "settings": info})
         write_json(run / "agreement.json", {})
         found = run / "best_reward_net" if mode == "full" else None
         assert find_reward_network(inputs, plan) == found

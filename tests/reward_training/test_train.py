@@ -185,7 +185,7 @@ KILLED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 from tests.reward_training.test_train import *
-from rl_reward_network import artefacts
+from rl_reward_network import atomic_io
 
 real, left = os.replace, [int(sys.argv[3])]
 def replace_or_die(*args):
@@ -194,7 +194,7 @@ def replace_or_die(*args):
         os.kill(os.getpid(), signal.SIGKILL)
     real(*args)
 
-artefacts.os.replace = replace_or_die
+atomic_io.os.replace = replace_or_die
 train_reward_network(TRAIN, VAL, TINY, Path(sys.argv[2]), SMALL)
 """
 

@@ -75,7 +75,7 @@ def test_the_learned_reward_looks_at_each_image_once():
 
             share = mask.mean(dim=(1, 2, 3))
             members = {"members": share[None, None].expand(1, 4, -1), "member_scores": share[None]}
-            return SimpleNamespace(score=share, dice=share, spread=share, **members)
+            return SimpleNamespace(score=share, dice=share, std=share, **members)
 
     one, two = np.zeros((2, 2, 3), np.uint8), np.ones((2, 2, 3), np.uint8)
     scores = learned_reward(ForegroundMaps(Network()))(images=[one, one, two], predicted_masks=[HALF, None, CORNER])

@@ -48,9 +48,9 @@ def test_numbers_and_order_are_those_of_the_network_and_the_image_is_in_unit_ran
     )  # (4, K, P)
     np.testing.assert_allclose(result["members"], expected.permute(2, 1, 0), rtol=1e-4)
     np.testing.assert_allclose(result["dice"], expected[0].mean(dim=0), rtol=1e-4)
-    np.testing.assert_allclose(result["score"], result["dice"] - 0.5 * result["spread"], rtol=1e-4)
+    np.testing.assert_allclose(result["score"], result["dice"] - 0.5 * result["std"], rtol=1e-4)
     np.testing.assert_allclose(result["member_scores"], expected[0].T, rtol=1e-4)
-    shapes = {"score": (5,), "dice": (5,), "spread": (5,), "members": (5, 2, 4), "member_scores": (5, 2)}
+    shapes = {"score": (5,), "dice": (5,), "std": (5,), "members": (5, 2, 4), "member_scores": (5, 2)}
     assert {name: column.shape for name, column in result.items()} == shapes
     assert {column.dtype for column in result.values()} == {np.dtype(np.float32)}
     assert np.array_equal(score_masks(network, IMAGE, MASKS), result["score"])

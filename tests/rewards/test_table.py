@@ -34,12 +34,17 @@ CLDICE, DICE = 2 * 1 * 0.5 / (1 + 0.5), 2 * 10 / (10 + 20)
 
 def test_prompt_rewards_in_closed_form():
     scores, metrics = np.array([0.25, 0.5], dtype=np.float32), {"dice": np.array([0.5, 1.0]), "cldice": np.zeros(2)}
-    for name, expected in {"net": [0.25, 0.5], "dice": [0.5, 1], "mix": [0.375, 0.75], "cldice": [0, 0]}.items():
+    for name, expected in {
+        "net": [0.25, 0.5],
+        "dice": [0.5, 1],
+        "net_and_dice": [0.375, 0.75],
+        "cldice": [0, 0],
+    }.items():
         values = prompt_reward(name, scores, metrics)
         assert (values.dtype, values.tolist()) == (np.float32, expected)
     rng = np.random.default_rng(0)
     scores, dice = rng.random(1000, dtype=np.float32), rng.random(1000)
-    mixed = prompt_reward("mix", scores, {"dice": dice})
+    mixed = prompt_reward("net_and_dice", scores, {"dice": dice})
     np.testing.assert_array_equal(mixed, ((scores + dice) / 2).astype(np.float32), "to the last bit")
 
 
@@ -80,7 +85,7 @@ def test_a_reward_of_the_image_alone_rewards_ppo_and_grpo_without_labels(monkeyp
     monkeypatch.setitem(IMAGE_REWARDS, "bright", bright)
     monkeypatch.setitem(PROMPT_REWARDS, "bright", {"bright": 1.0})
     assert not needs_truth("bright")
-    assert all(needs_truth(name) == (name not in ("net", "tree")) for name in PROMPT_REWARDS if name != "bright")
+    assert all(needs_truth(name) == (name not in ("net", "single_tree")) for name in PROMPT_REWARDS if name != "bright")
     masks = np.stack([LINE, HALF_LINE])
     table = measure_sample("a", "g", np.zeros(2, np.float32), masks, None)
     entry = PromptTable(make_contexts(count=1)[0].features, table, None, {"bright": bright(masks, image)})

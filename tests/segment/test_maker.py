@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rl_reward_network.artefacts import write_json
+from rl_reward_network.atomic_io import write_json
+from rl_reward_network.bit_depth import Levels
 from rl_reward_network.cli import segment
-from rl_reward_network.depth import Levels
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.run import REWARD_NET
@@ -68,7 +68,7 @@ def test_an_answer_without_seg_writes_no_mask_and_removes_the_one_before(
 
 
 def test_a_row_of_a_report_is_no_policy_to_use(tmp_path: Path) -> None:
-    fields = ("prompts", "world", "observation", "vision_features", "net_arch", "plan")
+    fields = ("prompts", "inputs", "observation", "vision_features", "net_arch", "plan")
     write_json(tmp_path / "run" / "bandit" / "config.json", {name: {} for name in fields} | {"deployment": {}})
     (tmp_path / "run" / "bandit" / "policy.zip").touch()
     with pytest.raises(ValueError, match=r"bandit: a row of a report, not a policy"):

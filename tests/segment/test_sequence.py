@@ -17,7 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
-from rl_reward_network.artefacts import read_json
+from rl_reward_network.atomic_io import read_json
 from rl_reward_network.data_import.sequences import open_sequence
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
@@ -253,7 +253,7 @@ def test_each_mask_is_that_of_the_frame_with_the_answer_about_the_middle(tmp_pat
         np.testing.assert_array_equal(mask, 255 * expected.numpy())
     assert read_json(run.target.results[3]) == done.summary
     assert done.summary["key_frames"] == [3]
-    assert (done.summary["segs"], done.summary["memory"], done.summary["frames"]) == (1, False, 4)
+    assert (done.summary["segs"], done.summary["sam2_memory"], done.summary["frames"]) == (1, False, 4)
     assert done.summary["share"] == pytest.approx((masks_of(run) > 0).mean())
     assert {path.name for path in run.target.folder.iterdir()} == {
         *("masks", "overlay.avi", "frames.csv", "strip.png", "sequence.json")
@@ -289,8 +289,8 @@ def test_memory_is_that_of_the_model(tmp_path: Path, tiny: SequenceMaker, monkey
         expected = upsample_mask_logits(logits, (48, 56), processor.sam_image_size) > 0
         np.testing.assert_array_equal(mask, 255 * expected.any(dim=0).numpy())
 
-    without = replace(tiny, memory=False)(checked(tmp_path, []))
-    assert without.summary["memory"] is False
+    without = replace(tiny, sam2_memory=False)(checked(tmp_path, []))
+    assert without.summary["sam2_memory"] is False
     assert (masks_of(run)[5:] != with_memory[5:]).any()
     tiny(checked(tmp_path, []))
     assert remembered == [7, 7]
@@ -339,7 +339,7 @@ def test_contrast_chooses_the_frame_with_vessels(tmp_path: Path, nano: SequenceM
 
 def test_memory_needs_a_model_that_has_one(nano: SequenceMaker) -> None:
     with pytest.raises(ValueError, match="SAM 2 has no memory"):
-        replace(nano, memory=True)
+        replace(nano, sam2_memory=True)
 
 
 @contextmanager

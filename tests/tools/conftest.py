@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl_reward_network.artefacts import read_json
+from rl_reward_network.atomic_io import read_json
 from rl_reward_network.data.splits import make_split
 from rl_reward_network.embedded import datasets
 from rl_reward_network.embedded.angiograms import LOOKS

@@ -53,7 +53,7 @@ def test_best_median_and_worst_are_those_of_the_table(comparison: Comparison) ->
     with (comparison.folder / "eval.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     for method in FUSION:
-        values = sorted(float(line["dice"]) for line in lines if line["road"] == method.name)
+        values = sorted(float(line["dice"]) for line in lines if line["method"] == method.name)
         best, median, worst = values[-1], values[len(values) // 2], values[0]
         words = [shown.words for shown in comparison.panels(method)]
         assert words == [f"best {best:.2f}", f"median {median:.2f}", f"worst {worst:.2f}"]

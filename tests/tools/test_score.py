@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl_reward_network.artefacts import read_json
+from rl_reward_network.atomic_io import read_json
 from rl_reward_network.embedded.angiograms import LOOKS
 from rl_reward_network.embedded.regions import make_scenes
 from rl_reward_network.env.prompts import PROMPTS

@@ -14,7 +14,7 @@ import rl_reward_network.embedded.datasets as embedded
 import tools.nano.__main__ as command
 import tools.nano.card as nano_card
 import tools.nano.train as training
-from rl_reward_network.artefacts import read_json
+from rl_reward_network.atomic_io import read_json
 from rl_reward_network.embedded.angiograms import LOOKS, TREE, render_series
 from rl_reward_network.embedded.regions import caption_correct, make_scenes
 from rl_reward_network.env.prompts import PROMPTS

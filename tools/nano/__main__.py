@@ -10,7 +10,7 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rl_reward_network.artefacts import whole_folder
+from rl_reward_network.atomic_io import whole_folder
 from rl_reward_network.cli.app import run
 from rl_reward_network.embedded.datasets import embedded_angiograms
 from rl_reward_network.embedded.regions import make_scenes

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
-from rl_reward_network.artefacts import whole_file, write_json
+from rl_reward_network.atomic_io import whole_file, write_json
 from rl_reward_network.data.items import Sample
 from rl_reward_network.data.splits import select
 from rl_reward_network.embedded.angiograms import LOOKS

@@ -16,7 +16,7 @@ import numpy as np
 from scipy.ndimage import binary_dilation
 from tqdm import tqdm
 
-from rl_reward_network.artefacts import whole_folder
+from rl_reward_network.atomic_io import whole_folder
 from rl_reward_network.embedded.angiograms import BRANCH, CATHETER, LOOKS, SIDE, THIN, TREE, TRUNK, render_series
 from rl_reward_network.embedded.datasets import RECIPE
 from rl_reward_network.embedded.regions import COLOURS, PLACES, SHAPES, SIZES, RegionObject, Scene, make_scenes

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from rl_reward_network.artefacts import read_json, whole_file, whole_folder, write_json
+from rl_reward_network.atomic_io import read_json, whole_file, whole_folder, write_json
 from rl_reward_network.curves import Curves, load_checkpoint, save_checkpoint
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor

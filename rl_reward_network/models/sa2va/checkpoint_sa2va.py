@@ -10,7 +10,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, StrictDataclassError
 from transformers import PreTrainedTokenizerBase, Qwen2VLImageProcessorPil
 
-from rl_reward_network.artefacts import read_json, write_json, write_remedy
+from rl_reward_network.atomic_io import read_json, write_json, write_remedy
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, Sa2VAConfig, config_from_original
 from rl_reward_network.models.sa2va.families import family_of, supported

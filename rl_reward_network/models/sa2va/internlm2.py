@@ -28,7 +28,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import generate_merges, import_protobuf
 
-from rl_reward_network.artefacts import write_json
+from rl_reward_network.atomic_io import write_json
 
 LAYER, OUR_LAYER = "language_model.model.layers.#.", "model.language_model.layers.#."
 # (original, ours), in the syntax of `key_map_sa2va.RENAMES`; wq, wk and wv are what `split_qkv` makes of wqkv.

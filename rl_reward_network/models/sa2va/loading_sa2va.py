@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from huggingface_hub import save_torch_state_dict
 
-from rl_reward_network.artefacts import whole_folder, write_json
+from rl_reward_network.atomic_io import whole_folder, write_json
 from rl_reward_network.models.sa2va.arguments_sa2va import Quantization, bits_config
 from rl_reward_network.models.sa2va.checkpoint_sa2va import (
     PROCESSOR_FILE,

@@ -22,7 +22,7 @@ from transformers.cache_utils import Cache
 from transformers.models.auto import AutoModel
 from transformers.models.internvl.modeling_internvl import InternVLCausalLMOutputWithPast, InternVLPreTrainedModel
 
-from rl_reward_network.artefacts import state_fingerprint
+from rl_reward_network.atomic_io import state_fingerprint
 from rl_reward_network.models.sa2va import prediction_sa2va, video_sa2va
 from rl_reward_network.models.sa2va.arguments_sa2va import check_fits, read_arguments
 from rl_reward_network.models.sa2va.body_qwen_vl import NormedHead, QwenVLBody

@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-from rl_reward_network.depth import is_cut, is_deep
+from rl_reward_network.bit_depth import is_cut, is_deep
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SCALE_IT = "; scale it to 0..255, all images of a data set alike, e.g. by load_image of rl_reward_network.data.images"

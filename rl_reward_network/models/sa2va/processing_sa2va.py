@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from transformers import BatchFeature, PreTrainedTokenizerBase, ProcessorMixin, Qwen2VLImageProcessorPil
 
-from rl_reward_network.artefacts import read_json
+from rl_reward_network.atomic_io import read_json
 from rl_reward_network.models.sa2va.arguments_sa2va import OF_MODEL, hub_arguments
 from rl_reward_network.models.sa2va.chat_sa2va import Chat, read_chat
 from rl_reward_network.models.sa2va.checkpoint_sa2va import (

@@ -323,8 +323,8 @@ def check_memory(model: Any) -> None:
     sam = model.grounding_encoder
     if model.side_network is not None:
         raise ValueError(
-            "this model has a side network, whose masks SAM 2's memory does not know; leave out --memory (in Python: "
-            "masks_without_memory)"
+            "this model has a side network, whose masks SAM 2's memory does not know; leave out --sam2_memory (in "
+            "Python: masks_without_memory)"
         )
     if not hasattr(sam, "memory_attention"):
         raise ValueError(

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor, GPTQConfig
 
 import rl_reward_network.models.sa2va.checkpoint_sa2va as checkpoints
-from rl_reward_network.artefacts import weights_fingerprint
+from rl_reward_network.atomic_io import weights_fingerprint
 from rl_reward_network.models.lora import parameter_table
 from rl_reward_network.models.sa2va import Sa2VAForConditionalGeneration, Sa2VAProcessor
 from rl_reward_network.models.sa2va.arguments_sa2va import (

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import Qwen3ForCausalLM
 
-from rl_reward_network.artefacts import read_json
+from rl_reward_network.atomic_io import read_json
 from rl_reward_network.cli.convert import Args, main
 from rl_reward_network.models.lora import setup_lora
 from rl_reward_network.models.sa2va import Sa2VAForConditionalGeneration, Sa2VAProcessor, load_sa2va_model

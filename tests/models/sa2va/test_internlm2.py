@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 from transformers.convert_slow_tokenizer import import_protobuf
 
-from rl_reward_network.artefacts import read_json, write_json
+from rl_reward_network.atomic_io import read_json, write_json
 from rl_reward_network.grpo.image_context import make_question
 from rl_reward_network.models.sa2va import checkpoint_sa2va
 from rl_reward_network.models.sa2va.configuration_sa2va import config_from_original

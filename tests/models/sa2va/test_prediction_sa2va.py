@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from rl_reward_network.artefacts import weights_fingerprint
+from rl_reward_network.atomic_io import weights_fingerprint
 from rl_reward_network.env.mask_bank import NO_MASK_LOGIT
 from rl_reward_network.inputs.segmenter import Sa2VASegmenter, load_segmenter
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model

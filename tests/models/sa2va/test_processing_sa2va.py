@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from PIL import Image
 from transformers import Qwen2VLImageProcessorPil
 
-from rl_reward_network.artefacts import read_json
+from rl_reward_network.atomic_io import read_json
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.models.sa2va.templates import TEMPLATES, chat_instruction

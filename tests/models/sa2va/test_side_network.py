@@ -133,7 +133,7 @@ def test_frames_without_memory_are_refined_and_memory_is_refused(refined: Any, t
         features = image_features(refined, tiny_processor, [frame])
         with torch.no_grad():
             torch.testing.assert_close(logits, refined.decode_masks(features, seg).mask_logits, atol=1e-4, rtol=1e-4)
-    with pytest.raises(ValueError, match=r"side network.*leave out --memory.*masks_without_memory"):
+    with pytest.raises(ValueError, match=r"side network.*leave out --sam2_memory.*masks_without_memory"):
         check_memory(refined)
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_reward_network.artefacts import check_writable, read_json, secret_key, whole_file, whole_folder, write_json
+from rl_reward_network.atomic_io import check_writable, read_json, secret_key, whole_file, whole_folder, write_json
 
 
 def fail_inside(context, write) -> None:

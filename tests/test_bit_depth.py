@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rl_reward_network.depth import Levels, grey_to_rgb, is_cut, is_deep, levels_of_bits, robust_levels
+from rl_reward_network.bit_depth import Levels, grey_to_rgb, is_cut, is_deep, levels_of_bits, robust_levels
 
 
 @pytest.mark.parametrize("black", [0, 500, 30_000, 61_000])
