@@ -136,7 +136,7 @@ class Answers:
         reason = limits if isinstance(limits, str) else None
         title = "Predicted Dice" if reason else "Predicted Dice [90 % interval]"
         predicted = self.maker.quality(result).replace(" (no interval can be given)", "")
-        lines = [f"{title}: {predicted}", f"Spread between the networks: {float(quality['spread'][0]):.3f}"]
+        lines = [f"{title}: {predicted}", f"Spread between the networks: {float(quality['std'][0]):.3f}"]
         return lines + ([f"No 90 % interval: {reason}"] if reason else [])
 
     def all_prompts(self, path: str | None) -> list[tuple[np.ndarray, str]]:
