@@ -40,7 +40,7 @@ BEST_REWARD_NET = "best_reward_net"  # of step 1: the trained network
 REWARD_NET = "reward_net"  # of step 2 and GRPO: a copy of the reward network, so that the run can be moved
 RUN_FILE = "SA2VA_RL_RUN_FILE"  # names the file into which a command writes the folder of its run, for shell files
 NONE_YET = "no checkpoint yet"
-OLDEST = (0, 11)  # major and minor version; older runs are not read
+RENAMED = {"world": "inputs", "origin": "settings"}  # fields of a final_model's config.json up to version 1.0.0rc1
 MOST_RUNS, MOST_SETTINGS = 5, 6  # in a message
 LONGEST_VALUE = 15  # letters, in a message: longer values are lists and fingerprints
 PACKAGES = ("torch", "transformers", "peft", "stable-baselines3", "gymnasium", "numpy")
@@ -59,25 +59,18 @@ class Kind:
     Args:
         prefix: how the name of the folder begins.
         stage: name of the stage in config.json.
-        end: what a stage writes last, an object of JSON; runs up to 0.12 have no done.json after it.
-        rescue: what else can be done with an unfinished run of another version, `{run}` standing for its folder.
+        end: what a stage writes last before done.json, an object of JSON.
     """
 
     prefix: str
     stage: str
     end: str
-    rescue: str = ""
 
 
 REWARD_RUN = Kind("reward_net", "reward network", AGREEMENT)
 POLICY_RUN = Kind("sa2va_rl_finetune", "prompt policy", f"{FINAL}/config.json")
 POST_RUN = Kind("sa2va_post_process", "post-processing policy", f"{FINAL}/config.json")
-GRPO_RUN = Kind(
-    "sa2va_grpo",
-    "grpo",
-    f"{FINAL}/config.json",
-    "; its checkpoints can be evaluated and merged: --model_path {run}/checkpoint-<step>",
-)
+GRPO_RUN = Kind("sa2va_grpo", "grpo", f"{FINAL}/config.json")
 COMPARE_RUN = Kind("compare", "comparison", "eval.json")
 ADAPT_RUN = Kind("adapt", "adaptation", "adapt.json")
 KINDS = (REWARD_RUN, POLICY_RUN, POST_RUN, GRPO_RUN, COMPARE_RUN, ADAPT_RUN)
@@ -206,14 +199,14 @@ class Run:
         """Make the folder with config.json, and return what it holds.
 
         Args:
-            settings: those that a run to resume must share, written as `origin`.
+            settings: those that a run to resume must share, written as `settings`.
             facts: further entries.
 
         Raises:
             ValueError: the folder holds a run.
         """
         self.check_new()
-        config = {"stage": self.kind.stage, "settings": settings, **facts, "end": DONE, **provenance()}
+        config = {"stage": self.kind.stage, "settings": settings, **facts, **provenance()}
         write_json(self / CONFIG, config)
         return config
 
@@ -230,9 +223,9 @@ class Run:
         """
         config = read_object(self / CONFIG)
         if config.get("stage") != self.kind.stage or not isinstance(config.get("settings"), dict):
-            expected = f"expected stage {self.kind.stage!r} and origin"
-            raise ValueError(f"{self / CONFIG}: not of a run of this project ({expected})")
-        check_readable({"version": "0.6 or earlier", **config}, self.path)
+            made = f"version {config.get('version')} made and reads it, this one does not" if "origin" in config else ""
+            wanted = f"not of a run of this project (expected stage {self.kind.stage!r} and settings)"
+            raise ValueError(f"{self / CONFIG}: {made or wanted}")
         return config
 
     @property
@@ -254,11 +247,10 @@ class Run:
         """
         if not (self / CONFIG).exists():
             return "new"
-        last, marked = self / self.kind.end, "end" in self.config
-        written = last if last.parent == self.path else last.parent
-        if not written.exists() or (marked and not (self / DONE).exists()):
+        _ = self.config
+        if not (self / DONE).exists():
             return "interrupted"
-        read_object(last)
+        read_object(self / self.kind.end)
         return "finished"
 
     @property
@@ -352,7 +344,6 @@ class Run:
             raise ValueError(
                 f"{self}: --resume: version {self._version()} began this run, but this is {__version__}, whose numbers "
                 f"may differ; finish it with the version that began it, or begin a new one without --resume"
-                + self._rescue()
             )
         if differ := differences(self.settings, settings):
             raise ValueError(
@@ -360,11 +351,7 @@ class Run:
             )
 
     def _version(self) -> str:
-        return str(self.config["version"])
-
-    def _rescue(self) -> str:
-        """What else can be done with this unfinished run: nothing before its first checkpoint."""
-        return "" if self.progress() == NONE_YET else self.kind.rescue.format(run=self)
+        return str(self.config.get("version"))
 
     def _of_this_version(self) -> bool:
         """Whether this version, apart from its last number, began the run."""
@@ -377,7 +364,7 @@ class Run:
             if progress != "finished" and self.busy():
                 return f"{progress}; another process is working on it"
             if progress != "finished" and not self._of_this_version():
-                return f"{progress}; version {self._version()} began it: finish it with that{self._rescue()}"
+                return f"{progress}; version {self._version()} began it: finish it with that"
         except ValueError as error:
             return str(error)
         more = [f"and {len(differ) - MOST_SETTINGS} more"] if len(differ) > MOST_SETTINGS else []
@@ -464,22 +451,12 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
-RENAMED = {"world": "inputs", "origin": "settings"}  # fields of config.json up to version 1.0.0rc1
-
-
 def read_model_config(path: Path) -> dict[str, Any]:
-    """The config.json of a `final_model`, with the names of today. Raises as `read_json`."""
+    """The config.json of a `final_model`, with the names of today. Raises as `read_object`."""
     config = {RENAMED.get(name, name): value for name, value in read_object(path).items()}
     if "training" not in (settings := config.get("settings") or {}) and "settings" in settings:
         config["settings"] = {**settings, "training": settings["settings"]}
     return config
-
-
-def check_readable(config: Mapping[str, Any], folder: Path) -> None:
-    """Raise a ValueError if a run, or a model of it, with this config.json is of a version that is not read."""
-    version = str(config.get("version", ""))
-    if version and tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < OLDEST:
-        raise ValueError(f"{folder}: made by version {version}; version 0.12 reads it, this one runs from 0.11 on")
 
 
 def portable(path: Path, run: Path) -> str:

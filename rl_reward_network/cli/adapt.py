@@ -16,7 +16,7 @@ from typing import Annotated
 
 import tyro
 
-from rl_reward_network.cli.ending import show_ending
+from rl_reward_network.cli.app import show_ending
 from rl_reward_network.flags import Rare, check_at_least
 from rl_reward_network.grpo.effects import Chosen, check_acts
 from rl_reward_network.grpo.plan import PlanArgs

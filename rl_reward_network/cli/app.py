@@ -1,26 +1,38 @@
-"""Start and end of every command: flags by tyro, two levels of help, errors of the user or a full disk as one line."""
+"""Start and end of every command: flags by tyro, two levels of help, errors as one line, bars, and the last lines.
+
+Progress bars of all libraries move on a terminal; a log gets a line every half a minute.
+"""
 
 import gc
 import logging
 import os
+import shlex
 import sys
 import threading
+import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import partialmethod
+from pathlib import Path
+from typing import Any, TextIO
 
 import tyro
+from tqdm import tqdm
 
 from rl_reward_network.atomic_io import FULL, REFUSED, check_writable, write_remedy
-from rl_reward_network.cli.progress import calm_bars
 from rl_reward_network.flags import check_finite, common_flags, parse
 
 ONLY_CHECK = "SA2VA_RL_ONLY_CHECK"  # set by the shell files, which check all flags before they begin
 CALLED_AS = "SA2VA_RL_CALLED_AS"  # the shell file that the user called, for the hint at --help
 HELP, HELP_ALL = ("--help", "-h"), "--help-all"
 WRITTEN = ("output", "target", "to", "folder")  # flags of a folder to write, or of a file
-OLD_FLAGS = {"roads": "methods", "watch-every": "eval-steps"}  # names up to version 0.12; no help shows them
+SECONDS = 30.0
+TERMINAL = "SA2VA_RL_TERMINAL"  # set by the shell files, whose output goes to the screen and into a log
+UNCHANGED = (
+    "No weight of Sa2VA was changed. What trains weights: bash run_rl_train.sh full (GRPO; with "
+    "--objective supervised --side_network on masks), or sa2va-rl adapt full where few images have masks"
+)
 
 
 def run(
@@ -67,11 +79,7 @@ def _parsed(args_type: Any, prog: str, words: Sequence[str] | None, ignore_unkno
         "prog": os.environ.get(CALLED_AS) or prog,
         "config": (tyro.conf.FlagCreatePairsOff,),  # no --no-no-ema beside --no-ema
     }
-    quiet = ignore_unknown or bool(os.environ.get(ONLY_CHECK))  # the command itself warns
-    words = [_renamed(word, quiet) for word in (sys.argv[1:] if words is None else words)]
-    if gone := [index for index, word in enumerate(words) if word.split("=")[0] == "--adapter"]:
-        named = [*words[gone[0]].split("=")[1:], *words[gone[0] + 1 :], "X"][0]
-        raise ValueError(f"--adapter has gone: sa2va-rl merge {named} --output M, then --model_path M")
+    words = sys.argv[1:] if words is None else words
     if asked := {*HELP, HELP_ALL} & set(words):
         settings |= _defaults(args_type, [word for word in words if word not in asked], settings)
         if HELP_ALL in asked:
@@ -91,17 +99,6 @@ def _defaults(args_type: Any, words: Sequence[str], settings: Mapping[str, Any])
             return {"default": tyro.cli(args_type, args=words, **settings).presets()}
         except (SystemExit, ValueError):
             return {}
-
-
-def _renamed(word: str, quiet: bool) -> str:
-    """A flag under its present name, with a warning where it was another."""
-    name, *value = word.split("=", 1)
-    new = OLD_FLAGS.get(name.removeprefix("--").replace("_", "-")) if name.startswith("--") else None
-    if new is None:
-        return word
-    if not quiet:
-        warnings.warn(f"{name} is now --{new}; the old name will go in the next version", stacklevel=1)
-    return "=".join([f"--{new}", *value])
 
 
 def _checked(args: Any) -> Any:
@@ -151,3 +148,58 @@ def _thread_failed(failed: threading.ExceptHookArgs) -> None:
     """Drop the error of a full disk in TensorBoard's thread: the run's next write reports it in one line."""
     if not (isinstance(failed.exc_value, OSError) and failed.exc_value.errno in FULL):
         threading.__excepthook__(failed)
+
+
+def show_ending(line: str, output_dir: Path, frozen: bool = False) -> None:
+    """Print where the result is, and the command that shows the curves of all runs, in a fresh shell, too.
+
+    Args:
+        line: what was made, and its path.
+        output_dir: parent of the run folders.
+        frozen: also say that Sa2VA itself is as it was.
+    """
+    tensorboard = shlex.join([sys.executable, "-m", "tensorboard.main", "--logdir", str(output_dir), "--port", "6009"])
+    print("\n" + "\n".join([*([UNCHANGED] if frozen else []), f"curves of all runs: {tensorboard}", line]))
+
+
+class Lines:
+    """A file for tqdm: of all that bars draw, one line every SECONDS reaches stderr."""
+
+    encoding = "ascii"  # so that bars are drawn with #
+
+    def __init__(self) -> None:
+        """The first line is due after SECONDS."""
+        self.due = time.monotonic() + SECONDS
+
+    def write(self, text: str) -> None:
+        """Write a bar, without the characters that move the cursor, if a line is due."""
+        line = text.replace("\x1b[A", "").strip()
+        if line and time.monotonic() >= self.due:
+            print(line, file=sys.stderr, flush=True)
+            self.due = time.monotonic() + SECONDS
+
+    def flush(self) -> None:
+        """Each line was flushed."""
+
+
+@contextmanager
+def calm_bars() -> Iterator[None]:
+    """Fit the bars of tqdm, and so those of transformers, datasets and Hugging Face's hub, to what reads them."""
+    if sys.stderr.isatty():
+        yield
+        return
+    screen, before = _terminal(), tqdm.__init__
+    settings: dict[str, object] = {"file": screen, "dynamic_ncols": True} if screen else {"file": Lines()}
+    tqdm.__init__ = partialmethod(before, **settings)
+    try:
+        yield
+    finally:
+        tqdm.__init__ = before
+
+
+def _terminal() -> TextIO | None:
+    """The terminal on which a shell file was started, so that bars are in no log; None without one."""
+    try:
+        return open(os.environ[TERMINAL], "w", encoding="utf-8")
+    except (KeyError, OSError):  # none is named, or it was closed since
+        return None

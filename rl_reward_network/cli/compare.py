@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from rl_reward_network.cli.ending import show_ending
+from rl_reward_network.cli.app import show_ending
 from rl_reward_network.flags import Rare
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
 from rl_reward_network.methods import GROUPS, Group

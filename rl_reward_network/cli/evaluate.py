@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rl_reward_network.cli.ending import show_ending
+from rl_reward_network.cli.app import show_ending
 from rl_reward_network.flags import check_at_least
 from rl_reward_network.run import CONFIG, FINAL, POST_RUN, age, read_object
 

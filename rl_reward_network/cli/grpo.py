@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rl_reward_network.atomic_io import read_json
-from rl_reward_network.cli.ending import show_ending
+from rl_reward_network.cli.app import show_ending
 from rl_reward_network.flags import Rare
 from rl_reward_network.grpo.plan import PlanArgs, check_together, make_plan
 from rl_reward_network.run import FINAL, GRPO_RUN, Run, check_folder

@@ -6,27 +6,28 @@ from importlib import import_module
 
 from rl_reward_network import __version__
 
-COMMANDS = {
-    "doctor": "pre-flight table: packages, model, data, GPU, disk, and how to supply what is missing",
-    "segment": "segment images with a checkpoint or with a run's prompt policy",
-    "reward": "step 1: train the reward network",
-    "prompts": "step 2: train the prompt policy by PPO",
-    "operations": "experiment 2: train a policy that edits masks by operations",
-    "grpo": "train the weights by GRPO, or by supervision for comparison",
-    "adapt": "adapt the weights to images of which few have masks, and deploy only what is better",
-    "compare": "compare every method for better masks, and choose the best and the cheapest",
-    "evaluate": "compare a trained model or policy with its baselines on test patients",
-    "merge": "merge LoRA weights into a whole checkpoint",
-    "convert": "convert a checkpoint between the official layout and ours",
-    "data": "render the embedded data sets; data import SOURCE: import your own images and masks",
+WANTS = {  # what a user wants -> its commands
+    "your images": {
+        "doctor": "pre-flight table: packages, model, data, GPU, disk, and how to supply what is missing",
+        "data": "render the embedded data sets; data import SOURCE: import your own images and masks",
+        "segment": "segment images with a checkpoint or with what a run has chosen",
+    },
+    "better masks": {
+        "adapt": "adapt the weights to images of which few have masks, and deploy only what is better",
+        "compare": "compare every method for better masks, and choose the best and the cheapest",
+        "grpo": "train the weights by GRPO, or by supervision for comparison",
+        "reward": "step 1: train the reward network",
+        "prompts": "step 2: train the prompt policy by PPO",
+        "operations": "experiment 2: train a policy that edits masks by operations",
+    },
+    "what came of it": {
+        "evaluate": "compare a trained model or policy with its baselines on test patients",
+        "merge": "merge LoRA weights into a whole checkpoint",
+        "convert": "convert a checkpoint between the official layout and ours",
+    },
 }
+COMMANDS = {name: summary for commands in WANTS.values() for name, summary in commands.items()}
 SUBCOMMANDS = {"data import": "data_import"}  # two words -> file
-MOVED = {  # former commands -> what to run instead
-    "nano": "`python -m tools.nano`, in a checkout of the project",
-    "demo": "`python -m examples.demo`, in a checkout of the project",
-    "consistency": "`python -m pytest tests/grpo/test_recipe.py`, in a checkout of the project",
-    "bank": "part of every run, such as `sa2va-rl prompts`, which computes the masks that its bank lacks",
-}
 
 
 def main(words: list[str] | None = None, prog: str = "") -> None:
@@ -65,9 +66,6 @@ def _call(words: list[str], prog: str) -> None:
         flags, ignoring = words[len(name.split()) :], getattr(module, "ignore_unknown", None)
         ignored = ignoring is not None and ignoring(flags)
         run(module.main, module.Args, prog or f"sa2va-rl {name}", flags, getattr(module, "check", None), ignored)
-    elif words[0] in MOVED:
-        print(f"error: sa2va-rl {words[0]} is now {MOVED[words[0]]}", file=sys.stderr)
-        sys.exit(2)
     else:
         print(f"error: sa2va-rl {words[0]}: no such command\n\n{_overview()}", file=sys.stderr)
         sys.exit(2)
@@ -80,6 +78,7 @@ def command_name(words: list[str]) -> str:
 
 
 def _overview() -> str:
-    lines = "\n".join(f"  {name:<12} {summary}" for name, summary in COMMANDS.items())
-    end = "sa2va-rl COMMAND --help explains its common flags, --help-all every flag."
-    return f"usage: sa2va-rl COMMAND [flags]\n\n{lines}\n\n{end}"
+    parts = ["usage: sa2va-rl COMMAND [flags]"]
+    for want, commands in WANTS.items():
+        parts.append("\n".join([f"{want}:", *(f"  {name:<12} {summary}" for name, summary in commands.items())]))
+    return "\n\n".join([*parts, "sa2va-rl COMMAND --help explains its common flags, --help-all every flag."])

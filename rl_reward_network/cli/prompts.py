@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from rl_reward_network.cli.ending import show_ending
+from rl_reward_network.cli.app import show_ending
 from rl_reward_network.cli.reward import show_agreement
 from rl_reward_network.flags import Rare, changed
 from rl_reward_network.inputs.config import PromptConfig, RunConfig

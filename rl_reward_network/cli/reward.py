@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from rl_reward_network.atomic_io import read_json
-from rl_reward_network.cli.ending import show_ending
+from rl_reward_network.cli.app import show_ending
 from rl_reward_network.flags import Rare
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
 from rl_reward_network.run import AGREEMENT, BEST_REWARD_NET, REWARD_RUN, Run

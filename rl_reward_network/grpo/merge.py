@@ -22,7 +22,7 @@ from rl_reward_network.models.sa2va.loading_sa2va import Dtype, check_device, co
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration, check_checkpoint
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.models.weights import check_finite, read_tensors
-from rl_reward_network.run import FINAL, GRPO_RUN, check_readable, read_model_config
+from rl_reward_network.run import FINAL, GRPO_RUN, read_model_config
 
 
 def merge_run(model_path: Path, output: Path, base_model: str | None = None, dtype: Dtype = "float32") -> None:
@@ -156,10 +156,7 @@ def grpo_model(path: Path) -> Path | None:
 def trained_config(folder: Path) -> dict[str, Any]:
     """The config.json of a final_model; for a checkpoint that of its run, with steps and minutes; empty if missing."""
     if (folder / "config.json").exists():
-        config = read_model_config(folder / "config.json")
-        if config.get("stage") == GRPO_RUN.stage:
-            check_readable(config, folder)
-        return config
+        return read_model_config(folder / "config.json")
     if not (folder.parent / "config.json").exists() or not (folder / TRAINER_STATE_NAME).exists():
         return {}
     steps = read_json(folder / TRAINER_STATE_NAME)["global_step"]

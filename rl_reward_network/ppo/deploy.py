@@ -16,7 +16,7 @@ from rl_reward_network.env.sa2va_finetune_env import spaces_of as prompt_spaces
 from rl_reward_network.models.sa2va.checkpoint_sa2va import refuse_unmerged
 from rl_reward_network.ppo.policy import choose_operations, choose_prompts, load_network
 from rl_reward_network.report.deployment import Deployment
-from rl_reward_network.run import check_readable, read_model_config
+from rl_reward_network.run import read_model_config
 
 
 def policy_folder(path: Path) -> Path:
@@ -171,8 +171,7 @@ def _config(folder: Path, names: tuple[str, ...], remedy: str) -> dict[str, Any]
         config = read_model_config(path)
     except ValueError as error:
         raise ValueError(f"{error}; {remedy}") from None
-    check_readable(config if isinstance(config, dict) else {}, folder)
     for name in names:
-        if not isinstance(config, dict) or name not in config:
+        if name not in config:
             raise ValueError(f"{path}: field {name} is missing; {remedy}")
-    return dict(config)
+    return config

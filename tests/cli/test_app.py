@@ -1,4 +1,4 @@
-"""How every command starts: as a module or as a file, with its flags checked first."""
+"""How every command starts, as a module or as a file, with its flags checked first; and its progress bars."""
 
 import re
 import runpy
@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tqdm import tqdm
+from tqdm.auto import tqdm as of_transformers
 
 from rl_reward_network.cli import app as cli
-from rl_reward_network.cli import compare, grpo
 from rl_reward_network.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,30 +78,6 @@ def test_commands_run_as_files_from_any_folder(
     assert text.startswith(f"usage: python {file} ")
     assert "--model-path" in text
     assert sys.path[0] == str(ROOT)
-
-
-@pytest.mark.parametrize(
-    ("command", "words", "name", "value"),
-    [
-        (compare.Args, ["quick", "--roads", "fusion", "prompts"], "methods", ("fusion", "prompts")),
-        (compare.Args, ["quick", "--roads=fusion"], "methods", ("fusion",)),
-        (grpo.Args, ["quick", "--watch_every", "7"], "eval_steps", 7),
-        (grpo.Args, ["quick", "--watch-every=7"], "eval_steps", 7),
-    ],
-)
-def test_old_flags_mean_the_new_ones_and_stand_in_no_help(
-    command: type, words: list[str], name: str, value: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    seen: list[Any] = []
-    old = words[1].partition("=")[0]
-    with pytest.warns(UserWarning, match=f"^{old} is now --{name.replace('_', '-')}; "):
-        cli.run(seen.append, command, "sa2va-rl command", words)
-    assert getattr(seen[0], name) == value
-    with pytest.raises(SystemExit):
-        cli.run(seen.append, command, "sa2va-rl command", ["--help-all"])
-    text = capsys.readouterr().out
-    assert f"--{name.replace('_', '-')}" in text
-    assert old.replace("_", "-") not in text
 
 
 HEAVY = ("torch", "transformers", "stable_baselines3", "datasets", "accelerate", "skimage")
@@ -191,3 +168,64 @@ def test_help_shows_the_defaults_of_the_mode(words, steps, rate, capsys):
     shown = capsys.readouterr().out
     assert f"(default: {steps})" in shown
     assert f"(default: {rate})" in shown
+
+
+class Clock:
+    """Time that passes when told to."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("kind", [tqdm, of_transformers])
+def test_a_log_gets_a_line_every_half_minute(
+    kind: type, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(cli.time, "monotonic", clock)
+    with cli.calm_bars():
+        bar = kind(total=1000, desc="PPO", mininterval=0)
+        for _ in range(1000):  # 100 seconds; a postfix draws at once, whatever the interval is
+            clock.now += 0.1
+            bar.set_postfix(reward=0.5)
+            bar.update()
+        list(kind(range(1000), desc="inner", leave=False, mininterval=0))
+        bar.close()
+    written = capsys.readouterr().err
+    lines = written.splitlines()
+    assert [line.split("|")[0].strip() for line in lines] == ["PPO:  30%", "PPO:  60%", "PPO:  90%"]
+    assert written.isascii()
+    assert "\r" not in written
+    list(kind(range(3), mininterval=0))
+    assert "\r" in capsys.readouterr().err, "outside of a command, bars are the caller's"
+
+
+def test_bars_move_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with cli.calm_bars():
+        list(tqdm(range(3), desc="PPO", mininterval=0))
+    assert capsys.readouterr().err.count("\r") >= 4
+
+
+def test_bars_of_a_shell_file_move_on_its_terminal_and_are_in_no_log(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SA2VA_RL_TERMINAL", str(tmp_path / "tty"))
+    with cli.calm_bars():
+        list(tqdm(range(3), desc="PPO", mininterval=0))
+    assert "100%" in (tmp_path / "tty").read_text()
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("SA2VA_RL_TERMINAL", str(tmp_path / "gone" / "tty"))
+    with cli.calm_bars():
+        list(tqdm(range(3), desc="PPO", mininterval=0))
+    assert capsys.readouterr().err == "", "seconds need no line in a log"
+
+
+def test_every_command_calms_them(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "rl_reward_network.cli", "data", "--folder", str(tmp_path), "--regions"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "\r" not in done.stderr
+    assert "%|" not in done.stderr
