@@ -169,12 +169,11 @@ LONGEST_FIRST = (  # otherwise one process works on them alone at the end
     "tests/grpo/test_distributed.py",
     "tests/test_end_to_end.py",
     "tests/test_run_rl_train.py",
-    "tests/test_ctrl_c.py",
     "tests/grpo/test_trainer.py",
     "tests/grpo/test_stage.py",
     "tests/tools/test_training.py",
     "tests/ppo/test_prompts.py",
-    "tests/test_full_disk.py",
+    "tests/test_faults.py",
     "tests/reward_training/test_train.py",
 )
 

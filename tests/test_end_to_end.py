@@ -259,7 +259,7 @@ def test_step_1_ends_with_where_its_network_is(here: Path, capfd: pytest.Capture
     assert (here / last.removeprefix("reward network: ") / "model.safetensors").exists()
 
 
-@pytest.mark.slow  # by the test above, test_shell_files.py, and test_ctrl_c.py, which begins it
+@pytest.mark.slow  # by the test above, and test_shell_files.py
 def test_step_1_has_a_shell_file(finished: Path) -> None:
     done = shell(["bash", str(ROOT / "run_experiment3.sh"), "quick", "--steps", "2"], finished, **ENVIRONMENT)
     assert done.returncode == 0, done.stdout + done.stderr

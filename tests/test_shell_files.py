@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import STAMP, is_installed, stamp_line
+from tests.conftest import STAMP, stamp_line
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = {
@@ -66,62 +66,44 @@ def modules(calls: list[dict[str, str]]) -> list[str]:
     return [own.split()[0] + "*" * bool(call["check"]) for own, call in zip(words, calls, strict=True)]
 
 
-@pytest.mark.parametrize("words", [["--help"], ["quick", "-h"], ["full", "--max_steps", "3", "--help", "--resume"]])
 @pytest.mark.parametrize("file", COMMANDS)
-def test_help_shows_help_and_does_nothing_else(called: Called, file: str, words: list[str]) -> None:
-    done, calls = called(file, *words)
-    assert done.returncode == 0
-    mode = "".join(f"{word} " for word in words[:1] if word in ("quick", "full"))  # its defaults are shown
-    assert [call["words"] for call in calls] == [f"-m rl_reward_network.cli {COMMANDS[file]} {mode}--help"]
-    assert f"bash {file} " in done.stdout
-    assert "set -euo" not in done.stdout
-
-
-@pytest.mark.parametrize("file", COMMANDS)
-def test_every_flag_is_shown_by_help_all(called: Called, file: str) -> None:
-    done, calls = called(file, "quick", "--help-all")
-    assert done.returncode == 0
-    assert [call["words"] for call in calls] == [f"-m rl_reward_network.cli {COMMANDS[file]} quick --help-all"]
-
-
-@pytest.mark.parametrize("file", COMMANDS)
-def test_help_without_packages_installs_none(called: Called, file: str) -> None:
+def test_help_is_that_of_the_command_and_does_nothing_else(called: Called, file: str) -> None:
+    for words, shown in (
+        ("--help", "--help"),
+        ("quick -h", "quick --help"),
+        ("full --seed 3 --help-all", "full --help-all"),
+    ):
+        done, calls = called(file, *words.split())
+        assert (done.returncode, [call["words"].split("cli ")[1] for call in calls]) == (
+            0,
+            [f"{COMMANDS[file]} {shown}"],
+        )
+    assert f"bash {file} " in called(file, "--help")[0].stdout
     done, calls = called(file, "--help", LACKING="torch", SA2VA_RL_INSTALL_INTO_ACTIVE="1")
-    assert (done.returncode, calls) == (0, [])
+    assert (done.returncode, calls) == (0, []), "help installs no package"
     assert "as soon as the first run has installed the packages" in done.stdout
 
 
 @pytest.mark.parametrize("file", COMMANDS)
-def test_flags_are_looked_at_before_anything_else(called: Called, file: str) -> None:
-    done, calls = called(file, "quick", "--wrong", SEED="3")
-    assert (done.returncode, modules(calls)) == (2, [f"{COMMANDS[file]}*"])
-    assert done.stderr == "error: --wrong\n"
+def test_wrong_flags_are_refused_before_anything_is_made(called: Called, tmp_path: Path, file: str) -> None:
+    before = sorted(tmp_path.iterdir())
+    done, calls = called(file, "quick", "--wrong", SEED="3", OUTPUT_DIR="elsewhere/runs")
+    assert (done.returncode, modules(calls), done.stderr) == (2, [f"{COMMANDS[file]}*"], "error: --wrong\n")
     assert "--seed 3 --wrong" in calls[0]["words"]
     assert calls[0]["called_as"] == f"bash {ROOT / file}"
+    assert sorted({*tmp_path.iterdir()} - {tmp_path / "calls"}) == before
 
 
-def test_what_each_shell_file_runs(called: Called) -> None:
-    expected = {
-        "run_experiment1.sh": [
-            *("prompts*", "data", "doctor"),
-            *("prompts", "evaluate"),
-        ],
-        "run_experiment3.sh": ["reward*", "data", "doctor", "reward"],
-        "run_step2_finetune.sh": [
-            *("prompts*", "data", "doctor"),
-            *("prompts", "evaluate"),
-        ],
-        "run_rl_train.sh": [
-            *("grpo*", "data", "doctor"),
-            *("grpo", "evaluate"),
-        ],
-    }
-    for file, names in expected.items():
-        done, calls = called(file, "quick")
+def test_what_each_shell_file_runs_and_where_its_log_lies(called: Called, tmp_path: Path) -> None:
+    for file, command in COMMANDS.items():
+        done, calls = called(file, "quick", OUTPUT_DIR="elsewhere/runs")
         assert done.returncode == 0, done.stderr
-        assert modules(calls) == names
-        trained = [call["words"] for call in calls if f"cli {COMMANDS[file]} " in call["words"]]
+        evaluated = [] if command in ("reward", "compare") else ["evaluate"]
+        assert modules(calls) == [f"{command}*", "data", "doctor", command, *evaluated]
+        trained = [call["words"] for call in calls if f"cli {command} " in call["words"]]
         assert len(set(trained)) == 1, "what was checked is what is run"
+        assert done.stdout.splitlines()[-1].startswith("log: elsewhere/runs/logs/")
+        assert (tmp_path / "elsewhere" / "runs" / "logs").is_dir()
 
 
 @pytest.mark.parametrize(
@@ -159,21 +141,6 @@ def test_several_processes_train_and_one_does_all_else(called: Called) -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "message"),
-    [
-        ({"NPROC": "0"}, "NPROC is '0', expected the number of processes, 1 or more"),
-        ({"NPROC": "two"}, "NPROC is 'two', expected the number of processes, 1 or more"),
-        ({"NPROC": "2", "GPU": "cuda:1"}, "GPU=1 names one GPU, but NPROC=2 takes one for each process; unset GPU"),
-        ({"NPROC": "2", "GPU": "1"}, "GPU=1 names one GPU, but NPROC=2 takes one for each process; unset GPU"),
-    ],
-)
-def test_a_number_of_processes_that_makes_no_sense(called: Called, environment: dict[str, str], message: str) -> None:
-    done, calls = called("run_rl_train.sh", "full", **environment)
-    assert (done.returncode, calls) == (2, [])
-    assert message in done.stderr
-
-
-@pytest.mark.parametrize(
     ("words", "environment", "embedded"),
     [
         ([], {}, True),
@@ -199,22 +166,6 @@ def test_embedded_data_are_for_the_embedded_model_or_whom_names_them(
     assert ("--data_root D" in calls[0]["words"]) == ("DATA_ROOT" in environment)
 
 
-@pytest.mark.parametrize("file", COMMANDS)
-def test_logs_lie_beside_the_runs(called: Called, tmp_path: Path, file: str) -> None:
-    done, _ = called(file, "quick", OUTPUT_DIR="elsewhere/runs")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith("log: elsewhere/runs/logs/")
-    assert (tmp_path / "elsewhere" / "runs" / "logs").is_dir()
-
-
-@pytest.mark.parametrize("file", COMMANDS)
-def test_flags_that_are_refused_leave_nothing_behind(called: Called, tmp_path: Path, file: str) -> None:
-    before = sorted(tmp_path.iterdir())
-    done, _ = called(file, "quick", "--wrong", OUTPUT_DIR="elsewhere/runs")
-    assert (done.returncode, done.stderr) == (2, "error: --wrong\n")
-    assert sorted({*tmp_path.iterdir()} - {tmp_path / "calls"}) == before
-
-
 @pytest.mark.parametrize(
     ("gpu", "visible", "flag", "alone"),
     [
@@ -228,6 +179,7 @@ def test_flags_that_are_refused_leave_nothing_behind(called: Called, tmp_path: P
         ("-1", "4,5", "-1", "4,5"),
         ("cpu", "", "-1", ""),
         ("", "4,5", None, "4,5"),
+        ("GPU-8932f937-d72c", "4,5", "0", "GPU-8932f937-d72c"),  # by its UUID it is the only one
     ],
 )
 def test_the_card_that_gpu_names(
@@ -242,34 +194,38 @@ def test_the_card_that_gpu_names(
         given = "0" if one and flag not in (None, "-1") else flag
         words = calls[0]["words"].split()
         assert (words[words.index("--gpu") + 1] if "--gpu" in words else None) == given
-        expected = alone if one else visible
+        expected = alone if one or gpu.startswith("GPU-") else visible
         assert {call["visible"] for call in calls} == {"unset" if expected is None else expected}
 
 
-def test_a_gpu_named_by_its_uuid_is_the_only_one(called: Called) -> None:
-    for file in ("run_experiment3.sh", "run_rl_train.sh"):
-        for name in ("GPU-8932f937-d72c", "MIG-GPU-8932/1/0"):
-            done, calls = called(file, "quick", GPU=name, CUDA_VISIBLE_DEVICES="4,5")
-            assert done.returncode == 0, done.stderr
-            assert "--gpu 0" in calls[0]["words"]
-            assert {call["visible"] for call in calls} == {name}
+NO_GPU = "expected one GPU: its index from 0 on, cuda:INDEX, a UUID"
+SHOWN = "GPU=2, but CUDA_VISIBLE_DEVICES='{}' shows {} GPUs, counted from 0"
 
 
-@pytest.mark.parametrize("gpu", ["0,1", "-2", "gpu", "cuda:", "cuda:x", "1.5", "GPU-a,GPU-b", "all"])
-@pytest.mark.parametrize("file", ["run_experiment1.sh", "run_experiment2.sh", "run_rl_train.sh", "run_compare.sh"])
-def test_words_that_name_no_gpu_are_refused_in_one_line(called: Called, file: str, gpu: str) -> None:
-    done, calls = called(file, "quick", GPU=gpu)
-    assert (done.returncode, calls) == (2, [])
-    assert done.stderr.startswith(f"GPU is '{gpu}', expected one GPU: its index from 0 on, cuda:INDEX, a UUID")
-    assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize(("visible", "count"), [("4,5", 2), ("", 0), ("GPU-a", 1)])
-def test_a_gpu_out_of_range_of_the_visible_ones(called: Called, visible: str, count: int) -> None:
-    done, calls = called("run_rl_train.sh", "quick", GPU="2", CUDA_VISIBLE_DEVICES=visible)
-    assert (done.returncode, calls) == (2, [])
-    message = f"GPU=2, but CUDA_VISIBLE_DEVICES='{visible}' shows {count} GPUs, counted from 0\n"
-    assert done.stderr == message
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        *(
+            ({"NPROC": wrong}, f"NPROC is '{wrong}', expected the number of processes, 1 or more")
+            for wrong in ("0", "two")
+        ),
+        *(
+            ({"NPROC": "2", "GPU": gpu}, "GPU=1 names one GPU, but NPROC=2 takes one for each process; unset GPU")
+            for gpu in ("1", "cuda:1")
+        ),
+        *(({"GPU": gpu}, f"GPU is '{gpu}', {NO_GPU}") for gpu in ("0,1", "-2", "gpu", "cuda:", "cuda:x", "1.5", "all")),
+        *(
+            ({"GPU": "2", "CUDA_VISIBLE_DEVICES": visible}, SHOWN.format(visible, count))
+            for visible, count in (("4,5", 2), ("", 0), ("GPU-a", 1))
+        ),
+    ],
+)
+def test_gpus_and_processes_that_make_no_sense_are_refused_in_one_line(
+    called: Called, environment: dict[str, str], message: str
+) -> None:
+    done, calls = called("run_rl_train.sh", "full", **environment)
+    assert (done.returncode, calls, done.stderr.count("\n")) == (2, [], 1)
+    assert message in done.stderr
 
 
 def test_they_can_be_started_as_programs() -> None:
@@ -356,31 +312,3 @@ def test_a_part_that_was_killed_late_ran_out_of_time() -> None:
     done = subprocess.run(["bash", "-c", f"stopped=\n{function}\n{calls}"], capture_output=True, text=True, check=True)
     killed = "failed (killed; did main memory run out?)"
     assert done.stdout.splitlines() == ["ok", "failed", "out of time", "out of time", killed]
-
-
-def test_an_environment_of_another_clone_is_no_place_for_tests(tmp_path: Path) -> None:
-    """The shell files would install this clone in place of the other one."""
-    assert not is_installed(tmp_path, "3.11")
-    (tmp_path / STAMP).write_text(stamp_line("3.11") + "\n" + stamp_line("3.11") + "[test]\n")
-    assert is_installed(tmp_path, "3.11")
-    assert not is_installed(tmp_path, "3.12")
-    (tmp_path / STAMP).write_text(stamp_line("3.11").replace(str(ROOT), "/elsewhere") + "\n")
-    assert not is_installed(tmp_path, "3.11")
-
-
-def test_packages_that_cannot_be_installed_end_the_check_of_a_gpu(
-    called: Called, tmp_path: Path, on_cpu: dict[str, str]
-) -> None:
-    stamp = tmp_path / "venv" / STAMP
-    stamp.unlink()
-    done, calls = called("scripts/gpu_check.sh", NO_NETWORK="yes", SA2VA_RL_INSTALL_INTO_ACTIVE="1", **on_cpu)
-    assert done.returncode == 1
-    assert len(calls) == 1
-    assert not stamp.exists(), "the next run tries again"
-    assert not list(tmp_path.glob("gpu_check_*.txt"))
-
-
-def test_the_check_of_a_gpu_explains_itself(called: Called) -> None:
-    done, calls = called("scripts/gpu_check.sh", "--help")
-    assert "bash scripts/gpu_check.sh" in done.stdout
-    assert not calls
