@@ -54,6 +54,11 @@ VOLATILE = re.compile(
     r"|steps_per_second|samples_per_second|path|folder|run|runs|reward_net|origin|digest|train_.*_per_second|config"
 )
 """Names of fields of the moment or the machine; `origin` and `config` repeat settings that the results depend on."""
+RENAMED = {"world": "inputs", "road": "method", "word": "verdict", "deploys": "chosen_on_validation"} | {
+    f"{before}iou_of_drawn{after}": f"{before}cycle_iou{after}"
+    for before in ("", "expected_", "val/")
+    for after in ("", "_by_base")
+}  # names of fields up to version 1.0.0rc1
 
 
 @dataclass(frozen=True)
@@ -155,7 +160,7 @@ def file_values(path: Path) -> Iterator[tuple[str, Any]]:
     elif path.suffix == ".csv":
         with path.open(encoding="utf-8", newline="") as file:
             for number, row in enumerate(csv.DictReader(file)):
-                yield from leaves(row, str(number))
+                yield from leaves({RENAMED.get(name, name): value for name, value in row.items()}, str(number))
     elif path.suffix == ".zip":
         with zipfile.ZipFile(path) as archive:
             for member in archive.namelist():
@@ -193,7 +198,7 @@ def leaves(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for name, inner in value.items():
             if not VOLATILE.fullmatch(str(name)):
-                yield from leaves(inner, f"{where}.{name}".lstrip("."))
+                yield from leaves(inner, f"{where}.{RENAMED.get(name, name)}".lstrip("."))
     elif isinstance(value, list):
         for number, inner in enumerate(value):
             yield from leaves(inner, f"{where}[{number}]")

@@ -2,27 +2,22 @@
 
 import csv
 import json
-import os
 import re
 import runpy
 import shlex
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rl_reward_network.cli.main import main
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import open_inputs
-from rl_reward_network.ppo.deploy import load_policy
 from tests.conftest import SMALLEST, refusing, shell, write_tiny_data
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -178,55 +173,6 @@ def test_a_second_run_uses_the_reward_network_and_every_mask(here: Path, capfd: 
     first, second = ((run / "tables.json").read_text() for run in (the_run(here), here / "outputs" / "again"))
     assert first == second
     shutil.rmtree(here / "outputs" / "again")
-
-
-def wait_for(found: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    """Until it is true; the process must still be running then."""
-    deadline = time.monotonic() + 200
-    while not found():
-        assert time.monotonic() < deadline
-        assert process.poll() is None, "it ended before it could be killed"
-        time.sleep(0.02)
-
-
-@pytest.mark.slow  # test_faults.py kills more, in-process tests cut at more kinds of moments
-def test_killed_in_the_bank_and_in_ppo_and_resumed_it_ends_in_the_same_numbers(finished: Path, tmp_path: Path) -> None:
-    (reward,) = (finished / "outputs").glob("reward_net_*/best_reward_net")
-    usual = ["--model_path", "model", "--data_root", "data", "--reward_net", str(reward), "--total_timesteps", "6000"]
-    command = [sys.executable, "-m", "rl_reward_network.cli", "prompts", "quick", *usual, "--n_steps", "64"]
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    left: list[tuple[int, int]] = []  # images in the bank and rollouts done after each kill
-
-    def rows() -> int:
-        files = list(cut.glob("sa2va_rl_finetune_*/metrics.jsonl"))
-        return len(files[0].read_text().splitlines()) if files else 0
-
-    def masks() -> int:
-        return len(list((cut / "mask_bank").glob("*.safetensors")))
-
-    for more, reached in (([], lambda: masks() >= 1), (["--resume"], lambda: rows() >= 3)):
-        process = subprocess.Popen(
-            [*command, "--output_dir", str(cut), *more],
-            cwd=finished,
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        wait_for(reached, process)
-        process.kill()
-        process.wait()
-        left.append((masks(), rows()))
-    assert left[0][1] == 0 < left[0][0] <= left[1][0], "first in the bank, before any rollout"
-    assert 3 <= left[1][1] < 46, "then in the middle of PPO"
-    for arguments in (["--output_dir", str(cut), "--resume"], ["--output_dir", str(whole)]):
-        done = subprocess.run([*command, *arguments], cwd=finished, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-    (first,), (second,) = (list(output.glob("sa2va_rl_finetune_*")) for output in (whole, cut))
-    for name in ("tables.json", "metrics.jsonl"):
-        assert (first / name).read_text() == (second / name).read_text(), name
-    expected, found = (load_policy(run / "final_model").state_dict() for run in (first, second))
-    assert all(torch.equal(value, found[name]) for name, value in expected.items())
 
 
 def test_a_finished_run_is_nothing_to_resume(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
