@@ -129,7 +129,7 @@ def values_of(folder: Path) -> Iterator[tuple[tuple[str, str], Any]]:
     """((file, field), value) of every result below a folder; run folders go by their kind and their number."""
     for name, run_folder in run_folders(folder):
         for pattern in FILES:
-            for path in sorted(run_folder.glob(pattern)):
+            for path in sorted(path for path in run_folder.glob(pattern) if path.is_file()):
                 for where, value in file_values(path):
                     yield (f"{name}/{path.relative_to(run_folder)}", where), value
 
