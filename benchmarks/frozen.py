@@ -54,7 +54,14 @@ VOLATILE = re.compile(
     r"|steps_per_second|samples_per_second|path|folder|run|runs|reward_net|origin|digest|train_.*_per_second|config"
 )
 """Names of fields of the moment or the machine; `origin` and `config` repeat settings that the results depend on."""
-RENAMED = {"world": "inputs", "road": "method", "word": "verdict", "deploys": "chosen_on_validation"} | {
+RENAMED = {
+    "world": "inputs",
+    "tree": "single_tree",
+    "mix": "net_and_dice",
+    "road": "method",
+    "word": "verdict",
+    "deploys": "chosen_on_validation",
+} | {
     f"{before}iou_of_drawn{after}": f"{before}cycle_iou{after}"
     for before in ("", "expected_", "val/")
     for after in ("", "_by_base")
