@@ -60,7 +60,7 @@ def run(
         ignore_unknown: ignore flags that the command does not have.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    for noisy in ("httpx", "huggingface_hub", "transformers", "matplotlib", "PIL"):
+    for noisy in ("httpx", "huggingface_hub", "transformers", "torch", "matplotlib", "PIL"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     threading.excepthook = _thread_failed
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
