@@ -16,22 +16,16 @@ Dice over the validation questions (two empty masks have 1). Intervals are over 
 patients are known.
 """
 
-import os
-import shlex
 import shutil
-import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tyro
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.common import call, show, train_once
 from benchmarks.named_unet import named_images, segment, train_unet
 from rl_reward_network.atomic_io import read_json, write_json
 from rl_reward_network.cli.app import run
@@ -101,7 +95,7 @@ def main(args: Args) -> None:
         inputs = open_grpo_inputs(RunConfig(data_root=task, seed=args.seed, output_dir=args.folder, gpu=-1))
         answer_nano(args, inputs)
         answer_unet(args, inputs)
-    show(args)
+    show_all(args)
 
 
 # ---- the task -------------------------------------------------------------------------------------------------------
@@ -121,9 +115,8 @@ def make_task(source: Path, folder: Path, most: int | None = None) -> None:
     write_json(coco / "annotations.json", content)
     rows = [f"{image['file_name']},{groups[image['file_name']]}" for image in content["images"]]
     (folder / "groups.csv").write_text("\n".join(["image,group", *rows]) + "\n")
-    _call(
-        f"data import {coco} --classes {CLASSES} --patients_csv {folder / 'groups.csv'} --to {folder / 'task'} --write"
-    )
+    flags = f"--classes {CLASSES} --patients_csv {folder / 'groups.csv'} --to {folder / 'task'} --write"
+    call(f"data import {coco} {flags}")
 
 
 def coco_content(records: Sequence[dict[str, Any]], segments: Sequence[str]) -> dict[str, Any]:
@@ -154,14 +147,12 @@ def answer_nano(args: Args, inputs: GRPOInputs) -> None:
     place = args.place(args.row)
     if (place / "answers.json").exists():
         return
-    if not (place / FINAL).exists():
-        labels = f"--max_labelled {args.max_labelled}" if args.max_labelled else ""
-        steps = f"--max_steps {3 if args.quick else args.steps} --eval_steps {3 if args.quick else 100}"
-        resume = "--resume" if (place / "config.json").exists() else ""
-        data = f"--data_root {inputs.config.data_root} --seed {args.seed} --gpu -1 --run_folder {place}"
-        _call(f"grpo quick --objective supervised {data} {labels} {steps} {resume} {args.flags}")
+    labels = f"--max_labelled {args.max_labelled}" if args.max_labelled else ""
+    steps = f"--max_steps {3 if args.quick else args.steps} --eval_steps {3 if args.quick else 100}"
+    data = f"--data_root {inputs.config.data_root} --seed {args.seed} --gpu -1"
+    train_once(place, f"--objective supervised {data} {labels} {steps} {args.flags}")
     if not (place / "merged").exists():
-        _call(f"merge --model_path {place / FINAL} --output {place / 'merged'}")
+        call(f"merge --model_path {place / FINAL} --output {place / 'merged'}")
     own: dict[str, Any] = {"minutes": read_json(place / FINAL / "config.json")["minutes"]}
     tree = {}
     for split in ("val", "test"):
@@ -224,13 +215,6 @@ def answers(prompts: Sequence[TrainingItem], masks: Masks) -> dict[str, list[Any
     return columns
 
 
-def _call(command: str) -> None:
-    """Run a command of `sa2va-rl`; a CalledProcessError if it fails."""
-    print(f"\nsa2va-rl {command}", flush=True)
-    arguments = [sys.executable, "-m", "rl_reward_network.cli", *shlex.split(command)]
-    subprocess.run(arguments, check=True, env=os.environ)
-
-
 # ---- the table ------------------------------------------------------------------------------------------------------
 
 
@@ -247,25 +231,23 @@ def best_share(val: dict[str, list[Any]]) -> float:
     return max(SHARES, key=lambda share: (emptied(val, share)["dice"].mean(), -share))
 
 
-def show(args: Args) -> None:
-    """Print the table in Markdown."""
+def show_all(args: Args) -> None:
+    """Print both tables."""
     places = sorted(args.folder.glob(f"*_{args.max_labelled or 'all'}_{args.seed}/answers.json"))
     found = {place.parent.name.rsplit("_", 2)[0]: read_json(place) for place in places}
     if not found:
         raise ValueError(f"{args.folder}: nothing is finished; leave --show out")
     names = sorted(set(next(iter(found.values()))["test"]["trained"]["name"]) - {TREE})
-    console = Console(width=1000, soft_wrap=False)
-    columns = ("Dice: mean of arteries", *names, TREE, "clDice: mean of arteries", "absent recognised", "empty below")
-    table = Table("row, wording", *columns, box=box.MARKDOWN)
+    rows, tests = [], {}
     for row, content in found.items():
         share = best_share(content["val"]["trained"])
+        spent = f", {content['minutes']:.0f} minutes" if "minutes" in content else ""
         for wording, of_test in content["test"].items():
-            spent = f", {content['minutes']:.0f} minutes" if "minutes" in content else ""
-            table.add_row(
-                f"{TITLES.get(row, row)}{spent}, {wording}", *_cells(emptied(of_test, share), names), f"{share:.2%}"
-            )
-    console.print(table, end="\n\n")
-    console.print(_differences(found, names))
+            tests[row, wording] = test = emptied(of_test, share)
+            rows.append((f"{TITLES.get(row, row)}{spent}, {wording}", *_cells(test, names), f"{share:.2%}"))
+    columns = ("Dice: mean of arteries", *names, TREE, "clDice: mean of arteries", "absent recognised", "empty below")
+    show(("row, wording", *columns), rows)
+    show(("difference", "Dice: mean of arteries", "absent recognised"), _differences(tests))
     groups = next(iter(found.values()))["test"]["trained"]["group"]
     print("\n".join(few_patients_note(len(set(groups)), "test groups")))
 
@@ -280,26 +262,19 @@ def _cells(test: dict[str, np.ndarray], names: Sequence[str]) -> list[str]:
     return [mean("dice", there & artery), *by_class, mean("cldice", there & artery), mean("empty", ~there)]
 
 
-def _differences(found: dict[str, Any], names: Sequence[str]) -> Table:
-    """Paired differences of the mean over arteries: each row less the rival, and held-out less trained wording."""
-    table = Table("difference", "Dice: mean of arteries", "absent recognised", box=box.MARKDOWN)
-    tests = {
-        (row, wording): emptied(of_test, best_share(content["val"]["trained"]))
-        for row, content in found.items()
-        for wording, of_test in content["test"].items()
-    }
-    pairs = [((row, "held_out"), (row, "trained")) for row in found if (row, "held_out") in tests]
-    pairs += [((row, "trained"), (UNET, "trained")) for row in found if row != UNET and UNET in found]
+def _differences(tests: dict[tuple[str, str], dict[str, np.ndarray]]) -> Iterator[list[str]]:
+    """Paired differences of the mean over arteries: held-out less trained wording, and each row less the rival."""
+    pairs = [((row, wording), (row, "trained")) for row, wording in tests if wording == "held_out"]
+    rival = (UNET, "trained")
+    pairs += [(one, rival) for one in tests if one[1] == "trained" and one != rival and rival in tests]
     for one, other in pairs:
         test, base = tests[one], tests[other]
-        there = test["there"] & (test["name"] != TREE)
-        cells = []
-        for key, counted in (("dice", there), ("empty", ~test["there"])):
+        cells = [" - ".join(f"{TITLES.get(row, row)}, {wording}" for row, wording in (one, other))]
+        for key, counted in (("dice", test["there"] & (test["name"] != TREE)), ("empty", ~test["there"])):
             gain = test[key][counted].astype(float) - base[key][counted].astype(float)
             mean = mean_of_classes(gain, test["name"][counted], test["group"][counted], bounds=CHANGE)
             cells.append(mean.signed)
-        table.add_row(" - ".join(f"{TITLES.get(row, row)}, {wording}" for row, wording in (one, other)), *cells)
-    return table
+        yield cells
 
 
 if __name__ == "__main__":
