@@ -12,6 +12,7 @@ import statistics
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tyro
@@ -54,15 +55,14 @@ def main(args: Args) -> None:
     print(f"one predict_forward per step, {plan.ppo.total_timesteps} steps: {single:.1f} s of Sa2VA")
     print(f"ratio, training: {single / bank:.1f}x; the whole run with {len(every)} images: {whole:.1f} s")
     ppo = plan.ppo
-    contexts, net = random_contexts(inputs, train), {"net_arch": list(NET_ARCH)}
+    contexts = random_contexts(inputs, train)
 
     def on_cartpole() -> None:
-        venv, config = make_vec_env("CartPole-v1", ppo.n_envs, seed=0), {"n_steps": ppo.rollout_steps}
-        config |= {"batch_size": ppo.even_batch, "n_epochs": ppo.n_epochs}
-        rate = ppo.learning_rate
+        venv = make_vec_env("CartPole-v1", ppo.n_envs, seed=0)
+        same: dict[str, Any] = {"n_steps": ppo.rollout_steps, "batch_size": ppo.even_batch, "n_epochs": ppo.n_epochs}
+        same |= {"learning_rate": ppo.learning_rate, "policy_kwargs": {"net_arch": list(NET_ARCH)}}
         with one_thread():
-            model = PPO("MlpPolicy", venv, rate, **config, device="cpu", seed=0, policy_kwargs=net)  # type: ignore[arg-type]
-            model.learn(ppo.whole_timesteps)
+            PPO("MlpPolicy", venv, device="cpu", seed=0, **same).learn(ppo.whole_timesteps)
 
     def on_the_bank() -> None:
         with one_thread():

@@ -25,17 +25,7 @@ from rl_reward_network.env.observation import IMAGE_FEATURES
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import open_inputs
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.ppo.baselines import (
-    DEFAULT,
-    DEPLOYED,
-    FIXED,
-    LAST,
-    NET,
-    POLICY,
-    RIDGE,
-    Comparison,
-    compare,
-)
+from rl_reward_network.ppo.baselines import DEFAULT, DEPLOYED, FIXED, LAST, NET, POLICY, RIDGE, Comparison, compare
 from rl_reward_network.ppo.contexts import PromptTable, prompt_tables, ridge_choices
 from rl_reward_network.ppo.policy import choose_prompts, load_weights
 from rl_reward_network.ppo.prompts import PolicyPlan, decide_prompts, policy_plan, train_prompt_policy

@@ -29,12 +29,8 @@ class Args:
     """Sa2VA folders or hub ids."""
     image: Path
     """Image file."""
-    prompts: Path | None = None
-    """Prompts, one per line; without it the built-in eleven."""
     device: str = "cuda:0" if torch.cuda.is_available() else "cpu"
     """cpu, cuda:0, ..."""
-    max_tiles: int = 1
-    """Most tiles the image is cut into, for both."""
     max_new_tokens: int = 64
     """Longest answer, for both."""
     repeats: int = 5
@@ -52,24 +48,23 @@ def main(args: Args) -> None:
 def measure(args: Args, model_path: str) -> None:
     """Measure a model and print."""
     model, processor = load_sa2va_model(model_path, args.device)
-    processor.max_tiles = args.max_tiles
+    processor.max_tiles = 1
     image = load_image(args.image)
-    prompts = args.prompts.read_text().splitlines() if args.prompts else list(PROMPTS)
     settings = {"processor": processor, "max_new_tokens": args.max_new_tokens}
 
     def batched() -> list[np.ndarray]:
-        (answers,) = model.segment([image], prompts, **settings)
+        (answers,) = model.segment([image], list(PROMPTS), **settings)
         return [answer.masks() for answer in answers]
 
     def singly() -> list[np.ndarray]:
-        results = [model.predict_forward(image=image, text="<image>" + prompt, **settings) for prompt in prompts]
+        results = [model.predict_forward(image=image, text="<image>" + prompt, **settings) for prompt in PROMPTS]
         return [np.array(one["prediction_masks"], dtype=bool).reshape(-1, *image.shape[:2]) for one in results]
 
     differ = [one != other for one, other in zip(batched(), singly(), strict=True)]
     pairs = [(seconds(batched), seconds(singly)) for _ in range(args.repeats)]
     together, each = (statistics.median(times) for times in zip(*pairs, strict=True))
     ratios = [b / a for a, b in pairs]
-    print(f"segment, {len(prompts)} prompts: {together:.3f} s; {len(prompts)} x predict_forward: {each:.3f} s")
+    print(f"segment, {len(PROMPTS)} prompts: {together:.3f} s; {len(PROMPTS)} x predict_forward: {each:.3f} s")
     print(f"ratio: {statistics.median(ratios):.2f}x (pairs {min(ratios):.2f} to {max(ratios):.2f})")
     share = sum(int(one.sum()) for one in differ) / max(sum(one.size for one in differ), 1)
     print(f"mask pixels that differ: {share:.4%}")

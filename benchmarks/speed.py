@@ -273,8 +273,9 @@ def train_at_size(size: Size, device: str, settings: Mapping[str, Any], bits: Qu
     ends = StepEnds(device)
     with tempfile.TemporaryDirectory() as folder:
         counts = {"per_device_train_batch_size": 8, "num_generations": 4, "num_mask_generations": 8}
-        reward = {"iou": Reward(iou_reward, 1.0)}
-        trainer = make_trainer(model, processor, items, folder, device, (reward, reward), counts | steps | settings)
+        rewards = {loop: {"iou": Reward(iou_reward, 1.0)} for loop in ("loop1", "loop2")}
+        all_settings = {"output_dir": folder} | counts | steps | settings
+        trainer = make_trainer(model, processor, items, rewards, device, **all_settings)
         trainer.remove_callback(PrinterCallback)
         ends.trainer = trainer
         trainer.add_callback(ends)
@@ -316,19 +317,12 @@ def model_at_size(size: Size, device: str, bits: Quantization | None) -> tuple[A
 
 
 def make_trainer(
-    model: Any,
-    processor: Any,
-    items: list[TrainingItem],
-    folder: str,
-    device: str,
-    rewards: tuple[dict[str, Reward], dict[str, Reward]],
-    settings: Mapping[str, Any],
+    model: Any, processor: Any, items: list[TrainingItem], rewards: Any, device: str, **settings: Any
 ) -> Sa2VAGRPOTrainer:
-    """A trainer as a run has it, with the reference set."""
-    config = Sa2VAGRPOConfig(
-        output_dir=folder, max_completion_length=TOKENS, report_to="none", use_cpu=device == "cpu", **settings
-    )
-    trainer = Sa2VAGRPOTrainer(model, processor, config, items, dict(zip(("loop1", "loop2"), rewards, strict=True)))
+    """A trainer as a run has it, with the rewards of both loops, and the reference set."""
+    settings |= {"max_completion_length": TOKENS, "report_to": "none", "use_cpu": device == "cpu"}
+    config = Sa2VAGRPOConfig(**settings)
+    trainer = Sa2VAGRPOTrainer(model, processor, config, items, rewards)
     trainer.freeze_unreached(items[:2])
     trainer.reset_reference()
     return trainer
@@ -396,9 +390,10 @@ class RealSize:
 
 def measured_stage(args: RealSize, name: str) -> tuple[str, str, str]:
     """Seconds, GiB at the peak, and further numbers of a stage, by this process."""
-    stage = {"write": write_stage, "load": load_stage, "segment": segment_stage, "mask bank": bank_stage}
-    stage |= {"GRPO step": grpo_stage, "supervised step": supervised_stage, "merge": merge_stage}
-    spent, note = (stage | {"load merged": partial(load_stage, name="merged")})[name](args)
+    stages: tuple[Callable[[RealSize], tuple[float, str]], ...]
+    stages = (write_stage, load_stage, partial(bank_stage, single=True), bank_stage)
+    stages += (grpo_stage, supervised_stage, merge_stage, partial(load_stage, name="merged"))
+    spent, note = stages[ALL.index(name)](args)
     device = "cpu" if name in ("write", "merge") else args.device
     if device != "cpu":
         note = f"{note}; allocated {torch.cuda.max_memory_allocated() / GIB:.2f} GiB".removeprefix("; ")
@@ -419,22 +414,16 @@ def load_stage(args: RealSize, name: str = "model") -> tuple[float, str]:
     return seconds(lambda: weights_fingerprint(load_sa2va_model(folder, args.device, dtype=args.dtype)[0])), ""
 
 
-def segment_stage(args: RealSize) -> tuple[float, str]:
-    """All prompts on an image."""
-    segmenter = load_segmenter(args.folder / "model", args.device, max_new_tokens=TOKENS, dtype=args.dtype)
-    answers: list[Any] = []
-    for _ in range(2):  # the first call loads the GPU's kernels
-        spent = seconds(lambda: answers.append(segmenter.segment(*scenes(1), list(PROMPTS))))
-    return spent, f"{len(answers[0].mask_logits)} prompts, 1 image"
-
-
-def bank_stage(args: RealSize) -> tuple[float, str]:
-    """An empty mask bank."""
-    folder, images = args.folder / "bank", scenes(4 if args.device == "cpu" else 20)
+def bank_stage(args: RealSize, single: bool = False) -> tuple[float, str]:
+    """All prompts on a single image, or an empty mask bank of several."""
+    folder, images = args.folder / "bank", scenes(1 if single else 4 if args.device == "cpu" else 20)
     shutil.rmtree(folder, ignore_errors=True)
     segmenter = load_segmenter(args.folder / "model", args.device, max_new_tokens=TOKENS, dtype=args.dtype)
     bank = MaskBank(folder, segmenter.segment, segmenter.fingerprint, list(PROMPTS))
-    segmenter.segment(images[0], list(PROMPTS))
+    answer = segmenter.segment(images[0], list(PROMPTS))  # the first call loads the GPU's kernels
+    if single:
+        spent = seconds(lambda: segmenter.segment(images[0], list(PROMPTS)))
+        return spent, f"{len(answer.mask_logits)} prompts, 1 image"
     spent = seconds(lambda: [bank.answer(image) for image in images])
     disk = _gib(folder) * 2**20 / len(images)
     return spent, f"{len(images)} images, {disk:.0f} KiB on disk each, {len(images) / spent:.2f} images/s"
@@ -610,8 +599,8 @@ class GrpoStep:
         prepare_model(model, 16, 32)
         counts = {"num_generations": self.num_generations, "num_mask_generations": self.num_mask_generations}
         counts["per_device_train_batch_size"] = self.prompts * self.num_generations
-        rewards = {"iou": Reward(iou_reward, 1.0)}, {"meteor": Reward(meteor_reward, 1.0)}
-        trainer = make_trainer(model, processor, items, folder, self.device, rewards, counts)
+        rewards = {"loop1": {"iou": Reward(iou_reward, 1.0)}, "loop2": {"meteor": Reward(meteor_reward, 1.0)}}
+        trainer = make_trainer(model, processor, items, rewards, self.device, output_dir=folder, **counts)
         with mixed_precision(trainer.sa2va):
             rollouts = trainer.rollout_generator.generate(items, (0, 0, 0))
         with torch.no_grad(), trainer.reference_weights(), mixed_precision(trainer.sa2va):

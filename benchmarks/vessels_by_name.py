@@ -1,7 +1,6 @@
 """Vessels by name on real coronary angiograms: the table of docs/results.md.
 
     python -m benchmarks.vessels_by_name ARCADE                                 # 15 minutes a seed on two cores
-    python -m benchmarks.vessels_by_name ARCADE --quick                         # a few steps: does it run?
     python -m benchmarks.vessels_by_name ARCADE --row side --flags=--side_network   # a further row
     python -m benchmarks.vessels_by_name ARCADE --show                          # the table of what is finished
 
@@ -69,30 +68,23 @@ class Args:
     """Name of nano's row, which has a folder of its own."""
     flags: str = ""
     """Further flags of `sa2va-rl grpo` for that row."""
-    quick: bool = False
-    """3 steps, 60 images, in a folder of its own."""
     output_dir: Path = Path("outputs/vessels_by_name")
     """Folder of the task and the runs."""
     show: bool = False
     """Run nothing; show what is finished."""
 
-    @property
-    def folder(self) -> Path:
-        """Of the task and the runs."""
-        return self.output_dir / "quick" if self.quick else self.output_dir
-
     def place(self, row: str) -> Path:
         """The folder of a row."""
-        return self.folder / f"{row}_{self.max_labelled or 'all'}_{self.seed}"
+        return self.output_dir / f"{row}_{self.max_labelled or 'all'}_{self.seed}"
 
 
 def main(args: Args) -> None:
     """Make the missing rows, and show all."""
     if not args.show:
-        task = args.folder / "task"
+        task = args.output_dir / "task"
         if not task.exists():
-            make_task(args.data_root, args.folder, 60 if args.quick else None)
-        inputs = open_grpo_inputs(RunConfig(data_root=task, seed=args.seed, output_dir=args.folder, gpu=-1))
+            make_task(args.data_root, args.output_dir)
+        inputs = open_grpo_inputs(RunConfig(data_root=task, seed=args.seed, output_dir=args.output_dir, gpu=-1))
         answer_nano(args, inputs)
         answer_unet(args, inputs)
     show_all(args)
@@ -148,7 +140,7 @@ def answer_nano(args: Args, inputs: GRPOInputs) -> None:
     if (place / "answers.json").exists():
         return
     labels = f"--max_labelled {args.max_labelled}" if args.max_labelled else ""
-    steps = f"--max_steps {3 if args.quick else args.steps} --eval_steps {3 if args.quick else 100}"
+    steps = f"--max_steps {args.steps} --eval_steps 100"
     data = f"--data_root {inputs.config.data_root} --seed {args.seed} --gpu -1"
     train_once(place, f"--objective supervised {data} {labels} {steps} {args.flags}")
     if not (place / "merged").exists():
@@ -184,7 +176,7 @@ def answer_unet(args: Args, inputs: GRPOInputs) -> None:
     if (place / "answers.json").exists():
         return
     names = sorted({prompt.name for prompt in inputs.prompts})
-    minutes = 0.05 if args.quick else read_json(args.place(args.row) / FINAL / "config.json")["minutes"]
+    minutes = read_json(args.place(args.row) / FINAL / "config.json")["minutes"]
     train = named_images(training_prompts(args, inputs), names)
     val = named_images(of_images(inputs.pick("val"), 48), names)
     net = train_unet(list(train.values()), list(val.values()), minutes, args.seed)
@@ -233,10 +225,10 @@ def best_share(val: dict[str, list[Any]]) -> float:
 
 def show_all(args: Args) -> None:
     """Print both tables."""
-    places = sorted(args.folder.glob(f"*_{args.max_labelled or 'all'}_{args.seed}/answers.json"))
+    places = sorted(args.output_dir.glob(f"*_{args.max_labelled or 'all'}_{args.seed}/answers.json"))
     found = {place.parent.name.rsplit("_", 2)[0]: read_json(place) for place in places}
     if not found:
-        raise ValueError(f"{args.folder}: nothing is finished; leave --show out")
+        raise ValueError(f"{args.output_dir}: nothing is finished; leave --show out")
     names = sorted(set(next(iter(found.values()))["test"]["trained"]["name"]) - {TREE})
     rows, tests = [], {}
     for row, content in found.items():

@@ -103,12 +103,12 @@ def block(panels: Sequence[Panel], columns: int, heads: Sequence[str] = ()) -> I
     return sheet
 
 
-def grid(blocks: Sequence[Image.Image], columns: int = 2) -> Image.Image:
-    """Blocks of one size side by side, with a margin between them."""
-    (width, height), rows, margin = blocks[0].size, -(-len(blocks) // columns), 6 * GAP
-    sheet = Image.new("RGB", (columns * (width + margin) - margin, rows * (height + margin) - margin), "white")
+def grid(blocks: Sequence[Image.Image]) -> Image.Image:
+    """Blocks of one size in two columns, with a margin between them."""
+    width, height = (side + 6 * GAP for side in blocks[0].size)
+    sheet = Image.new("RGB", (2 * width - 6 * GAP, -(-len(blocks) // 2) * height - 6 * GAP), "white")
     for number, one in enumerate(blocks):
-        sheet.paste(one, (number % columns * (width + margin), number // columns * (height + margin)))
+        sheet.paste(one, (number % 2 * width, number // 2 * height))
     return sheet
 
 
@@ -156,8 +156,8 @@ class Comparison:
 
     def mask(self, method: Method, image: np.ndarray) -> np.ndarray:
         """bool (H, W): the mask of a method."""
-        row = self.rows[method.name]
-        view = ImageView(image, self.models(row["weights"][0]), None if self.maps is None else self.maps.scorer)
+        row, scorer = self.rows[method.name], None if self.maps is None else self.maps.scorer
+        view = ImageView(image, self.models(row["weights"][0]), scorer)
         parameter = float(row["chosen_on_validation"].split("; ")[0].rpartition(", ")[2]) if method.grid else None
         return np.asarray(method.predict(view, self.trained, parameter) > 0.5)
 

@@ -75,10 +75,6 @@ def draw(same: Points, other: Points, picture: Path) -> None:
     plt.close(figure)
 
 
-def main(args: Args) -> None:
-    """Draw the picture."""
-    draw(read_rows(args.table, SAME), read_rows(args.table, OTHER), args.picture)
-
-
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    given = tyro.cli(Args)
+    draw(read_rows(given.table, SAME), read_rows(given.table, OTHER), given.picture)

@@ -116,13 +116,14 @@ def fill_page(answers: Answers, examples: list[Path]) -> dict[str, Any]:
         return gr.Image(label=label, format="png", interactive=False, buttons=BUTTONS, min_width=width)
 
     policy, scored = answers.maker.policy is not None, answers.maker.network is not None
+    first = answers.prompts[0] if policy else answers.maker.prompt  # where a run deploys the best fixed prompt, that
     with gr.Row():
         with gr.Column(scale=1):
             image = undecoded(gr.Image, preprocess=lambda _, payload: payload and payload.path)(
                 type="filepath", image_mode=None, sources=["upload", "clipboard"], label="Image"
             )
             gr.Examples([[str(example)] for example in examples], [image], label="Examples", **PRIVATE)
-            choices: Any = {"choices": list(answers.prompts), "value": answers.first_prompt, "allow_custom_value": True}
+            choices: Any = {"choices": list(answers.prompts), "value": first, "allow_custom_value": True}
             prompt = gr.Dropdown(label="Prompt: choose or type", **choices)
             by_policy = gr.Checkbox(policy, label="Let the policy choose the prompt", visible=policy)
             start, every = gr.Button("Segment", variant="primary"), gr.Button("All prompts side by side")
@@ -147,8 +148,8 @@ def fill_page(answers: Answers, examples: list[Path]) -> dict[str, Any]:
             caption = gr.Textbox(label="Description", interactive=False)
 
     def segment(*given: Any) -> tuple[Any, ...]:
-        file, *shown = answers.segment(*given)
-        return gr.update(value=file, interactive=file is not None), *shown
+        file, *pictures = answers.segment(*given)
+        return gr.update(value=file, interactive=file is not None), *pictures
 
     def caption_of(path: str | None, drawn: dict[str, Any] | None) -> str:
         return answers.caption(path, drawn_region(drawn, answers.folder))

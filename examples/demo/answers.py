@@ -3,11 +3,12 @@
 Images are read from the folder of the server alone, and shrunk to what a model can use.
 """
 
+from collections import namedtuple
 from dataclasses import dataclass
 from os.path import commonprefix
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -37,19 +38,7 @@ LONGEST_SIDE = 1024  # pixels; SAM 2 sees no more, and a larger mask holds the s
 MOST_PIXELS = 50_000_000  # larger files are not decoded; cameras of phones give 48 million
 
 
-class Pictures(NamedTuple):
-    """An answer: the file of the mask (0 and 255, of the upload's size; None without a `[SEG]`), pictures, words.
-
-    Pictures are uint8 (H, W, 3): the mask on the image; the soft mask, black 0 to white 1; where the reward network
-    expects errors, black 0 to yellow 1; the mask fused with its map. The last two are None without a network.
-    """
-
-    file: Path | None
-    overlay: np.ndarray
-    soft: np.ndarray
-    errors: np.ndarray | None
-    fused: np.ndarray | None
-    words: str
+Pictures = namedtuple("Pictures", "file overlay soft errors fused words")
 
 
 @dataclass(frozen=True)
@@ -61,16 +50,10 @@ class Answers:
     model_path: str
     folder: Path
 
-    @property
-    def first_prompt(self) -> str:
-        """The prompt to begin with: the best fixed one, where a run deploys it instead of its policy."""
-        return self.maker.prompt if self.maker.policy is None else self.prompts[0]
-
     def open(self, path: str | None) -> tuple[np.ndarray, str]:
         """An upload or an example, uint8 (H, W, 3), at most `LONGEST_SIDE` pixels long; and how it was shrunk.
 
-        Raises:
-            ValueError: no image, a file elsewhere, a file that is no image, or one that is too large.
+        ValueError: no image, a file elsewhere, a file that is no image, or one that is too large.
         """
         if not path:
             raise ValueError("there is no image yet: upload one, or pick an example")
@@ -87,10 +70,11 @@ class Answers:
         return np.array(small), f"Image: {width} x {height} pixels, shrunk to {small.width} x {small.height}\n"
 
     def segment(self, path: str | None, prompt: str | None, by_policy: bool, weight: float) -> Pictures:
-        """The answer to a prompt, or to the one that the policy chooses; `weight` in [0, 1] is of the fused mask.
+        """The answer to a prompt, or to the one that the policy chooses; ValueError: as `open`, or a wrong prompt.
 
-        Raises:
-            ValueError: as `open`; an empty or long prompt; no policy.
+        `file` is the mask (0 and 255, of the upload's size; None without a `[SEG]`). Pictures are uint8 (H, W, 3): the
+        mask on the image; the soft mask, black 0 to white 1; where the reward network expects errors, black 0 to yellow
+        1; the mask fused with its map, whose weight is in [0, 1]. Without a network the last two are None.
         """
         image, note = self.open(path)
         words = (prompt or "").strip()
@@ -170,11 +154,7 @@ def _plain(answer: str) -> str:
 
 
 def check_upload(path: str | Path, folder: Path) -> Path:
-    """The file, links resolved: whoever can reach the page could name any file of the computer.
-
-    Raises:
-        ValueError: it lies outside the folder of uploads and examples, or was deleted.
-    """
+    """The file, links resolved: whoever can reach the page could name any file of the computer."""
     file = Path(path).resolve()
     if not file.is_relative_to(folder.resolve()):
         raise ValueError("the image is no upload and no example: upload it")

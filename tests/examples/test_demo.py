@@ -127,8 +127,7 @@ def test_a_policy_chooses_the_prompt_and_gives_the_list(
     monkeypatch.setattr("examples.demo.answers.load_mask_maker", lambda *_, **__: trained.maker)
     monkeypatch.setattr("examples.demo.answers.default_model", lambda policy: "models/mine")
     loaded = load_answers(Path("uploads"), None, Path("run"))
-    assert (loaded.prompts, loaded.model_path, loaded.first_prompt) == (("one", "two"), "models/mine", "one")
-    assert with_maker(loaded, policy=None, prompt="two").first_prompt == "two", "the best fixed prompt is deployed"
+    assert (loaded.prompts, loaded.model_path) == (("one", "two"), "models/mine")
 
 
 @pytest.mark.parametrize(
