@@ -133,7 +133,7 @@ def _qwen_vl_config(size: str, language: dict[str, Any]) -> dict[str, Any]:
     if qwen3:
         sections = [6, 5, 5] if tiny else [24, 20, 20]
         scaling: dict[str, Any] = {"mrope_interleaved": True, "mrope_section": sections, "rope_type": "default"}
-        text = {"model_type": "qwen3_vl_text", "head_dim": 32 if tiny else 128, "rope_theta": 5_000_000}
+        text: dict[str, Any] = {"model_type": "qwen3_vl_text", "head_dim": 32 if tiny else 128, "rope_theta": 5_000_000}
         vision |= {"model_type": "qwen3_vl", "patch_size": 16, "temporal_patch_size": 2, "spatial_merge_size": 2}
         vision |= {"deepstack_visual_indexes": [0, 1] if tiny else [5, 11, 17]}
         vision |= {"num_position_embeddings": 64 if tiny else 2304}

@@ -10,6 +10,7 @@ in turn, so that a slower machine slows both.
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,7 +51,7 @@ def measure(args: Args, model_path: str) -> None:
     model, processor = load_sa2va_model(model_path, args.device)
     processor.max_tiles = 1
     image = load_image(args.image)
-    settings = {"processor": processor, "max_new_tokens": args.max_new_tokens}
+    settings: dict[str, Any] = {"processor": processor, "max_new_tokens": args.max_new_tokens}
 
     def batched() -> list[np.ndarray]:
         (answers,) = model.segment([image], list(PROMPTS), **settings)

@@ -176,7 +176,7 @@ def formats(args: Gpu) -> bool:
     texts, masks = [], []
     for dtype in ("float32", "bfloat16"):
         with exact_float32() if dtype == "float32" else nullcontext():
-            model, processor = load_sa2va_model(args.model_path, args.device, dtype=dtype)  # type: ignore[arg-type]
+            model, processor = load_sa2va_model(args.model_path, args.device, dtype=dtype)
             processor.max_tiles = 1
             rows = model.segment(scenes(args.images), list(PROMPTS), processor, max_new_tokens=32)
         texts.append([answer.answer for row in rows for answer in row])
@@ -274,8 +274,9 @@ def train_at_size(size: Size, device: str, settings: Mapping[str, Any], bits: Qu
     with tempfile.TemporaryDirectory() as folder:
         counts = {"per_device_train_batch_size": 8, "num_generations": 4, "num_mask_generations": 8}
         rewards = {loop: {"iou": Reward(iou_reward, 1.0)} for loop in ("loop1", "loop2")}
-        all_settings = {"output_dir": folder} | counts | steps | settings
-        trainer = make_trainer(model, processor, items, rewards, device, **all_settings)
+        trainer = make_trainer(
+            model, processor, items, rewards, device, **{"output_dir": folder, **counts, **steps, **settings}
+        )
         trainer.remove_callback(PrinterCallback)
         ends.trainer = trainer
         trainer.add_callback(ends)
