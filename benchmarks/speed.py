@@ -274,9 +274,8 @@ def train_at_size(size: Size, device: str, settings: Mapping[str, Any], bits: Qu
     with tempfile.TemporaryDirectory() as folder:
         counts = {"per_device_train_batch_size": 8, "num_generations": 4, "num_mask_generations": 8}
         rewards = {loop: {"iou": Reward(iou_reward, 1.0)} for loop in ("loop1", "loop2")}
-        trainer = make_trainer(
-            model, processor, items, rewards, device, **{"output_dir": folder, **counts, **steps, **settings}
-        )
+        given = {"output_dir": folder, **counts, **steps, **settings}
+        trainer = make_trainer(model, processor, items, rewards, device, **given)
         trainer.remove_callback(PrinterCallback)
         ends.trainer = trainer
         trainer.add_callback(ends)

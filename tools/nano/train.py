@@ -127,12 +127,8 @@ class NanoTrainer:
         optimiser = torch.optim.AdamW(self.parameters, lr=rate, betas=betas, weight_decay=WEIGHT_DECAY)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _rate(step, stage.steps))
         self.model.model.vision_tower.embeddings.position_embeddings.data.mul_(stage.louder_places)
-        parts: dict[str, Any] = {
-            "model": self.model,
-            "helpers": self.helpers,
-            "optimiser": optimiser,
-            "schedule": schedule,
-        }
+        parts: dict[str, Any] = {"model": self.model, "helpers": self.helpers}
+        parts |= {"optimiser": optimiser, "schedule": schedule}
         first, seconds = self._resume(number, parts)
         curves = Curves(self.folder, {"stage": number + 1, "step": first})
         started = time.monotonic() - seconds
