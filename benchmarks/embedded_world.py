@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from benchmarks.common import show
 from rl_reward_network.cli.app import run
 from rl_reward_network.data.splits import select
 from rl_reward_network.embedded.datasets import embedded_angiograms, read_looks
@@ -24,7 +23,7 @@ from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.models.default import DEFAULT_MODEL
 from tools.nano.card import score_table
-from tools.nano.score import TEST_SCENES, RegionScores, VesselScores, score_regions, score_vessels
+from tools.nano.score import TEST_SCENES, score_regions, score_vessels
 
 
 @dataclass(frozen=True)
@@ -48,36 +47,23 @@ def main(args: Args) -> None:
     no_gap = score_vessels(open_inputs(replace(config, data_root=folders[1]))).gap
     regions = score_regions(inputs.segmenter.model, inputs.segmenter.processor, list(make_scenes(*TEST_SCENES)))
     print(score_table(vessels))
-    table = Table("what", "measured", "bar", title=f"{args.model_path}, {vessels.images} test images")
-    for line in [*vessel_lines(vessels), *other_lines(no_gap, look_accuracy(inputs), regions)]:
-        table.add_row(*line)
-    Console().print(table)
-
-
-def vessel_lines(vessels: VesselScores) -> list[tuple[str, str, str]]:
-    """What, measured, bar."""
     default = next(iter(vessels.dice.values()))["all"]
     several = sum(share >= 0.10 for share in vessels.best_on.values())
-    return [
+    lines = [
         ("default prompt, Dice", f"{default:.3f}", "0.65 to 0.80"),
         ("default prompt, recall", f"{vessels.default_recall:.3f}", ""),
         ("oracle, Dice", f"{vessels.oracle_dice['all']:.3f}", ">= 0.75, goal 0.82"),
         ("oracle on its worst look, Dice", f"{min(vessels.oracle_dice.values()):.3f}", ">= 0.70"),
         ("oracle, recall", f"{vessels.oracle_recall['all']:.3f}", ">= 0.75"),
-        ("prompts that are best on 10 % of images or more", str(several), ">= 3"),
+        ("prompts that are best on 10 % of images or more", several, ">= 3"),
         ("best fixed prompt", vessels.best_fixed, ""),
         ("oracle - best fixed, Dice", f"{vessels.gap:.3f}", ">= 0.05"),
-    ]
-
-
-def other_lines(no_gap: float, looks: float, regions: RegionScores) -> list[tuple[str, str, str]]:
-    """What, measured, bar."""
-    return [
         ("oracle - best fixed without a planted gap", f"{no_gap:.3f}", "<= 0.01"),
-        ("looks classified from the observation", f"{looks:.1%}", ">= 80 %"),
+        ("looks classified from the observation", f"{look_accuracy(inputs):.1%}", ">= 80 %"),
         ("phrases, cIoU", f"{regions.phrase_ciou:.3f}", ">= 0.40, goal 0.60"),
         ("captions right", f"{regions.captions_right:.1%}", ">= 50 %, goal 70 %"),
     ]
+    show(("what", "measured", "bar"), lines, f"{args.model_path}, {vessels.images} test images")
 
 
 def look_accuracy(inputs: RunInputs) -> float:

@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tyro
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.common import show
 from rl_reward_network.atomic_io import read_json
 from rl_reward_network.cli import grpo as train_sa2va_rl
 from rl_reward_network.cli.app import run
@@ -72,7 +70,8 @@ def main(args: Args) -> None:
         if not args.only or name in args.only:
             folder = args.output_dir / f"{args.runs}_{name.replace(' ', '_').replace(',', '')}"
             results[name] = run_and_evaluate(folder, f"quick {flags}".split())
-    show(results)
+    heads = ("run", "steps", "minutes", *(label(metric, meteor_variant()) for metric in METRICS), "cIoU")
+    show(heads, ((name, *cells(rows)) for name, rows in results.items()))
 
 
 def run_and_evaluate(folder: Path, flags: list[str]) -> dict[str, Any]:
@@ -91,24 +90,14 @@ def run_and_evaluate(folder: Path, flags: list[str]) -> dict[str, Any]:
     return rows | {"cIoU": results["totals"]["cIoU"], "steps": config["steps"], "minutes": config["training: minutes"]}
 
 
-def show(results: dict[str, dict[str, Any]]) -> None:
-    """Print the table in Markdown."""
-    table = Table(box=box.MARKDOWN)
-    variant = meteor_variant()
-    for name in ("run", "steps", "minutes", *(label(metric, variant) for metric in METRICS), "cIoU"):
-        table.add_column(name)
-    for name, rows in results.items():
-        cells = [_gain(rows[metric]) for metric in METRICS]
-        ciou = rows["cIoU"]
-        table.add_row(
-            name, str(rows["steps"]), str(rows["minutes"]), *cells, f"{ciou['before']:.3f} to {ciou['after']:.3f}"
-        )
-    Console(width=240).print(table)
-
-
-def _gain(row: dict[str, Any]) -> str:
-    before, gain = row["before"]["mean"], row["gain"]
-    return f"{before:.3f} {gain['mean']:+.3f} ({gain['low']:+.3f}, {gain['high']:+.3f})"
+def cells(rows: dict[str, Any]) -> list[object]:
+    """Of a run: each metric before and its gain."""
+    found = []
+    for row in map(rows.__getitem__, METRICS):
+        before, gain = row["before"]["mean"], row["gain"]
+        found.append(f"{before:.3f} {gain['mean']:+.3f} ({gain['low']:+.3f}, {gain['high']:+.3f})")
+    ciou = rows["cIoU"]
+    return [rows["steps"], rows["minutes"], *found, f"{ciou['before']:.3f} to {ciou['after']:.3f}"]
 
 
 if __name__ == "__main__":

@@ -15,10 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.common import show
 from rl_reward_network.cli.app import run
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.image_context import Question, open_batch, seeded_generator
@@ -63,7 +61,9 @@ def main(args: Args) -> None:
             name: [(spread, *measure_spread(model, processor, folder, name, spread, prompts)) for spread in spreads]
             for name, spreads in SPREADS.items()
         }
-    show(rows)
+    heads = ("policy", "spread", "IoU between two masks", "IoU with the truth", "groups with different METEOR")
+    lines = ((name, *row) for name, of_policy in rows.items() for row in of_policy)
+    show(heads, ((name, f"{spread:g}", f"{a:.3f}", f"{b:.3f}", f"{c:.0%}") for name, spread, a, b, c in lines))
     args.picture.write_bytes(png(draw(rows)))
     print(f"\npicture: {args.picture}")
 
@@ -119,7 +119,7 @@ def answer_probabilities(
 
 def measure_spread(
     model: Any, processor: Any, folder: str, name: str, spread: float, prompts: list[TrainingItem]
-) -> tuple[float, ...]:
+) -> tuple[float, float, float]:
     """Median IoU between two masks of a group, mean IoU with the truth, share of groups whose METEOR differs."""
     generator = make_generator(model, processor, folder, name)
     generator.sigma_controller.sigma = spread
@@ -131,18 +131,7 @@ def measure_spread(
     return pair_iou, float(terms["loop2"].values["iou"].mean()), float(advantages["loop2"].spread.mean())
 
 
-def show(policies: dict[str, list[tuple[float, ...]]]) -> None:
-    """Print the table in Markdown."""
-    table = Table(box=box.MARKDOWN)
-    for name in ("policy", "spread", "IoU between two masks", "IoU with the truth", "groups with different METEOR"):
-        table.add_column(name)
-    for policy, rows in policies.items():
-        for spread, pair_iou, iou, differ in rows:
-            table.add_row(policy, f"{spread:g}", f"{pair_iou:.3f}", f"{iou:.3f}", f"{differ:.0%}")
-    Console(width=120).print(table)
-
-
-def draw(policies: dict[str, list[tuple[float, ...]]]) -> Figure:
+def draw(policies: dict[str, list[tuple[float, float, float, float]]]) -> Figure:
     """Quality of the masks, and share of groups with different rewards, over the similarity of a group's masks."""
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2)

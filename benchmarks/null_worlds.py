@@ -94,11 +94,6 @@ class Args:
     seed: int = 0
 
 
-def main() -> None:
-    """Run on the flags of the command line."""
-    run(simulate, Args)
-
-
 def simulate(args: Args) -> None:
     """Print false verdicts and power by kind of world, and the worst of them."""
     questions = {"rows": finds, "comparison": has_best, "deployment": deploys}
@@ -219,4 +214,4 @@ def keeps_by_interval(rng: np.random.Generator, kind: str, patients: int, gain: 
 
 
 if __name__ == "__main__":
-    main()
+    run(simulate, Args)

@@ -16,9 +16,8 @@ from typing import Annotated, Literal
 import numpy as np
 import tyro
 from matplotlib.figure import Figure
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.common import show
 from rl_reward_network.atomic_io import whole_file, write_json
 from rl_reward_network.cli.app import run
 from rl_reward_network.inputs.config import RunConfig
@@ -66,7 +65,10 @@ def main(args: Args) -> None:
     lists = {name: np.stack(of_seeds).tolist() for name, of_seeds in curves.items()}
     write_json(folder / "overoptimise.json", {"caution": cautions, "curves": lists, "rows": rows})
     _draw({name: np.stack(of_seeds) for name, of_seeds in curves.items()}, folder / "overoptimise.png")
-    _show(rows)
+    show(
+        ("pushed from Sa2VA's mask of the default prompt, mean of the seeds", *next(iter(rows.values()))),
+        [(name, *(f"{value:.3f}" for value in row.values())) for name, row in rows.items()],
+    )
     print(f"the ensemble's k, by seed: {cautions}")
     print(f"\ncurves: {folder / 'overoptimise.png'}")
 
@@ -163,18 +165,6 @@ def _draw(curves: dict[str, np.ndarray], path: Path) -> None:
         axis.legend(fontsize=8)
     with whole_file(path) as temporary:
         figure.savefig(temporary, dpi=110)
-
-
-def _show(rows: dict[str, dict[str, float]]) -> None:
-    """Print score and true Dice at the start and the end, the peak of the true Dice, and the ratio of end to peak."""
-    table = Table(title="pushed from Sa2VA's mask of the default prompt: mean of the seeds")
-    for name in ("", "score", "true Dice", "peak", "end / peak", "worst seed"):
-        table.add_column(name)
-    for name, row in rows.items():
-        changes = [f"{row[f'{what}_start']:.3f} to {row[f'{what}_end']:.3f}" for what in ("score", "gold")]
-        peaks = [f"{row[column]:.3f}" for column in ("gold_peak", "end_over_peak", "end_over_peak_worst_seed")]
-        table.add_row(name, *changes, *peaks)
-    Console().print(table)
 
 
 if __name__ == "__main__":

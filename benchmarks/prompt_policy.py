@@ -19,7 +19,7 @@ import tyro
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
-from benchmarks.segment import seconds
+from benchmarks.common import seconds
 from rl_reward_network.cli.app import run
 from rl_reward_network.data.items import Sample
 from rl_reward_network.env.mask_bank import MaskBank
@@ -29,7 +29,6 @@ from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.ppo.policy import NET_ARCH
 from rl_reward_network.ppo.prompts import policy_plan, standardised, train_prompt_policy
-from rl_reward_network.ppo.settings import PPOSettings
 from rl_reward_network.ppo.train import make_vector_env, new_ppo, one_thread
 
 
@@ -57,8 +56,24 @@ def main(args: Args) -> None:
     print(f"ratio, training: {single / bank:.1f}x; the whole run with {len(every)} images: {whole:.1f} s")
     ppo = plan.ppo
     contexts = random_contexts(inputs, train)
-    sides = (lambda: on_cartpole(ppo), lambda: on_the_bank(contexts, ppo), lambda: as_step_2(contexts, ppo))
-    rounds = [[seconds(side) for side in sides] for _ in range(args.repeats)]
+
+    def on_cartpole() -> None:
+        venv = make_vec_env("CartPole-v1", ppo.n_envs, seed=0)
+        same: dict[str, Any] = {"n_steps": ppo.rollout_steps, "batch_size": ppo.even_batch, "n_epochs": ppo.n_epochs}
+        same |= {"learning_rate": ppo.learning_rate, "policy_kwargs": {"net_arch": list(NET_ARCH)}}
+        with one_thread():
+            PPO("MlpPolicy", venv, device="cpu", seed=0, **same).learn(ppo.whole_timesteps)
+
+    def on_the_bank() -> None:
+        with one_thread():
+            venv = make_vector_env(contexts, ppo.n_envs, 0)
+            new_ppo(venv, standardised(contexts), ppo).learn(ppo.whole_timesteps)
+
+    def as_step_2() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            train_prompt_policy(contexts, contexts, ppo, Path(folder))
+
+    rounds = [[seconds(side) for side in (on_cartpole, on_the_bank, as_step_2)] for _ in range(args.repeats)]
     for place, name in enumerate(("CartPole", "the bank", "the bank, with validation and curves")):
         rate = ppo.whole_timesteps / statistics.median(times[place] for times in rounds)
         ratios = [times[0] / times[place] for times in rounds]
@@ -99,34 +114,6 @@ def random_contexts(inputs: RunInputs, samples: list[Sample]) -> list[PromptCont
         )
         for (sample, image), row in zip(answers, scores, strict=True)
     ]
-
-
-def on_the_bank(contexts: list[PromptContext], config: PPOSettings) -> None:
-    """PPO alone, as on CartPole."""
-    with one_thread():
-        new_ppo(make_vector_env(contexts, config.n_envs, 0), standardised(contexts), config).learn(
-            config.whole_timesteps
-        )
-
-
-def as_step_2(contexts: list[PromptContext], config: PPOSettings) -> None:
-    """PPO with validation and curves, as in step 2."""
-    with tempfile.TemporaryDirectory() as folder:
-        train_prompt_policy(contexts, contexts, config, Path(folder))
-
-
-def on_cartpole(config: PPOSettings) -> None:
-    """The same PPO on CartPole."""
-    venv = make_vec_env("CartPole-v1", config.n_envs, seed=0)
-    settings: dict[str, Any] = {
-        "n_steps": config.rollout_steps,
-        "batch_size": config.even_batch,
-        "n_epochs": config.n_epochs,
-        "learning_rate": config.learning_rate,
-        "policy_kwargs": {"net_arch": list(NET_ARCH)},
-    }
-    with one_thread():
-        PPO("MlpPolicy", venv, device="cpu", seed=0, **settings).learn(config.whole_timesteps)
 
 
 if __name__ == "__main__":

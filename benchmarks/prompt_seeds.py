@@ -17,27 +17,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tyro
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
+from benchmarks.common import show
 from rl_reward_network.atomic_io import write_json
 from rl_reward_network.cli.app import run
 from rl_reward_network.env.observation import IMAGE_FEATURES
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import open_inputs
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.ppo.baselines import (
-    DEFAULT,
-    DEPLOYED,
-    FIXED,
-    LAST,
-    NET,
-    POLICY,
-    RIDGE,
-    Comparison,
-    compare,
-)
+from rl_reward_network.ppo.baselines import DEFAULT, DEPLOYED, FIXED, LAST, NET, POLICY, RIDGE, Comparison, compare
 from rl_reward_network.ppo.contexts import PromptTable, prompt_tables, ridge_choices
 from rl_reward_network.ppo.policy import choose_prompts, load_weights
 from rl_reward_network.ppo.prompts import PolicyPlan, decide_prompts, policy_plan, train_prompt_policy
@@ -76,7 +64,7 @@ def main(args: Args) -> None:
             comparison = measured(data, variant)
             results.setdefault(name, []).append(summary(comparison))
     for name, seeds in results.items():
-        show(f"{args.mode}, {name}", seeds)
+        show_seeds(f"{args.mode}, {name}", seeds)
     path = args.inputs.output_dir / "prompt_seeds" / f"{args.mode}_{args.inputs.data_root.name}.json"
     write_json(path, results)
     print(f"\nall numbers: {path}")
@@ -156,32 +144,24 @@ def summary(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def show(title: str, seeds: list[dict[str, Any]]) -> None:
+def show_seeds(title: str, seeds: list[dict[str, Any]]) -> None:
     """One line per seed, and the medians."""
-    table = Table(title=title)
-    heads = [
-        *ROWS,
-        "PPO closes",
-        "deployed closes",
-        "deployed - fixed",
-        "Dice, recall - default",
-        "top share",
-        "verdict",
-    ]
-    for name in ("seed", *heads):
-        table.add_column(name)
+    heads = ("PPO closes", "deployed closes", "deployed - fixed", "Dice, recall - default", "top share", "verdict")
+    rows = []
     for number, seed in enumerate(seeds):
-        gain, closed = seed["deployed_minus_fixed"], seed["closed"]
-        table.add_row(
-            str(number),
-            *(f"{seed['dice'][name]:.3f}" for name in ROWS),
-            *("-" if closed[name] is None else f"{closed[name]:.0%}" for name in (POLICY, DEPLOYED)),
-            escape(str(Estimate(**gain))),
-            f"{seed['dice_minus_default']:+.3f}, {seed['recall_minus_default']:+.3f}",
-            f"{seed['most_chosen']:.0%}",
-            f"{seed['verdict']}; {seed['deployed']}",
+        closed = (seed["closed"][name] for name in (POLICY, DEPLOYED))
+        rows.append(
+            (
+                number,
+                *(f"{seed['dice'][name]:.3f}" for name in ROWS),
+                *("-" if share is None else f"{share:.0%}" for share in closed),
+                Estimate(**seed["deployed_minus_fixed"]),
+                f"{seed['dice_minus_default']:+.3f}, {seed['recall_minus_default']:+.3f}",
+                f"{seed['most_chosen']:.0%}",
+                f"{seed['verdict']}; {seed['deployed']}",
+            )
         )
-    Console(width=170).print(table)
+    show(("seed", *ROWS, *heads), rows, title)
     for note in few_patients_note(seeds[0]["deployed_minus_fixed"]["groups"]):
         print(note)
     for name in (POLICY, DEPLOYED):

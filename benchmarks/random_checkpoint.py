@@ -7,14 +7,15 @@ the rows of the released vocabulary nevertheless. Greedy decoding answers `[SEG]
 so that the captions of a group differ.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeGuard, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from huggingface_hub import save_torch_state_dict
+from transformers import Qwen2VLImageProcessorPil
 
-from benchmarks.random_qwen_vl import QwenVLSize, add_qwen_vl_tokens, image_processor, is_tiny, qwen_vl_config
 from rl_reward_network.atomic_io import whole_folder, write_json
 from rl_reward_network.cli.app import run
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, config_from_original
@@ -22,9 +23,9 @@ from rl_reward_network.models.sa2va.key_map_sa2va import to_original
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 
+QwenVLSize = Literal["tiny-qwen3-vl", "qwen3-vl-2b", "qwen3-vl-4b", "tiny-qwen2.5-vl", "qwen2.5-vl-3b", "qwen2.5-vl-7b"]
 Size = Literal["tiny", "1b", "4b", "8b", "14b", "tiny-internlm2", "8b-internlm2", QwenVLSize]
-VOCABULARY = {"Qwen2ForCausalLM": 151_679, "InternLM2ForCausalLM": 92_558}  # of the released checkpoints
-SHARD = "2GB"
+QWEN2, INTERNLM2, QWEN3_VL, QWEN25_VL, TINY = 151_679, 92_558, 151_674, 151_670, 512  # rows of the vocabularies
 DEPTH_SCALE = 0.05  # of what a layer adds to the residual stream, so that the directions below are kept
 START, SEG_LOGIT, SURE_LOGIT = 30.0, 4.5, 30.0
 
@@ -37,6 +38,12 @@ LANGUAGE: dict[Size, tuple[int, int, int, int, int]] = {
     "14b": (5120, 48, 40, 8, 13824),
     "tiny-internlm2": (64, 2, 4, 2, 96),
     "8b-internlm2": (4096, 32, 32, 8, 14336),
+    "tiny-qwen3-vl": (64, 3, 4, 2, 96),
+    "qwen3-vl-2b": (2048, 28, 16, 8, 6144),
+    "qwen3-vl-4b": (2560, 36, 32, 8, 9728),
+    "tiny-qwen2.5-vl": (64, 3, 4, 2, 96),
+    "qwen2.5-vl-3b": (2048, 36, 16, 2, 11008),
+    "qwen2.5-vl-7b": (3584, 28, 28, 4, 18944),
 }
 VISION = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 TINY_VISION = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
@@ -44,6 +51,23 @@ TINY_SAM2 = HIERA_L | {
     **{"embed_dim": 8, "num_heads": 1, "stages": [1, 1, 2, 1], "global_att_blocks": [3], "d_model": 32},
     **{"mem_ff": 48, "mem_layers": 1, "image_size": 256},
 }
+QWEN_VISION = {"depth": 24, "hidden_size": 1024, "num_heads": 16, "intermediate_size": 4096}
+QWEN25_VISION = {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "fullatt_block_indexes": [7, 15, 23, 31]}
+TINY_QWEN_VISION = {"depth": 3, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48}
+CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
+
+# One image in front of the text. Released Qwen2.5-VL checkpoints have a default system turn, Qwen3-VL ones have none.
+CHAT = """\
+{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{% for part in message.content -%}
+{%- if part.type == 'image' -%}<|vision_start|><|image_pad|><|vision_end|>{%- else -%}{{ part.text }}{%- endif -%}
+{%- endfor -%}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}<|im_start|>assistant
+{% endif -%}
+"""
+SYSTEM_TURN = "{{- '<|im_start|>system\\nAnswer briefly.<|im_end|>\\n' -}}\n"
 
 
 @dataclass(frozen=True)
@@ -65,27 +89,22 @@ def main(args: Args) -> None:
 
 def official_config(size: Size) -> dict[str, Any]:
     """The `config.json` of a released Sa2VA of this size, with the fields that are read."""
-    if _is_qwen_vl(size):
-        return qwen_vl_config(size)
-    width, layers, heads, kv_heads, inner = LANGUAGE[size]
-    small, internlm2 = size.startswith("tiny"), size.endswith("internlm2")
-    architecture = "InternLM2ForCausalLM" if internlm2 else "Qwen2ForCausalLM"
-    language = {
-        "architectures": [architecture],
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
+    language: dict[str, Any] = dict(zip(names, LANGUAGE[size], strict=True)) | {"rms_norm_eps": 1e-6}
+    tiny = size.startswith("tiny")
+    if size in get_args(QwenVLSize):
+        return _qwen_vl_config(size, language)
+    internlm2 = size.endswith("internlm2")
+    language |= {
+        "architectures": ["InternLM2ForCausalLM" if internlm2 else "Qwen2ForCausalLM"],
         **({"bias": False} if internlm2 else {}),
-        "vocab_size": 512 if small else VOCABULARY[architecture],
-        "hidden_size": width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "intermediate_size": inner,
-        "rms_norm_eps": 1e-6,
+        "vocab_size": TINY if tiny else INTERNLM2 if internlm2 else QWEN2,
         "rope_theta": 1_000_000.0,
         "max_position_embeddings": 32768,
     }
     vision = {
         "architectures": ["InternVisionModel"],
-        **(TINY_VISION if small else VISION),
+        **(TINY_VISION if tiny else VISION),
         "image_size": 448,
         "patch_size": 14,
         "qkv_bias": True,
@@ -107,6 +126,36 @@ def official_config(size: Size) -> dict[str, Any]:
     }
 
 
+def _qwen_vl_config(size: str, language: dict[str, Any]) -> dict[str, Any]:
+    """The same of a Qwen3-VL or a Qwen2.5-VL: their position sections and vision towers differ."""
+    tiny, qwen3 = size.startswith("tiny"), "qwen3" in size
+    vision: dict[str, Any] = (TINY_QWEN_VISION if tiny else QWEN_VISION) | {"out_hidden_size": language["hidden_size"]}
+    if qwen3:
+        sections = [6, 5, 5] if tiny else [24, 20, 20]
+        scaling: dict[str, Any] = {"mrope_interleaved": True, "mrope_section": sections, "rope_type": "default"}
+        text: dict[str, Any] = {"model_type": "qwen3_vl_text", "head_dim": 32 if tiny else 128, "rope_theta": 5_000_000}
+        vision |= {"model_type": "qwen3_vl", "patch_size": 16, "temporal_patch_size": 2, "spatial_merge_size": 2}
+        vision |= {"deepstack_visual_indexes": [0, 1] if tiny else [5, 11, 17]}
+        vision |= {"num_position_embeddings": 64 if tiny else 2304}
+    else:
+        scaling = {"mrope_section": [2, 3, 3] if tiny else [16, 24, 24], "type": "default"}
+        text = {"model_type": "qwen2_5_vl_text", "rope_theta": 1_000_000.0}
+        vision |= {"model_type": "qwen2_5_vl", "patch_size": 14, "window_size": 112}
+        vision |= {"fullatt_block_indexes": [1]} if tiny else QWEN25_VISION
+    vocabulary = TINY if tiny else QWEN3_VL if qwen3 else QWEN25_VL
+    text |= {"vocab_size": vocabulary, "max_position_embeddings": 262_144 if qwen3 else 128_000}
+    text |= dict.fromkeys(("bos_token_id", "eos_token_id")) if tiny else {}  # not in a tiny vocabulary
+    return {
+        "architectures": ["Sa2VAChatModelQwen" if qwen3 else "Qwen2_5_VLForConditionalGeneration"],
+        "auto_map": {"AutoModel": "modeling_sa2va_qwen.Sa2VAChatModelQwen"},  # as in releases; never followed
+        "model_type": "sa2va_chat",
+        "template": "qwen_chat",
+        "tie_word_embeddings": False,
+        "text_config": language | text | {"rope_scaling": scaling},
+        "vision_config": vision,
+    }
+
+
 def write_random_checkpoint(folder: Path, size: Size) -> int:
     """Write the checkpoint, bfloat16 in shards; returns the number of its parameters.
 
@@ -115,20 +164,21 @@ def write_random_checkpoint(folder: Path, size: Size) -> int:
         size: of the released model that it resembles.
     """
     model, tokenizer, original = random_model(size)
-    count = sum(parameter.numel() for parameter in model.parameters())
     with whole_folder(folder) as temporary:
         tokenizer.save_pretrained(temporary)
-        if _is_qwen_vl(size):
-            image_processor(size).save_pretrained(temporary)
+        if "qwen3-vl" in size:
+            half = [0.5] * 3
+            Qwen2VLImageProcessorPil(patch_size=16, image_mean=half, image_std=half).save_pretrained(temporary)
+        elif "qwen2.5-vl" in size:
+            Qwen2VLImageProcessorPil(patch_size=14, image_mean=CLIP_MEAN, image_std=CLIP_STD).save_pretrained(temporary)
         write_json(temporary / "config.json", original)
-        write_json(temporary / "sam2_sizes.json", sam2_sizes_of(size))
-        save_torch_state_dict(to_original(model.state_dict(), model.config), temporary, max_shard_size=SHARD)
-    return count
+        write_json(temporary / "sam2_sizes.json", _sam2_sizes(size))
+        save_torch_state_dict(to_original(model.state_dict(), model.config), temporary, max_shard_size="2GB")
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
-def sam2_sizes_of(size: Size) -> dict[str, Any]:
-    """Those of the released checkpoints, or tiny ones."""
-    return TINY_SAM2 if is_tiny(size) else HIERA_L
+def _sam2_sizes(size: Size) -> dict[str, Any]:
+    return TINY_SAM2 if size.startswith("tiny") else HIERA_L
 
 
 def random_model(size: Size, device: str = "cpu") -> tuple[Any, Any, dict[str, Any]]:
@@ -136,21 +186,18 @@ def random_model(size: Size, device: str = "cpu") -> tuple[Any, Any, dict[str, A
     original = official_config(size)
     torch.manual_seed(0)
     with torch.device(device):
-        model = _on_bfloat16(
-            lambda: Sa2VAForConditionalGeneration(config_from_original(original, sam2_sizes_of(size), "config.json"))
-        )
+        config = config_from_original(original, _sam2_sizes(size), "config.json")
+        model = _on_bfloat16(lambda: Sa2VAForConditionalGeneration(config))
     tokenizer = Sa2VAProcessor.from_pretrained("sa2va-nano").tokenizer
-    if _is_qwen_vl(size):
-        add_qwen_vl_tokens(tokenizer, size)
+    if size in get_args(QwenVLSize):
+        tokens = [f"<|{name}|>" for name in ("vision_start", "vision_end", "image_pad", "video_pad")]
+        tokenizer.add_special_tokens({"additional_special_tokens": tokens}, replace_extra_special_tokens=False)
+        tokenizer.chat_template = CHAT if "qwen3" in size else SYSTEM_TURN + CHAT
     _answer_with_a_mask(model, len(tokenizer), tokenizer.get_vocab()["[SEG]"], tokenizer.eos_token_id)
     return model, tokenizer, original
 
 
-def _is_qwen_vl(size: Size) -> TypeGuard[QwenVLSize]:
-    return size in get_args(QwenVLSize)
-
-
-def _on_bfloat16(make: Any) -> Any:
+def _on_bfloat16(make: Callable[[], Any]) -> Any:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:

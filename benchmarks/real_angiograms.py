@@ -1,4 +1,4 @@
-"""Every road on real coronary angiograms, for several numbers of labelled images: the table of docs/results.md.
+"""Every method on real coronary angiograms, for several numbers of labelled images: the table of docs/results.md.
 
     python -m benchmarks.real_angiograms ARCADE                     # all rows, seeds 0 to 2; hours on two cores
     python -m benchmarks.real_angiograms ARCADE --budgets 50 --seeds 0
@@ -13,27 +13,20 @@ and the standard deviation over seeds follows (SD), since intervals do not cover
 """
 
 import csv
-import os
 import re
 import shlex
-import subprocess
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import tyro
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.common import call, show, train_once, train_reward_once, with_seeds
 from rl_reward_network.atomic_io import read_json
 from rl_reward_network.cli.app import run
-from rl_reward_network.report.statistics import CHANGE, UNIT, few_patients_note, group_means, mean_interval
-from rl_reward_network.run import AGREEMENT, BEST_REWARD_NET, FINAL
+from rl_reward_network.report.statistics import CHANGE, UNIT, few_patients_note, mean_interval
+from rl_reward_network.run import BEST_REWARD_NET, FINAL
 
-BUDGETS, SEEDS = (20, 50, 195), (0, 1, 2)
 GRPO_STEPS, SUPERVISED_STEPS, AFTER_STEPS = 60, 300, 60
 LONGER_STEPS = 370  # supervised steps that take as long as SUPERVISED_STEPS and AFTER_STEPS of GRPO together
 ROWS = {
@@ -56,112 +49,82 @@ DIFFERENCES = (
 
 @dataclass(frozen=True)
 class Args:
-    """Train and evaluate every road on a folder of real angiograms."""
+    """Train and evaluate every method on a folder of real angiograms."""
 
     data_root: tyro.conf.Positional[Path]
     """The images, in a format that `sa2va-rl doctor` reads."""
-    budgets: tuple[int, ...] = BUDGETS
+    budgets: tuple[int, ...] = (20, 50, 195)
     """Labelled images to learn from."""
-    seeds: tuple[int, ...] = SEEDS
+    seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of every run."""
     output_dir: Path = Path("outputs/real_angiograms")
     """Folder of the runs."""
     show: bool = False
     """Run nothing; show what is finished."""
 
+    def folder(self, row: str, budget: int, seed: int) -> Path:
+        """Of a row."""
+        return self.output_dir / f"{row}_{budget}_{seed}"
+
 
 def main(args: Args) -> None:
     """Make the missing runs, and show all."""
-    if not args.show:
-        for seed in args.seeds:
-            for budget in args.budgets:
-                make_rows(args.data_root, args.output_dir, budget, seed)
-    show(args)
+    for seed in () if args.show else args.seeds:
+        for budget in args.budgets:
+            make_rows(args, budget, seed)
+    show_all(args)
 
 
-def make_rows(data_root: Path, output_dir: Path, budget: int, seed: int) -> None:
-    """All runs of one budget and seed, in `output_dir`/<row>_<budget>_<seed>."""
-    data, folder = f"--data_root {shlex.quote(str(data_root))} --seed {seed}", _folder_of(output_dir, budget, seed)
-    if not _agreement(folder("reward")):
-        resume = "--resume" if list(folder("reward").glob("*/checkpoint.pt")) else ""
-        _call(f"reward full {data} --max_labelled {budget} --output_dir {folder('reward')} {resume}")
-    result = _agreement(folder("reward"))[-1]
-    if (used := read_json(result)["used"]["reward"]["images"]) < budget:  # the other rows would use further labels
+def make_rows(args: Args, budget: int, seed: int) -> None:
+    """All runs of one budget and seed."""
+    data = f"--data_root {shlex.quote(str(args.data_root))} --seed {seed}"
+    agreement = train_reward_once(args.folder("reward", budget, seed), f"{data} --max_labelled {budget}")
+    if (used := read_json(agreement)["used"]["reward"]["images"]) < budget:  # the other rows would use further labels
         raise ValueError(f"budgets: {budget} labelled images, but the reward split has {used}; give a smaller number")
-    reward_net = result.parent / BEST_REWARD_NET
+    reward_net, merged = agreement.parent / BEST_REWARD_NET, args.folder("merged", budget, seed)
     labelled = f"--objective supervised --max_labelled {budget}"
-    _train(folder("grpo"), f"{data} --reward_net {reward_net} --max_steps {GRPO_STEPS}")
-    _train(folder("supervised"), f"{data} {labelled} --max_steps {SUPERVISED_STEPS}")
-    _train(folder("longer"), f"{data} {labelled} --max_steps {LONGER_STEPS}")
-    merged = folder("merged")
-    if not merged.exists():
-        _call(f"merge --model_path {folder('supervised') / FINAL} --output {merged}")
-    after = f"{data} --model_path {merged} --reward_net {reward_net} --max_steps {AFTER_STEPS}"
-    _train(folder("after"), after)
+    rows = {
+        "grpo": f"--reward_net {reward_net} --max_steps {GRPO_STEPS}",
+        "supervised": f"{labelled} --max_steps {SUPERVISED_STEPS}",
+        "longer": f"{labelled} --max_steps {LONGER_STEPS}",
+        "after": f"--model_path {merged} --reward_net {reward_net} --max_steps {AFTER_STEPS}",
+    }
+    for row, flags in rows.items():
+        folder = args.folder(row, budget, seed)
+        if row == "after" and not merged.exists():
+            call(f"merge --model_path {args.folder('supervised', budget, seed) / FINAL} --output {merged}")
+        train_once(folder, f"{data} {flags}")
+        if not (folder / "evaluation" / "eval.json").exists():
+            call(f"evaluate --model_path {folder / FINAL}")
 
 
-def _agreement(folder: Path) -> list[Path]:
-    """The results of the finished reward networks in a folder, oldest first."""
-    return sorted(folder.glob(f"*/{AGREEMENT}"))
-
-
-def _train(folder: Path, flags: str) -> None:
-    """A GRPO run and its evaluation, unless they are finished."""
-    if not (folder / FINAL).exists():
-        resume = "--resume" if (folder / "config.json").exists() else ""
-        _call(f"grpo quick {flags} --run_folder {folder} {resume}")
-    if not (folder / "evaluation" / "eval.json").exists():
-        _call(f"evaluate --model_path {folder / FINAL}")
-
-
-def _call(command: str) -> None:
-    """Run a command of `sa2va-rl`; a CalledProcessError if it fails."""
-    print(f"\nsa2va-rl {command}", flush=True)
-    arguments = [sys.executable, "-m", "rl_reward_network.cli", *shlex.split(command)]
-    subprocess.run(arguments, check=True, env=os.environ)
-
-
-def _folder_of(output_dir: Path, budget: int, seed: int) -> Callable[[str], Path]:
-    """The function from a row's name to its folder."""
-    return lambda row: output_dir / f"{row}_{budget}_{seed}"
-
-
-def show(args: Args) -> None:
-    """Print both tables in Markdown."""
-    console = Console(width=200)
-    table = Table("method", *(f"{budget} labelled" for budget in args.budgets), box=box.MARKDOWN)
-    for row, title in ROWS.items():
-        table.add_row(title, *(_cell(args, budget, row) for budget in args.budgets))
-    table.add_row("the reward network's own segmentation", *(_own_dice(args, budget) for budget in args.budgets))
-    console.print(table, end="\n\n")
-    table = Table("difference", *(f"{budget} labelled" for budget in args.budgets), box=box.MARKDOWN)
-    for row, other, metric in DIFFERENCES:
-        cells = (_difference(args, budget, row, other, metric) for budget in args.budgets)
-        table.add_row(f"{metric}: {ROWS[row]} - {ROWS[other]}", *cells)
-    console.print(table)
+def show_all(args: Args) -> None:
+    """Print both tables."""
+    heads = [f"{budget} labelled" for budget in args.budgets]
+    rows = [(title, *(_cell(args, budget, row) for budget in args.budgets)) for row, title in ROWS.items()]
+    own = (_own_dice(args, budget) for budget in args.budgets)
+    show(("method", *heads), [*rows, ("the reward network's own segmentation", *own)])
+    gains = (
+        (f"{metric}: {ROWS[row]} - {ROWS[other]}", *(_cell(args, n, row, other, metric) for n in args.budgets))
+        for row, other, metric in DIFFERENCES
+    )
+    show(("difference", *heads), gains)
     _, groups, _ = _values(args, args.budgets[0], "default", "dice")
-    for note in few_patients_note(len(set(groups)), "test groups"):
-        print(note)
+    print("\n".join(few_patients_note(len(set(groups)), "test groups")))
 
 
-def _cell(args: Args, budget: int, row: str) -> str:
-    values, groups, seeds = _values(args, budget, row, "dice")
-    return _with_seeds(str(mean_interval(values.mean(axis=0), groups, bounds=UNIT)), values, groups) if seeds else "-"
-
-
-def _difference(args: Args, budget: int, row: str, other: str, metric: str) -> str:
-    (values, groups, seeds), (others, _, of_others) = (_values(args, budget, name, metric) for name in (row, other))
-    if not seeds or seeds != of_others:
+def _cell(args: Args, budget: int, row: str, other: str = "", metric: str = "dice") -> str:
+    """A metric of a row, or its difference to another row, with the number of seeds."""
+    values, groups, seeds = _values(args, budget, row, metric)
+    if other:
+        others, _, of_others = _values(args, budget, other, metric)
+        if seeds != of_others:
+            return "-"
+        values = values - others
+    if not seeds:
         return "-"
-    gain = values - others
-    return _with_seeds(mean_interval(gain.mean(axis=0), groups, bounds=CHANGE).signed, gain, groups)
-
-
-def _with_seeds(estimate: str, values: np.ndarray, groups: list[str]) -> str:
-    """An estimate with the number of seeds and their standard deviation; values are float (seeds, N)."""
-    means = group_means(values, groups).mean(axis=1)
-    spread = f", SD {means.std(ddof=1):.3f}" if len(means) > 1 else ""
-    return f"{estimate} ({len(means)}{spread})"
+    mean = mean_interval(values.mean(axis=0), groups, bounds=CHANGE if other else UNIT)
+    return f"{with_seeds(mean.signed if other else mean, values, groups)} ({len(seeds)})"
 
 
 def _values(args: Args, budget: int, row: str, metric: str) -> tuple[np.ndarray, list[str], list[int]]:
@@ -169,7 +132,7 @@ def _values(args: Args, budget: int, row: str, metric: str) -> tuple[np.ndarray,
     name, model = ("grpo", "before") if row == "default" else (row, "after")
     columns, groups, seeds = [], [], []
     for seed in args.seeds:
-        path = _folder_of(args.output_dir, budget, seed)(name) / "evaluation" / "eval.csv"
+        path = args.folder(name, budget, seed) / "evaluation" / "eval.csv"
         if path.exists():
             with path.open(newline="") as file:
                 rows = sorted((line["sample_id"], line) for line in csv.DictReader(file) if line["model"] == model)
@@ -181,11 +144,10 @@ def _values(args: Args, budget: int, row: str, metric: str) -> tuple[np.ndarray,
 
 def _own_dice(args: Args, budget: int) -> str:
     """Mean and range over seeds, from the note in the evaluations of the row `grpo`."""
-    files = [_folder_of(args.output_dir, budget, seed)("grpo") / "evaluation" / "eval.json" for seed in args.seeds]
+    files = [args.folder("grpo", budget, seed) / "evaluation" / "eval.json" for seed in args.seeds]
     notes = [note for file in files if file.exists() for note in read_json(file)["notes"]]
     values = [float(found.group(1)) for note in notes if (found := re.search(OWN_DICE, note))]
-    ends = f"({min(values):.3f} to {max(values):.3f}) ({len(values)})" if values else ""
-    return f"{np.mean(values):.3f} {ends}" if values else "-"
+    return f"{np.mean(values):.3f} ({min(values):.3f} to {max(values):.3f}) ({len(values)})" if values else "-"
 
 
 if __name__ == "__main__":

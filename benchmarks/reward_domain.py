@@ -9,18 +9,15 @@ share of the images in the network's domain; all other columns are of these. "Ow
 the source of the mask, holds the true Dice ("-" where none can be given). The last line is of blank pictures.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import cv2
 import numpy as np
 import tyro
-from rich import box
-from rich.console import Console
-from rich.table import Table
 from tqdm import tqdm
 
+from benchmarks.common import show
 from rl_reward_network.cli.app import run
 from rl_reward_network.data.items import Sample, data_fingerprint
 from rl_reward_network.data.splits import make_split, select, subsample
@@ -49,13 +46,15 @@ class Args:
 def main(args: Args) -> None:
     """Print the table in Markdown."""
     network = RewardNetwork.from_pretrained(args.reward_net)
-    table = Table("images", "scale", "number", *COLUMNS, box=box.MARKDOWN)
+    lines = []
     for folder in args.folders:
         samples = pick(network, folder, args.images)
         for scale in args.scales:
             rows = [measured(network, *resized(sample, scale)) for sample in tqdm(samples, f"{folder.name} x {scale}")]
-            table.add_row(folder.name, f"{scale:g}", str(len(rows)), *means(rows))
-    Console(width=200).print(table)
+            columns = np.array(rows, dtype=float).T  # over the images that have a value
+            means = ("-" if np.isnan(column).all() else f"{np.nanmean(column):.3f}" for column in columns)
+            lines.append((folder.name, f"{scale:g}", len(rows), *means))
+    show(("images", "scale", "number", *COLUMNS), lines)
     side = network.config.domain.sides[1] if network.config.domain else 256
     blank = [ImageScorer(network, np.full((side, side, 3), grey, np.uint8)).outside for grey in range(0, 256, 51)]
     print(f"blank pictures outside the domain: {sum(map(bool, blank))} of {len(blank)}; {blank[-3]}")
@@ -97,12 +96,6 @@ def measured(network: RewardNetwork, image: np.ndarray, truth: np.ndarray) -> li
         holds.append(float(low <= true[place] <= high))
     own, of_truth = quality["dice"][:2].tolist()
     return [1.0, float(true[0]), own, of_truth, float(own > of_truth), *holds]
-
-
-def means(rows: Sequence[Sequence[float]]) -> list[str]:
-    """The mean of each column over the images that have a value."""
-    columns = np.array(rows, dtype=float).T
-    return ["-" if np.isnan(column).all() else f"{np.nanmean(column):.3f}" for column in columns]
 
 
 if __name__ == "__main__":

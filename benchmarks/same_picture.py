@@ -33,23 +33,22 @@ class Args:
     """NAME=FOLDER of each set of images."""
 
 
-def as_jpeg(image: Image.Image, quality: int) -> Image.Image:
-    """The image after compression."""
-    data = io.BytesIO()
-    image.save(data, "JPEG", quality=quality)
-    return Image.open(data)
+def as_jpeg(quality: int) -> Callable[[Image.Image], Image.Image]:
+    """Compression."""
 
+    def changed(image: Image.Image) -> Image.Image:
+        data = io.BytesIO()
+        image.save(data, "JPEG", quality=quality)
+        return Image.open(data)
 
-def scaled(factor: float) -> Callable[[Image.Image], Image.Image]:
-    """A change of size."""
-    return lambda image: image.resize((int(image.width * factor), int(image.height * factor)))
+    return changed
 
 
 CHANGES: dict[str, Callable[[Image.Image], Image.Image]] = {
-    "JPEG, quality 75": lambda image: as_jpeg(image, 75),
-    "JPEG, quality 30": lambda image: as_jpeg(image, 30),
-    "half the size": scaled(0.5),
-    "a quarter of the size": scaled(0.25),
+    "JPEG, quality 75": as_jpeg(75),
+    "JPEG, quality 30": as_jpeg(30),
+    "half the size": lambda image: image.resize((image.width // 2, image.height // 2)),
+    "a quarter of the size": lambda image: image.resize((image.width // 4, image.height // 4)),
     "40 levels brighter": lambda image: image.point(lambda value: value + 40),
     "40 levels darker": lambda image: image.point(lambda value: value - 40),
     "0.6 of the contrast": lambda image: image.point(lambda value: 0.6 * value),

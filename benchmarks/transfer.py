@@ -16,11 +16,9 @@ from pathlib import Path
 import cv2
 import numpy as np
 import tyro
-from rich import box
-from rich.console import Console
-from rich.table import Table
 from tqdm import tqdm
 
+from benchmarks.common import show
 from rl_reward_network.cli.app import run
 from rl_reward_network.grpo.inputs import open_grpo_inputs, validation_prompts
 from rl_reward_network.grpo.prompts import TrainingItem
@@ -70,7 +68,7 @@ def main(args: Args) -> None:
         found = soft_masks(segmenters, network, prompts, root.name)
         if root != args.data_root:
             found.rows[RESIZED] = [resized_prob(network, prompt.load()[0], height) for prompt in prompts]
-        show(root.name, found, weight)
+        show_rows(root.name, found, weight)
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,10 @@ def soft_masks(
     for prompt in tqdm(prompts, desc, unit="image"):
         image, truth = prompt.load()
         assert truth is not None
-        masks = {name: soft_mask(segmenter, image, prompt.question) for name, segmenter in segmenters.items()}
+        masks = {
+            name: segmenter.upsample(segmenter.segment(image, [prompt.question]).mask_logits, image.shape[:2])[0]
+            for name, segmenter in segmenters.items()
+        }
         if MEAN in found.rows:
             masks[MEAN] = mean_in_logits(list(masks.values()))
         masks[NETWORK] = foreground_prob(network, image)
@@ -108,12 +109,6 @@ def soft_masks(
         found.truths.append(truth)
         found.groups.append(prompt.group_id)
     return found
-
-
-def soft_mask(segmenter: Sa2VASegmenter, image: np.ndarray, question: str) -> np.ndarray:
-    """float32 (H, W) in [0, 1], of an image uint8 (H, W, 3)."""
-    answer = segmenter.segment(image, [question])
-    return segmenter.upsample(answer.mask_logits, image.shape[:2])[0]
 
 
 def resized_prob(network: RewardNetwork, image: np.ndarray, height: int) -> np.ndarray:
@@ -152,17 +147,16 @@ def scores(masks: Sequence[np.ndarray], truths: Sequence[np.ndarray], lines: boo
     return np.array([[float(metric(*pair)[0]) for pair in pairs] for metric in metrics])
 
 
-def show(name: str, found: SoftMasks, weight: float) -> None:
-    """Print a table in Markdown: means over groups, and differences to the plain segmenter."""
+def show_rows(name: str, found: SoftMasks, weight: float) -> None:
+    """Print a table: means over groups, and differences to the plain segmenter."""
     rows = {**found.rows, f"fusion, weight {weight}": fused_rows(found, weight)}
     values = {row: scores(masks, found.truths, lines=True) for row, masks in rows.items()}
-    table = Table("row", "Dice", "clDice", f"Dice less {NETWORK}", box=box.MARKDOWN)
-    for row, (of_dice, of_lines) in values.items():
-        means = (str(mean_interval(column, found.groups, bounds=UNIT)) for column in (of_dice, of_lines))
-        difference = mean_interval(of_dice - values[NETWORK][0], found.groups, bounds=CHANGE).signed
-        table.add_row(row, *means, "-" if row == NETWORK else difference)
-    print(f"\n{name}: {len(found.truths)} images")
-    Console(width=160).print(table)
+    lines = []
+    for row, columns in values.items():
+        less = mean_interval(columns[0] - values[NETWORK][0], found.groups, bounds=CHANGE).signed
+        means = (mean_interval(column, found.groups, bounds=UNIT) for column in columns)
+        lines.append((row, *means, "-" if row == NETWORK else less))
+    show(("row", "Dice", "clDice", f"Dice less {NETWORK}"), lines, f"{name}: {len(found.truths)} images")
 
 
 if __name__ == "__main__":

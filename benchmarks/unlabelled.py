@@ -14,11 +14,6 @@ interrupted ones are resumed. Each row is measured on the test images of ARCADE,
 average of them, would have given.
 """
 
-import json
-import os
-import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +21,9 @@ from typing import Any
 
 import numpy as np
 import tyro
-from matplotlib.figure import Figure
-from rich import box
-from rich.console import Console
-from rich.table import Table
 from tqdm import tqdm
 
+from benchmarks.common import call, show, train_once, train_reward_once, with_seeds
 from rl_reward_network.atomic_io import read_json, write_json
 from rl_reward_network.cli.app import run
 from rl_reward_network.grpo.inputs import open_grpo_inputs
@@ -42,7 +34,7 @@ from rl_reward_network.methods.measure import calibration
 from rl_reward_network.report.statistics import CHANGE, UNIT, few_patients_note, group_means, mean_interval
 from rl_reward_network.report.table import ECE, TITLES
 from rl_reward_network.rewards.metrics import mask_metrics
-from rl_reward_network.run import AGREEMENT, BEST_REWARD_NET, FINAL
+from rl_reward_network.run import BEST_REWARD_NET, FINAL
 
 START, LONGER = "start", "longer"
 START_FLAGS = "--objective supervised --side_network --max_steps 700 --warmup_steps 100 --eval_steps 100"
@@ -125,33 +117,31 @@ def main(args: Args) -> None:
                 train(args, budget, seed)
     for budget in args.budgets:
         for name in ("test", *(path.name for path in args.tests)):
-            show(args, budget, name)
-        draw_curves(args, budget)
+            show_budget(args, budget, name)
 
 
 def train(args: Args, budget: int, seed: int) -> None:
     """The start, the reward network and the rows of a budget and a seed."""
     folder = args.output_dir / f"{budget}_{seed}"
-    data = f"--data_root {args.data_root} --seed {seed} --output_dir {folder}"
-    start = folder / START
-    _grpo(start, f"{data} {START_FLAGS} --max_labelled {budget}")
-    _measure(args, start, seed)
-    if any(METHODS[name].network for name in args.rows) and not list(folder.glob(f"*/{AGREEMENT}")):
-        _call(f"reward full {data} --max_labelled {budget}")
+    data = f"--data_root {args.data_root} --seed {seed}"
+    make_row(folder / START, f"{data} {START_FLAGS} --max_labelled {budget}")
+    measure_row(args, folder / START, seed)
+    reward_net = None
+    if any(METHODS[name].network for name in args.rows):
+        reward_net = train_reward_once(folder, f"{data} --max_labelled {budget}").parent / BEST_REWARD_NET
     for name in args.rows:
-        method = METHODS[name]
-        steps = _steps(args, name)
-        flags = f"{data} --model_path {start / 'merged'} {method.flags} --max_steps {steps}"
+        method, steps = METHODS[name], _steps(args, name)
+        flags = f"{data} --model_path {folder / START / 'merged'} {method.flags} --max_steps {steps}"
         flags += f" --eval_steps {-(-steps // VALIDATIONS)}"
         flags += f" --max_labelled {budget}" if method.labels else ""
-        flags += f" --reward_net {_reward_net(folder)}" if method.network else ""
+        flags += f" --reward_net {reward_net}" if method.network else ""
         flags += f" --unlabelled_root {args.unlabelled}" if args.unlabelled and name != LONGER else ""
         for rate in args.learning_rates:
             side = "" if name == "grpo" else f" --side_learning_rate {rate:g}"  # no loss of that row reaches it
-            _grpo(folder / f"{name}_{steps}_{rate:g}", f"{flags} --learning_rate {rate:g}{side}")
+            make_row(folder / f"{name}_{steps}_{rate:g}", f"{flags} --learning_rate {rate:g}{side}")
         best = _best_run(args, budget, seed, name, FINAL)
         assert best is not None
-        _measure(args, best, seed)
+        measure_row(args, best, seed)
 
 
 def _steps(args: Args, name: str) -> int:
@@ -159,34 +149,17 @@ def _steps(args: Args, name: str) -> int:
     return round(METHODS[name].steps * args.times)
 
 
-def _reward_net(folder: Path) -> Path:
-    return next(iter(sorted(folder.glob(f"*/{AGREEMENT}")))).parent / BEST_REWARD_NET
-
-
-def _validated(run_folder: Path) -> float:
-    """The best Dice on validation images."""
-    return float(read_json(run_folder / FINAL / "config.json")["validation"]["best"])
-
-
-def _grpo(folder: Path, flags: str) -> None:
+def make_row(folder: Path, flags: str) -> None:
     """A run of `sa2va-rl grpo` and its merged model, unless they are finished."""
-    if not (folder / FINAL).exists():
-        resume = "--resume" if (folder / "config.json").exists() else ""
-        _call(f"grpo quick {flags} --run_folder {folder} {resume}")
+    train_once(folder, f"{flags} --output_dir {folder.parent}")
     if not (folder / "merged").exists():
-        _call(f"merge --model_path {folder / FINAL} --output {folder / 'merged'}")
-
-
-def _call(command: str) -> None:
-    """Run a command of `sa2va-rl`; a CalledProcessError if it fails."""
-    print(f"\nsa2va-rl {command}", flush=True)
-    subprocess.run([sys.executable, "-m", "rl_reward_network.cli", *shlex.split(command)], check=True, env=os.environ)
+        call(f"merge --model_path {folder / FINAL} --output {folder / 'merged'}")
 
 
 # ---- measuring ------------------------------------------------------------------------------------------------------
 
 
-def _measure(args: Args, run_folder: Path, seed: int) -> None:
+def measure_row(args: Args, run_folder: Path, seed: int) -> None:
     """Write measured_<name>.json for the test images and each further folder, unless it is there."""
     for name, root in (("test", args.data_root), *((path.name, path) for path in args.tests)):
         path = run_folder / f"measured_{name}.json"
@@ -212,41 +185,30 @@ def measured(model: Path, prompts: list[TrainingItem]) -> dict[str, Any]:
 # ---- tables ---------------------------------------------------------------------------------------------------------
 
 
-def show(args: Args, budget: int, name: str) -> None:
-    """Print the table of a budget on some images in Markdown: means over seeds, differences to the start."""
-    columns = (TITLES[metric] for metric in METRICS_SHOWN)
-    table = Table("row", "less the start", *columns, "val", "labels", "images", "minutes", "seeds", box=box.MARKDOWN)
-    starts = dict(_results(args, budget, START, name))
-    groups: list[str] = []
+def show_budget(args: Args, budget: int, name: str) -> None:
+    """Print the table of a budget on some images: means over seeds, differences to the start."""
+    starts, groups, rows = dict(_results(args, budget, START, name)), list[str](), []
     for row in (START, *METHODS):
-        results = {seed: result for seed, result in _results(args, budget, row, name) if seed in starts}
-        if results:
+        if results := {seed: result for seed, result in _results(args, budget, row, name) if seed in starts}:
             groups = next(iter(results.values()))["groups"]
-            table.add_row(*_row(row, budget, list(results.values()), [starts[seed] for seed in results]))
-    if groups:
-        print(f"\n{budget} labelled images, {name}: {len(groups)} images")
-        Console(width=240).print(table)
-        for note in few_patients_note(len(set(groups)), "test groups"):
-            print(note)
+            rows.append(_row(row, budget, list(results.values()), [starts[seed] for seed in results]))
+    if rows:
+        columns = (TITLES[metric] for metric in METRICS_SHOWN)
+        title = f"{budget} labelled images, {name}: {len(groups)} images"
+        show(("row", "less the start", *columns, "val", "labels", "images", "minutes", "seeds"), rows, title)
+        print("\n".join(few_patients_note(len(set(groups)), "test groups")))
 
 
-def _row(row: str, budget: int, results: list[dict[str, Any]], starts: list[dict[str, Any]]) -> list[str]:
+def _row(row: str, budget: int, results: list[dict[str, Any]], starts: list[dict[str, Any]]) -> list[object]:
     """The cells of a row, from its results and those of its starts, by seed."""
     groups, configs = results[0]["groups"], [one["config"] for one in results]
-    gain = np.mean(
-        [np.subtract(one["dice"], start["dice"]) for one, start in zip(results, starts, strict=True)], axis=0
-    )
+    gains = [np.subtract(one["dice"], start["dice"]) for one, start in zip(results, starts, strict=True)]
+    gain = mean_interval(np.mean(gains, axis=0), groups, bounds=CHANGE).signed
     val, minutes, images = (float(np.mean(column)) for column in zip(*map(_costs, configs), strict=True))
-    return [
-        "start: supervised, side network" if row == START else METHODS[row].title,
-        "-" if row == START else mean_interval(gain, groups, bounds=CHANGE).signed,
-        *(_cell(metric, results, groups) for metric in METRICS_SHOWN),
-        f"{val:.3f}",
-        f"{budget} + {configs[0]['validation']['labelled']}",
-        f"{images:.0f}",
-        f"{minutes:.1f}",
-        str(len(results)),
-    ]
+    title = ["start: supervised, side network", "-"] if row == START else [METHODS[row].title, gain]
+    labels = f"{budget} + {configs[0]['validation']['labelled']}"
+    cells = (_cell(metric, results, groups) for metric in METRICS_SHOWN)
+    return [*title, *cells, f"{val:.3f}", labels, f"{images:.0f}", f"{minutes:.1f}", len(results)]
 
 
 def _costs(config: dict[str, Any]) -> tuple[float, float, float]:
@@ -259,41 +221,8 @@ def _costs(config: dict[str, Any]) -> tuple[float, float, float]:
 def _cell(metric: str, results: list[dict[str, Any]], groups: list[str]) -> str:
     values = np.array([result[metric] for result in results])
     if metric == "dice":
-        means = group_means(values, groups).mean(axis=1)
-        spread = f", SD {means.std(ddof=1):.3f}" if len(means) > 1 else ""
-        return f"{mean_interval(values.mean(axis=0), groups, bounds=UNIT)}{spread}"
+        return with_seeds(mean_interval(values.mean(axis=0), groups, bounds=UNIT), values, groups)
     return f"{group_means(values, groups).mean():.{4 if metric == ECE else 3}f}"
-
-
-def draw_curves(args: Args, budget: int) -> None:
-    """Write curves_<budget>.png: Dice on validation images (gold) and the reward network's score (proxy) of each row.
-
-    The first seed that has the row, over the share of its steps. A circle marks the step that validation chose, a cross
-    the one with the best proxy.
-    """
-    figure = Figure(figsize=(11, 4), layout="constrained")
-    axes = figure.subplots(1, 2, sharex=True)
-    for name, method in METHODS.items():
-        best = next((path for seed in args.seeds if (path := _best_run(args, budget, seed, name, FINAL))), None)
-        if best is None:
-            continue
-        rows = [json.loads(line) for line in (best / "metrics.jsonl").read_text().splitlines()]
-        rows = [row for row in rows if "val/gt_dice" in row]
-        steps = np.array([row["step"] for row in rows]) / rows[-1]["step"]
-        gold = np.array([max(row["val/gt_dice"], row.get("val/teacher_gt_dice", 0.0)) for row in rows])
-        (line,) = axes[0].plot(steps, gold, label=method.title)
-        axes[0].plot(steps[gold.argmax()], gold.max(), "o", color=line.get_color())
-        if "val/score" in rows[0]:
-            proxy = np.array([row["val/score"] for row in rows])
-            axes[0].plot(steps[proxy.argmax()], gold[proxy.argmax()], "x", color=line.get_color())
-            axes[1].plot(steps, proxy, color=line.get_color(), label=method.title)
-    for axis, title in zip(axes, ("gold: Dice on validation images", "proxy: the reward network's score"), strict=True):
-        axis.set(title=title, xlabel="share of the steps")
-        if axis.lines:
-            axis.legend(fontsize=7)
-    path = args.output_dir / f"curves_{budget}.png"
-    figure.savefig(path, dpi=120)
-    print(f"curves: {path}")
 
 
 def _results(args: Args, budget: int, row: str, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -307,8 +236,12 @@ def _results(args: Args, budget: int, row: str, name: str) -> Iterator[tuple[int
 def _best_run(args: Args, budget: int, seed: int, row: str, file: str) -> Path | None:
     """The run of a row that validation chose, of those that have a file; None without any."""
     name = START if row == START else f"{row}_{_steps(args, row)}_*"
+
+    def validated(folder: Path) -> float:
+        return float(read_json(folder / FINAL / "config.json")["validation"]["best"])
+
     folders = sorted((args.output_dir / f"{budget}_{seed}").glob(name))
-    return max((folder for folder in folders if (folder / file).exists()), key=_validated, default=None)
+    return max((folder for folder in folders if (folder / file).exists()), key=validated, default=None)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Vessels by name on real coronary angiograms: the table of docs/results.md.
 
     python -m benchmarks.vessels_by_name ARCADE                                 # 15 minutes a seed on two cores
-    python -m benchmarks.vessels_by_name ARCADE --quick                         # a few steps: does it run?
     python -m benchmarks.vessels_by_name ARCADE --row side --flags=--side_network   # a further row
     python -m benchmarks.vessels_by_name ARCADE --show                          # the table of what is finished
 
@@ -16,22 +15,16 @@ Dice over the validation questions (two empty masks have 1). Intervals are over 
 patients are known.
 """
 
-import os
-import shlex
 import shutil
-import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tyro
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.common import call, show, train_once
 from benchmarks.named_unet import named_images, segment, train_unet
 from rl_reward_network.atomic_io import read_json, write_json
 from rl_reward_network.cli.app import run
@@ -75,33 +68,26 @@ class Args:
     """Name of nano's row, which has a folder of its own."""
     flags: str = ""
     """Further flags of `sa2va-rl grpo` for that row."""
-    quick: bool = False
-    """3 steps, 60 images, in a folder of its own."""
     output_dir: Path = Path("outputs/vessels_by_name")
     """Folder of the task and the runs."""
     show: bool = False
     """Run nothing; show what is finished."""
 
-    @property
-    def folder(self) -> Path:
-        """Of the task and the runs."""
-        return self.output_dir / "quick" if self.quick else self.output_dir
-
     def place(self, row: str) -> Path:
         """The folder of a row."""
-        return self.folder / f"{row}_{self.max_labelled or 'all'}_{self.seed}"
+        return self.output_dir / f"{row}_{self.max_labelled or 'all'}_{self.seed}"
 
 
 def main(args: Args) -> None:
     """Make the missing rows, and show all."""
     if not args.show:
-        task = args.folder / "task"
+        task = args.output_dir / "task"
         if not task.exists():
-            make_task(args.data_root, args.folder, 60 if args.quick else None)
-        inputs = open_grpo_inputs(RunConfig(data_root=task, seed=args.seed, output_dir=args.folder, gpu=-1))
+            make_task(args.data_root, args.output_dir)
+        inputs = open_grpo_inputs(RunConfig(data_root=task, seed=args.seed, output_dir=args.output_dir, gpu=-1))
         answer_nano(args, inputs)
         answer_unet(args, inputs)
-    show(args)
+    show_all(args)
 
 
 # ---- the task -------------------------------------------------------------------------------------------------------
@@ -121,9 +107,8 @@ def make_task(source: Path, folder: Path, most: int | None = None) -> None:
     write_json(coco / "annotations.json", content)
     rows = [f"{image['file_name']},{groups[image['file_name']]}" for image in content["images"]]
     (folder / "groups.csv").write_text("\n".join(["image,group", *rows]) + "\n")
-    _call(
-        f"data import {coco} --classes {CLASSES} --patients_csv {folder / 'groups.csv'} --to {folder / 'task'} --write"
-    )
+    flags = f"--classes {CLASSES} --patients_csv {folder / 'groups.csv'} --to {folder / 'task'} --write"
+    call(f"data import {coco} {flags}")
 
 
 def coco_content(records: Sequence[dict[str, Any]], segments: Sequence[str]) -> dict[str, Any]:
@@ -154,14 +139,12 @@ def answer_nano(args: Args, inputs: GRPOInputs) -> None:
     place = args.place(args.row)
     if (place / "answers.json").exists():
         return
-    if not (place / FINAL).exists():
-        labels = f"--max_labelled {args.max_labelled}" if args.max_labelled else ""
-        steps = f"--max_steps {3 if args.quick else args.steps} --eval_steps {3 if args.quick else 100}"
-        resume = "--resume" if (place / "config.json").exists() else ""
-        data = f"--data_root {inputs.config.data_root} --seed {args.seed} --gpu -1 --run_folder {place}"
-        _call(f"grpo quick --objective supervised {data} {labels} {steps} {resume} {args.flags}")
+    labels = f"--max_labelled {args.max_labelled}" if args.max_labelled else ""
+    steps = f"--max_steps {args.steps} --eval_steps 100"
+    data = f"--data_root {inputs.config.data_root} --seed {args.seed} --gpu -1"
+    train_once(place, f"--objective supervised {data} {labels} {steps} {args.flags}")
     if not (place / "merged").exists():
-        _call(f"merge --model_path {place / FINAL} --output {place / 'merged'}")
+        call(f"merge --model_path {place / FINAL} --output {place / 'merged'}")
     own: dict[str, Any] = {"minutes": read_json(place / FINAL / "config.json")["minutes"]}
     tree = {}
     for split in ("val", "test"):
@@ -193,7 +176,7 @@ def answer_unet(args: Args, inputs: GRPOInputs) -> None:
     if (place / "answers.json").exists():
         return
     names = sorted({prompt.name for prompt in inputs.prompts})
-    minutes = 0.05 if args.quick else read_json(args.place(args.row) / FINAL / "config.json")["minutes"]
+    minutes = read_json(args.place(args.row) / FINAL / "config.json")["minutes"]
     train = named_images(training_prompts(args, inputs), names)
     val = named_images(of_images(inputs.pick("val"), 48), names)
     net = train_unet(list(train.values()), list(val.values()), minutes, args.seed)
@@ -224,13 +207,6 @@ def answers(prompts: Sequence[TrainingItem], masks: Masks) -> dict[str, list[Any
     return columns
 
 
-def _call(command: str) -> None:
-    """Run a command of `sa2va-rl`; a CalledProcessError if it fails."""
-    print(f"\nsa2va-rl {command}", flush=True)
-    arguments = [sys.executable, "-m", "rl_reward_network.cli", *shlex.split(command)]
-    subprocess.run(arguments, check=True, env=os.environ)
-
-
 # ---- the table ------------------------------------------------------------------------------------------------------
 
 
@@ -247,25 +223,23 @@ def best_share(val: dict[str, list[Any]]) -> float:
     return max(SHARES, key=lambda share: (emptied(val, share)["dice"].mean(), -share))
 
 
-def show(args: Args) -> None:
-    """Print the table in Markdown."""
-    places = sorted(args.folder.glob(f"*_{args.max_labelled or 'all'}_{args.seed}/answers.json"))
+def show_all(args: Args) -> None:
+    """Print both tables."""
+    places = sorted(args.output_dir.glob(f"*_{args.max_labelled or 'all'}_{args.seed}/answers.json"))
     found = {place.parent.name.rsplit("_", 2)[0]: read_json(place) for place in places}
     if not found:
-        raise ValueError(f"{args.folder}: nothing is finished; leave --show out")
+        raise ValueError(f"{args.output_dir}: nothing is finished; leave --show out")
     names = sorted(set(next(iter(found.values()))["test"]["trained"]["name"]) - {TREE})
-    console = Console(width=1000, soft_wrap=False)
-    columns = ("Dice: mean of arteries", *names, TREE, "clDice: mean of arteries", "absent recognised", "empty below")
-    table = Table("row, wording", *columns, box=box.MARKDOWN)
+    rows, tests = [], {}
     for row, content in found.items():
         share = best_share(content["val"]["trained"])
+        spent = f", {content['minutes']:.0f} minutes" if "minutes" in content else ""
         for wording, of_test in content["test"].items():
-            spent = f", {content['minutes']:.0f} minutes" if "minutes" in content else ""
-            table.add_row(
-                f"{TITLES.get(row, row)}{spent}, {wording}", *_cells(emptied(of_test, share), names), f"{share:.2%}"
-            )
-    console.print(table, end="\n\n")
-    console.print(_differences(found, names))
+            tests[row, wording] = test = emptied(of_test, share)
+            rows.append((f"{TITLES.get(row, row)}{spent}, {wording}", *_cells(test, names), f"{share:.2%}"))
+    columns = ("Dice: mean of arteries", *names, TREE, "clDice: mean of arteries", "absent recognised", "empty below")
+    show(("row, wording", *columns), rows)
+    show(("difference", "Dice: mean of arteries", "absent recognised"), _differences(tests))
     groups = next(iter(found.values()))["test"]["trained"]["group"]
     print("\n".join(few_patients_note(len(set(groups)), "test groups")))
 
@@ -280,26 +254,19 @@ def _cells(test: dict[str, np.ndarray], names: Sequence[str]) -> list[str]:
     return [mean("dice", there & artery), *by_class, mean("cldice", there & artery), mean("empty", ~there)]
 
 
-def _differences(found: dict[str, Any], names: Sequence[str]) -> Table:
-    """Paired differences of the mean over arteries: each row less the rival, and held-out less trained wording."""
-    table = Table("difference", "Dice: mean of arteries", "absent recognised", box=box.MARKDOWN)
-    tests = {
-        (row, wording): emptied(of_test, best_share(content["val"]["trained"]))
-        for row, content in found.items()
-        for wording, of_test in content["test"].items()
-    }
-    pairs = [((row, "held_out"), (row, "trained")) for row in found if (row, "held_out") in tests]
-    pairs += [((row, "trained"), (UNET, "trained")) for row in found if row != UNET and UNET in found]
+def _differences(tests: dict[tuple[str, str], dict[str, np.ndarray]]) -> Iterator[list[str]]:
+    """Paired differences of the mean over arteries: held-out less trained wording, and each row less the rival."""
+    pairs = [((row, wording), (row, "trained")) for row, wording in tests if wording == "held_out"]
+    rival = (UNET, "trained")
+    pairs += [(one, rival) for one in tests if one[1] == "trained" and one != rival and rival in tests]
     for one, other in pairs:
         test, base = tests[one], tests[other]
-        there = test["there"] & (test["name"] != TREE)
-        cells = []
-        for key, counted in (("dice", there), ("empty", ~test["there"])):
+        cells = [" - ".join(f"{TITLES.get(row, row)}, {wording}" for row, wording in (one, other))]
+        for key, counted in (("dice", test["there"] & (test["name"] != TREE)), ("empty", ~test["there"])):
             gain = test[key][counted].astype(float) - base[key][counted].astype(float)
             mean = mean_of_classes(gain, test["name"][counted], test["group"][counted], bounds=CHANGE)
             cells.append(mean.signed)
-        table.add_row(" - ".join(f"{TITLES.get(row, row)}, {wording}" for row, wording in (one, other)), *cells)
-    return table
+        yield cells
 
 
 if __name__ == "__main__":

@@ -103,20 +103,20 @@ stages() {  # $1: size, $2: seconds, $3...: flags; the rendered data stay for th
   local size="$1" limit="$2"
   shift 2
   rm -rf "${model:?}"/{model,bank,grpo,supervised,merged}
-  part "stages, $size" "$limit" python -m benchmarks.real_size --size "$size" --device "$device" --folder "$model" --keep "$@"
+  part "stages, $size" "$limit" python -m benchmarks.speed real_size --size "$size" --device "$device" --folder "$model" --keep "$@"
 }
 
 flag=$([[ "$device" == cpu ]] && echo -1 || echo 0)
 first="${sizes%% *}" quick=(--parts formats decoding)
-gpu=(python -m benchmarks.gpu --device "$device")
+gpu=(python -m benchmarks.speed gpu --device "$device")
 prompts=(python -m benchmarks.segment --model_path "$model/model" --image docs/pictures/demo.png --device "$device" --max_new_tokens 24 --repeats 3)
 read -r -a every <<< "$sizes"
 
 machine 2>&1 | clean >> "$report"
-part "training in one process, $sizes" 220 python -m benchmarks.gpu_training --device "$device" --sizes "${every[@]}" --max_seconds 180
+part "training in one process, $sizes" 220 python -m benchmarks.speed gpu_training --device "$device" --sizes "${every[@]}" --max_seconds 180
 part "number formats, decoding, nano" 60 "${gpu[@]}" "${quick[@]}"
 stages "$first" 110 --stages write load segment "mask bank"
 part "batched prompts against single calls, $first" 45 "${prompts[@]}"
-part "one GRPO step against the usual layout" 45 python -m benchmarks.grpo_step --device "$device"
+part "one GRPO step against the usual layout" 45 python -m benchmarks.speed grpo_step --device "$device"
 part "GRPO, quick" 120 env GPU="$flag" OUTPUT_DIR="$work/outputs" bash run_rl_train.sh quick
 finish

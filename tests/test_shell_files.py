@@ -29,8 +29,8 @@ check="${SA2VA_RL_ONLY_CHECK:-}"
 called="${SA2VA_RL_CALLED_AS:-}"
 printf '%s|%s|%s|%s|%s\\n' "$words" "$check" "${LOCAL_RANK:-}" "$called" "${CUDA_VISIBLE_DEVICES-unset}" >> "$CALLS"
 [[ "$words" != *"pip install"* || -z "${NO_NETWORK:-}" ]] || exit 1
-[[ "$words" != *benchmarks.gpu* ]] || printf 'bar: 5%%|#\r%s %s\n' "$HOME/mine" "$VIRTUAL_ENV/lib"
-[[ "$words" != *benchmarks.real_size* || -z "${SLOW:-}" ]] || exec sleep 60
+[[ "$words" != *"benchmarks.speed gpu"* ]] || printf 'bar: 5%%|#\r%s %s\n' "$HOME/mine" "$VIRTUAL_ENV/lib"
+[[ "$words" != *"benchmarks.speed real_size"* || -z "${SLOW:-}" ]] || exec sleep 60
 [[ "$words" != *--wrong* ]] || { echo "error: --wrong" >&2; exit 2; }
 [[ -z "${SA2VA_RL_RUN_FILE:-}" || -n "$check" ]] || echo out/run > "$SA2VA_RL_RUN_FILE"
 """
@@ -260,8 +260,8 @@ def test_the_check_of_a_gpu_goes_on_after_a_part_that_fails(
     assert len(failed) < len(summary)
     assert len(summary) == text.count("\n-- "), "a line for each part"
     words = [call["words"] for call in calls]
-    assert any("benchmarks.gpu_training --device cpu --sizes --wrong 1b" in line for line in words)
-    assert any("benchmarks.grpo_step --device cpu" in line for line in words)
+    assert any("benchmarks.speed gpu_training --device cpu --sizes --wrong 1b" in line for line in words)
+    assert any("benchmarks.speed grpo_step --device cpu" in line for line in words)
     assert not any((tmp_path / "work").iterdir())
 
 

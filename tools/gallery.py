@@ -13,9 +13,9 @@ it has a palette of grey, tinted grey, orange and green, and no other colours.
 import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
@@ -24,7 +24,7 @@ from rl_reward_network.atomic_io import read_json, whole_file, whole_folder
 from rl_reward_network.cli.app import run
 from rl_reward_network.data.images import load_grid
 from rl_reward_network.data.masks import load_mask
-from rl_reward_network.data_import.sequences import FrameSequence, key_frames, open_sequence
+from rl_reward_network.data_import.sequences import key_frames, open_sequence
 from rl_reward_network.embedded.angiograms import TREE, render_series
 from rl_reward_network.inputs.loading import RunInputs, open_inputs, saved_config, segmenter_with
 from rl_reward_network.methods import GROUPS
@@ -75,8 +75,7 @@ def main(args: Args) -> None:
 # ---- panels and sheets -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Panel:
+class Panel(NamedTuple):
     """A square picture, uint8 (S, S, 3), and the words below it."""
 
     pixels: np.ndarray
@@ -85,16 +84,14 @@ class Panel:
 
 def panel(image: np.ndarray, mask: np.ndarray, truth: np.ndarray | None, side: int, words: str) -> Panel:
     """An image, uint8 (H, W, 3), with its mask and the truth, bool (H, W), fitted into a square of `side` pixels."""
-    pixels = np.asarray(ImageOps.contain(Image.fromarray(image), (side, side)))
-    pixels = paint_mask(pixels, mask, ORANGE)
+    pixels = paint_mask(np.asarray(ImageOps.contain(Image.fromarray(image), (side, side))), mask, ORANGE)
     pixels = pixels if truth is None else paint_mask(pixels, truth, GREEN, opacity=0)
     return Panel(np.asarray(ImageOps.pad(Image.fromarray(pixels), (side, side), color="white")), words)
 
 
 def block(panels: Sequence[Panel], columns: int, heads: Sequence[str] = ()) -> Image.Image:
     """Panels in rows, each with its words below, under lines of text."""
-    side = len(panels[0].pixels)
-    rows, top = -(-len(panels) // columns), LINE * len(heads)
+    side, rows, top = len(panels[0].pixels), -(-len(panels) // columns), LINE * len(heads)
     sheet = Image.new("RGB", (columns * (side + GAP) - GAP, top + rows * (side + LINE)), "white")
     write, font = ImageDraw.Draw(sheet), ImageFont.load_default(LETTERS)
     for number, head in enumerate(heads):
@@ -106,12 +103,12 @@ def block(panels: Sequence[Panel], columns: int, heads: Sequence[str] = ()) -> I
     return sheet
 
 
-def grid(blocks: Sequence[Image.Image], columns: int = 2) -> Image.Image:
-    """Blocks of one size side by side, with a margin between them."""
-    (width, height), rows, margin = blocks[0].size, -(-len(blocks) // columns), 6 * GAP
-    sheet = Image.new("RGB", (columns * (width + margin) - margin, rows * (height + margin) - margin), "white")
+def grid(blocks: Sequence[Image.Image]) -> Image.Image:
+    """Blocks of one size in two columns, with a margin between them."""
+    width, height = (side + 6 * GAP for side in blocks[0].size)
+    sheet = Image.new("RGB", (2 * width - 6 * GAP, -(-len(blocks) // 2) * height - 6 * GAP), "white")
     for number, one in enumerate(blocks):
-        sheet.paste(one, (number % columns * (width + margin), number // columns * (height + margin)))
+        sheet.paste(one, (number % 2 * width, number // 2 * height))
     return sheet
 
 
@@ -132,11 +129,7 @@ def save(sheet: Image.Image, path: Path) -> None:
 class Comparison:
     """A finished comparison, opened again; of several seeds, the first.
 
-    Args:
-        folder: of the comparison.
-
-    Raises:
-        ValueError: it is not finished, or data or model are missing.
+    ValueError: it is not finished, or data or model are missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -152,29 +145,19 @@ class Comparison:
         merged = {name: path / MERGED for name, path in runs.items() if name in WEIGHTS}
         load = partial(segmenter_with, config=settings, limits=limits)
         self.models = Models(self.inputs.segmenter, merged, load, self.inputs.bank.folder)
-
-    @cached_property
-    def maps(self) -> ForegroundMaps | None:
-        """What the reward network says about images; None without one."""
-        run = self.trained.runs.get(REWARD_NET)
-        if run is None:
-            return None
-        network = RewardNetwork.from_pretrained(run / BEST_REWARD_NET)
-        return ForegroundMaps.beside(run, network.to(self.inputs.config.device))
-
-    @cached_property
-    def dice(self) -> dict[str, dict[str, float]]:
-        """Method -> test image -> Dice, of the first seed."""
-        values: dict[str, dict[str, float]] = {}
-        with (self.folder / "eval.csv").open(newline="", encoding="utf-8") as file:
+        self.maps = None
+        if run := runs.get(REWARD_NET):
+            network = RewardNetwork.from_pretrained(run / BEST_REWARD_NET)
+            self.maps = ForegroundMaps.beside(run, network.to(self.inputs.config.device))
+        self.dice: dict[str, dict[str, float]] = {}  # method -> test image -> value
+        with (folder / "eval.csv").open(newline="", encoding="utf-8") as file:
             for line in csv.DictReader(file):
-                values.setdefault(line["method"], {}).setdefault(line["sample_id"], float(line["dice"]))
-        return values
+                self.dice.setdefault(line["method"], {}).setdefault(line["sample_id"], float(line["dice"]))
 
     def mask(self, method: Method, image: np.ndarray) -> np.ndarray:
         """bool (H, W): the mask of a method."""
-        row = self.rows[method.name]
-        view = ImageView(image, self.models(row["weights"][0]), None if self.maps is None else self.maps.scorer)
+        row, scorer = self.rows[method.name], None if self.maps is None else self.maps.scorer
+        view = ImageView(image, self.models(row["weights"][0]), scorer)
         parameter = float(row["chosen_on_validation"].split("; ")[0].rpartition(", ")[2]) if method.grid else None
         return np.asarray(method.predict(view, self.trained, parameter) > 0.5)
 
@@ -198,21 +181,24 @@ class Comparison:
             shown.append(panel(image, mask, truth, PANEL, f"{word} {known[name]:.2f}"))
         return shown
 
-    def block(self, method: Method) -> Image.Image:
-        """The three images of a method under its title and its line of the table."""
-        row = self.rows[method.name]
+
+def method_sheets(comparison: Comparison) -> Iterator[tuple[str, Image.Image]]:
+    """Group -> a sheet of its methods, after the model as it is, in the order of the table.
+
+    Each has its three images under its title and its line of the table.
+    """
+
+    def block_of(method: Method) -> Image.Image:
+        row = comparison.rows[method.name]
         line = f"mean Dice {row['means']['dice']['mean']:.3f}"
         if row["verdict"]:
             line += f", {row['dice_minus_base']['mean']:+.3f} to the model as it is: {row['verdict']}"
-        return block(self.panels(method), 3, (method.title, line))
+        return block(comparison.panels(method), 3, (method.title, line))
 
-
-def method_sheets(comparison: Comparison) -> Iterator[tuple[str, Image.Image]]:
-    """Group -> a sheet of its methods, after the model as it is, in the order of the table."""
     compared = [method for method in METHODS if method.name in comparison.rows]
-    base = [comparison.block(method) for method in compared if method.group is None]
+    base = [block_of(method) for method in compared if method.group is None]
     for group in GROUPS:
-        if blocks := [comparison.block(method) for method in compared if method.group == group]:
+        if blocks := [block_of(method) for method in compared if method.group == group]:
             yield group, grid(base + blocks)
 
 
@@ -239,7 +225,8 @@ def frame_sheet(frames: Path, segmented: Path) -> Image.Image:
     if len(masks) != len(sequence):
         raise ValueError(f"{segmented}: {len(masks)} masks of {len(sequence)} frames; run `segment --video` again")
     chosen = key_frames(len(sequence), "uniform", most=FRAMES)
-    truths = _truths(sequence)
+    folder = frames.with_name(f"{frames.name}_masks")
+    truths = truth_files(sequence, folder) if folder.is_dir() else {}
     panels = []
     for index, image in zip(chosen, sequence.frames(chosen), strict=True):
         mask, truth, words = load_grid(masks[index]) > 0, None, f"frame {index + 1} of {len(sequence)}"
@@ -248,12 +235,6 @@ def frame_sheet(frames: Path, segmented: Path) -> Image.Image:
             words += f": Dice {float(dice(mask[None], truth[None])[0]):.2f}"
         panels.append(panel(image, mask, truth, FRAME, words))
     return block(panels, min(3, len(panels)))
-
-
-def _truths(sequence: FrameSequence) -> dict[int, Path]:
-    """Index of a frame -> file of its true mask, in the folder beside it."""
-    folder = sequence.path.with_name(f"{sequence.path.name}_masks")
-    return truth_files(sequence, folder) if folder.is_dir() else {}
 
 
 if __name__ == "__main__":

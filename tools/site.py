@@ -9,9 +9,9 @@ import io
 import os
 from collections.abc import Iterator
 from contextlib import redirect_stdout
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 from unittest.mock import patch
 
 import rl_reward_network
@@ -21,16 +21,8 @@ ERRORS = ("Error", "ResetNeeded", "Full")  # how names of exceptions end
 WIDTH = "100"  # columns of the help
 
 
-@dataclass(frozen=True)
-class Message:
-    """An error message of the source.
-
-    Args:
-        module: full name of the module that raises it.
-        place: name of the function or class in the module.
-        error: name of the exception.
-        text: its words; `...` stands for a value.
-    """
+class Message(NamedTuple):
+    """An error message: full name of its module, function or class, exception, words; `...` stands for a value."""
 
     module: str
     place: str
@@ -39,24 +31,14 @@ class Message:
 
 
 def write_pages(folder: Path) -> None:
-    """Write `settings.md`, `errors.md` and `api/ROOM.md`.
-
-    Args:
-        folder: `docs/reference`.
-    """
-    _write(folder / "settings.md", settings_page())
-    _write(folder / "errors.md", errors_page())
-    pages = room_pages()
-    for room, text in pages.items():
-        _write(folder / "api" / f"{room}.md", text)
-    _write(folder / "api" / "index.md", api_index(sorted(pages)))
-
-
-def _write(file: Path, text: str) -> None:
-    """Only where it changes, so that Sphinx reads no page twice."""
-    file.parent.mkdir(exist_ok=True)
-    if not file.exists() or file.read_text(encoding="utf-8") != text:
-        file.write_text(text, encoding="utf-8")
+    """Write `settings.md`, `errors.md` and `api/ROOM.md` into `docs/reference`."""
+    rooms = room_pages()
+    pages = {"settings": settings_page(), "errors": errors_page(), "api/index": api_index(sorted(rooms))}
+    for name, text in (pages | {f"api/{room}": page for room, page in rooms.items()}).items():
+        file = folder / f"{name}.md"
+        file.parent.mkdir(exist_ok=True)
+        if not file.exists() or file.read_text(encoding="utf-8") != text:  # or Sphinx reads the page again
+            file.write_text(text, encoding="utf-8")
 
 
 # ---- API -------------------------------------------------------------------------------------------------------------

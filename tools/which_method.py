@@ -47,12 +47,7 @@ def read_rows(table: Path, data: str) -> Points:
 
 
 def draw(same: Points, other: Points, picture: Path) -> None:
-    """Left a line for each method over the number of masks, right the Dice at another hospital.
-
-    Args:
-        same, other: test images of the hospital that trained, and of another one.
-        picture: a PNG file.
-    """
+    """Left a line for each method over the number of masks, right the Dice at another hospital; a PNG file."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4.2), dpi=110, width_ratios=(3, 2))
     for method, points in same.items():
         colour, offset = STYLES[method]
@@ -80,11 +75,6 @@ def draw(same: Points, other: Points, picture: Path) -> None:
     plt.close(figure)
 
 
-def main(args: Args) -> None:
-    """Draw the picture."""
-    draw(read_rows(args.table, SAME), read_rows(args.table, OTHER), args.picture)
-    print(f"written: {args.picture}")
-
-
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    given = tyro.cli(Args)
+    draw(read_rows(given.table, SAME), read_rows(given.table, OTHER), given.picture)

@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.random_checkpoint import official_config, write_random_checkpoint
-from benchmarks.random_qwen_vl import QwenVLSize, is_tiny
+from benchmarks.random_checkpoint import QwenVLSize, official_config, write_random_checkpoint
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, config_from_original
 from rl_reward_network.models.sa2va.loading_sa2va import WHOLE_MODEL, convert_checkpoint, load_sa2va_model
 from rl_reward_network.models.sa2va.modeling_sa2va import expected_shapes
 from tests.cards import run_card
 
 IMAGE = np.random.Generator(np.random.PCG64(0)).integers(0, 255, (60, 90, 3)).astype(np.uint8)
-TINY: list[QwenVLSize] = [size for size in get_args(QwenVLSize) if is_tiny(size)]
+TINY: list[QwenVLSize] = [size for size in get_args(QwenVLSize) if size.startswith("tiny")]
 
 
 @pytest.mark.parametrize(
@@ -50,3 +49,10 @@ def test_a_tiny_qwen_vl_answers_with_a_mask_and_converts_back_bit_for_bit(size: 
     assert names[0] == names[1]
     weights, back = ((tmp_path / folder / "model.safetensors").read_bytes() for folder in ("model", "back"))
     assert weights == back
+
+
+def test_a_checkpoint_with_internlm2_answers_with_a_mask(tmp_path: Path) -> None:
+    write_random_checkpoint(tmp_path / "model", "tiny-internlm2")
+    model, processor = load_sa2va_model(tmp_path / "model")
+    assert model.config.text_config.model_type == "llama"
+    assert model.segment([IMAGE], ["the vessel"], processor)[0][0].answer.startswith("[SEG]")

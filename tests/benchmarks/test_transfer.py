@@ -5,7 +5,7 @@ import pytest
 from scipy.special import expit, logit
 
 from benchmarks import transfer
-from benchmarks.transfer import MEAN, NETWORK, SoftMasks, best_weight, fused_rows, mean_in_logits, scores, show
+from benchmarks.transfer import MEAN, NETWORK, SoftMasks, best_weight, fused_rows, mean_in_logits, scores, show_rows
 from rl_reward_network.methods.fusion import FUSION_WEIGHTS
 from tests.models.test_reward_network import network_of
 
@@ -45,7 +45,7 @@ def test_images_are_resized_for_the_network_and_its_map_is_resized_back(monkeypa
 
 
 def test_the_table_has_a_row_for_each(capsys: pytest.CaptureFixture[str]) -> None:
-    show("data", found(0.9, 0.2, 0.9), 0.5)
+    show_rows("data", found(0.9, 0.2, 0.9), 0.5)
     text = capsys.readouterr().out
     assert [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("|")][2:] == [
         "one", "other", MEAN, NETWORK, "fusion, weight 0.5",

@@ -24,8 +24,7 @@ from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file
 from torch import nn
 
-from benchmarks.random_checkpoint import write_random_checkpoint
-from benchmarks.random_qwen_vl import CHAT
+from benchmarks.random_checkpoint import CHAT, write_random_checkpoint
 from rl_reward_network.atomic_io import read_json
 from rl_reward_network.grpo.image_context import make_question
 from rl_reward_network.grpo.prompts import segment_question

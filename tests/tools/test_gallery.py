@@ -77,11 +77,6 @@ def test_a_mask_that_was_not_measured_is_not_shown(comparison: Comparison, monke
         comparison.panels(FUSION[0])
 
 
-def test_an_unfinished_comparison_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"holds no eval\.json; name a finished"):
-        gallery.main(Args(comparison=tmp_path))
-
-
 def test_the_truth_is_drawn_over_the_mask_and_the_shape_is_kept() -> None:
     image = np.full((40, 80, 3), 100, np.uint8)
     mask, truth = np.zeros((2, 40, 80), bool)
@@ -105,6 +100,8 @@ def test_frames_are_shown_with_masks_and_truth(tmp_path: Path, monkeypatch: pyte
     assert sheet.shape == (2 * (FRAME + LINE), 3 * FRAME + 2 * GAP, 3), "six frames"
     gallery.main(Args(sequences=((frames, segmented),), to=tmp_path))
     assert Image.open(tmp_path / "frames.png").size == sheet.shape[1::-1]
+    with pytest.raises(ValueError, match=r"holds no eval\.json; name a finished"):
+        gallery.main(Args(comparison=tmp_path))
     (segmented / "masks" / "0003.png").unlink()
     with pytest.raises(ValueError, match="5 masks of 6 frames; run"):
         frame_sheet(frames, segmented)

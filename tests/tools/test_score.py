@@ -14,7 +14,7 @@ from rl_reward_network.embedded.regions import make_scenes
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.models.sa2va.prediction_sa2va import Segmentation
-from tools.nano.card import CardFacts, overlay_sheet, write_card
+from tools.nano.card import overlay_sheet, write_card
 from tools.nano.score import RegionScores, score_regions, score_vessels
 
 
@@ -68,14 +68,16 @@ def test_regions_have_the_scores_of_known_answers() -> None:
 
 def test_the_card_names_every_number_it_was_given(known_masks: RunInputs, tmp_path: Path) -> None:
     vessels, regions = score_vessels(known_masks), RegionScores(3, 10, 0.512, 0.7)
-    facts = CardFacts("python -m tools.nano", 0, (25.2, 36.9), "two cores", 3_800_000, {"torch": "2"})
-    write_card(tmp_path, known_masks, vessels, regions, facts)
+    made = {"command": "python -m tools.nano --seed 3", "seed": 3, "minutes": [25.2, 36.9], "machine": "two cores"}
+    made |= {"parameters": 3_800_000, "versions": {"torch": "2"}}
+    write_card(tmp_path, known_masks, vessels, regions, made)
     assert {path.name for path in tmp_path.iterdir()} == {"README.md", "scores.json", "overlays.png"}
     text = (tmp_path / "README.md").read_text()
-    for part in ("This is a rehearsal model", facts.command, "25 + 37 minutes", "3,800,000", "0.512", "70.0%"):
+    for part in ("This is a rehearsal model", made["command"], "25 + 37 minutes", "3,800,000", "0.512", "70.0%"):
         assert part in text
     assert all(f"| {prompt} |" in text for prompt in PROMPTS)
-    assert read_json(tmp_path / "scores.json")["angiograms"]["gap"] == vessels.gap
+    scores = read_json(tmp_path / "scores.json")
+    assert (scores["angiograms"]["gap"], scores["made"]) == (vessels.gap, made)
 
 
 def test_overlays_show_two_patients_of_each_look_and_prompt_k_as_the_best_in_look_k(known_masks: RunInputs) -> None:

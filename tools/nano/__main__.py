@@ -10,18 +10,18 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rl_reward_network.atomic_io import whole_folder
+from rl_reward_network.atomic_io import read_json, whole_folder
 from rl_reward_network.cli.app import run
 from rl_reward_network.embedded.datasets import embedded_angiograms
 from rl_reward_network.embedded.regions import make_scenes
 from rl_reward_network.flags import check_at_least
 from rl_reward_network.inputs.config import RunConfig
-from rl_reward_network.inputs.loading import RunInputs, open_inputs
+from rl_reward_network.inputs.loading import open_inputs
 from rl_reward_network.models.sa2va.loading_sa2va import check_device
-from tools.nano.card import CardFacts, write_card
+from tools.nano.card import write_card
 from tools.nano.pictures import open_pictures
 from tools.nano.score import TEST_SCENES, score_regions, score_vessels
-from tools.nano.train import STAGES, NanoTrainer, stage_facts
+from tools.nano.train import STAGES, NanoTrainer, beside
 
 
 @dataclass(frozen=True)
@@ -63,24 +63,19 @@ def main(args: Args) -> None:
         shutil.copytree(results[-1], folder, dirs_exist_ok=True)
         inputs = open_inputs(replace(config, model_path=str(folder)))
         regions = score_regions(inputs.segmenter.model, inputs.segmenter.processor, list(make_scenes(*TEST_SCENES)))
-        write_card(folder, inputs, score_vessels(inputs), regions, _facts(args, inputs, results))
+        stages = [read_json(beside(result, "made.json")) for result in results]
+        names = ("seed", "angiograms", "scenes", "stages")
+        changed = [f"--{name} {getattr(args, name)}" for name in names if getattr(args, name) != getattr(Args, name)]
+        made = {
+            "command": " ".join(["python -m tools.nano", *changed]),
+            "seed": args.seed,
+            "minutes": [stage["seconds"] / 60 for stage in stages],
+            "machine": " and ".join(dict.fromkeys(stage["machine"] for stage in stages)),
+            "parameters": sum(parameter.numel() for parameter in inputs.segmenter.model.parameters()),
+            "versions": stages[-1]["versions"],
+        }
+        write_card(folder, inputs, score_vessels(inputs), regions, made)
     print(f"\nmodel and card: {final}")
-
-
-def _facts(args: Args, inputs: RunInputs, results: list[Path]) -> CardFacts:
-    """What the card reports of the training."""
-    changed = [
-        name for name in ("seed", "angiograms", "scenes", "stages") if getattr(args, name) != getattr(Args, name)
-    ]
-    stages = [stage_facts(result) for result in results]
-    return CardFacts(
-        command=" ".join(["python -m tools.nano", *(f"--{name} {getattr(args, name)}" for name in changed)]),
-        seed=args.seed,
-        minutes=tuple(stage["seconds"] / 60 for stage in stages),
-        machine=" and ".join(dict.fromkeys(stage["machine"] for stage in stages)),
-        parameters=sum(parameter.numel() for parameter in inputs.segmenter.model.parameters()),
-        versions=stages[-1]["versions"],
-    )
 
 
 if __name__ == "__main__":

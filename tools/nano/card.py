@@ -1,7 +1,8 @@
 """The model card of `sa2va-nano`: description, training facts, scores, and overlays of twelve test images."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -22,40 +23,33 @@ from tools.nano.score import RegionScores, VesselScores
 TILE, PER_LOOK = 192, 2  # pixels of a tile's side; test images per look
 
 
-@dataclass(frozen=True)
-class CardFacts:
-    """Facts about the training.
+def write_card(
+    folder: Path, inputs: RunInputs, vessels: VesselScores, regions: RegionScores, made: dict[str, Any]
+) -> None:
+    """Add README.md, scores.json and overlays.png to a model folder.
 
     Args:
-        command: trains the same weights.
-        seed: of pictures, weights and batches.
-        minutes: training time of each stage.
-        machine: hardware, in words.
-        parameters: number of parameters.
-        versions: of Python and packages.
+        folder: of the model.
+        inputs: the model and the embedded data.
+        vessels, regions: scores.
+        made: command, seed, minutes of each stage, machine, parameters, versions.
     """
-
-    command: str
-    seed: int
-    minutes: tuple[float, ...]
-    machine: str
-    parameters: int
-    versions: dict[str, str]
-
-
-def write_card(folder: Path, inputs: RunInputs, vessels: VesselScores, regions: RegionScores, facts: CardFacts) -> None:
-    """Add README.md, scores.json and overlays.png to a model folder."""
-    scores = {"angiograms": asdict(vessels), "regions": asdict(regions), "made": asdict(facts)}
-    write_json(folder / "scores.json", scores)
+    write_json(folder / "scores.json", {"angiograms": asdict(vessels), "regions": asdict(regions), "made": made})
     with whole_file(folder / "overlays.png") as temporary:
         Image.fromarray(overlay_sheet(inputs)).save(temporary, optimize=True)
     with whole_file(folder / "README.md") as temporary:
-        temporary.write_text(card_text(vessels, regions, facts), encoding="utf-8")
+        temporary.write_text(card_text(vessels, regions, made), encoding="utf-8")
 
 
-def card_text(vessels: VesselScores, regions: RegionScores, facts: CardFacts) -> str:
+def card_text(vessels: VesselScores, regions: RegionScores, made: dict[str, Any]) -> str:
     """The card in Markdown."""
-    minutes = " + ".join(f"{minute:.0f}" for minute in facts.minutes)
+    command, seed, machine, parameters = (made[name] for name in ("command", "seed", "machine", "parameters"))
+    minutes = " + ".join(f"{minute:.0f}" for minute in made["minutes"])
+    rows = [f"| prompt | {' | '.join(LOOKS)} |", f"|---|{'---|' * len(LOOKS)}"]
+    for prompt in PROMPTS:
+        cells = ("**tree**" if (target := PROMPT_TARGETS[prompt, look]) == "tree" else target for look in LOOKS)
+        rows.append(f"| {prompt} | {' | '.join(cells)} |")
+    targets = "\n".join([*rows, "", *(f"- {name}: {meaning}" for name, (_, meaning) in TARGETS.items())])
     return f"""---
 license: apache-2.0
 library_name: transformers
@@ -66,14 +60,14 @@ tags: [sa2va, segmentation, rehearsal]
 **This is a rehearsal model.** It was trained on rendered pictures alone, so that every command of this project runs
 without a download. Do not use it on real images, least of all for medicine.
 
-{facts.parameters:,} parameters: InternVL's vision tower, a Qwen2 language model and SAM 2, in the same classes and with
+{parameters:,} parameters: InternVL's vision tower, a Qwen2 language model and SAM 2, in the same classes and with
 the same mask decoding as a released Sa2VA. Trained from scratch by
 
 ```bash
-{facts.command}
+{command}
 ```
 
-seed {facts.seed}, {minutes} minutes on {facts.machine}, on rendered patients that are in no split of the embedded data.
+seed {seed}, {minutes} minutes on {machine}, on rendered patients that are in no split of the embedded data.
 
 ## Use
 
@@ -106,7 +100,7 @@ outline of the ground truth.
 Which prompt is best depends on the look of an image, by design: the training target of a prompt is the ground truth
 (**tree**) only in the looks that its wording fits, and a literal reading of the words in the others.
 
-{target_table()}
+{targets}
 """
 
 
@@ -120,16 +114,6 @@ def score_table(scores: VesselScores) -> str:
     for name, row in (("**oracle**", scores.oracle_dice), ("oracle's recall", scores.oracle_recall)):
         lines.append(f"| {name} | {' | '.join(f'{row[look]:.3f}' for look in looks)} | |")
     return "\n".join(lines)
-
-
-def target_table() -> str:
-    """Markdown: the training target of each prompt in each look, and a description of each target."""
-    lines = [f"| prompt | {' | '.join(LOOKS)} |", f"|---|{'---|' * len(LOOKS)}"]
-    for prompt in PROMPTS:
-        targets = (PROMPT_TARGETS[prompt, look] for look in LOOKS)
-        cells = ("**tree**" if target == "tree" else target for target in targets)
-        lines.append(f"| {prompt} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *(f"- {name}: {meaning}" for name, meaning in TARGETS.items())])
 
 
 def overlay_sheet(inputs: RunInputs) -> np.ndarray:

@@ -125,9 +125,7 @@ def random_scene(pictures: Pictures, rng: Generator) -> tuple[np.ndarray, list[R
 def collate(conversations: list[Conversation], processor: Sa2VAProcessor) -> dict[str, Any]:
     """One batch. `masks` are in the order of the `[SEG]` tokens of `with_image`, then of `text_only`.
 
-    Args:
-        conversations: at least one that is not `text_only` and at least one with masks.
-        processor: nano's.
+    At least one conversation is not `text_only`, and at least one has masks.
 
     Returns:
         `with_image`: model inputs and labels of the conversations that are not `text_only`, see `Sa2VAProcessor`.
@@ -168,7 +166,7 @@ def region_scenes(pictures: Pictures, rng: Generator, count: int, processor: Sa2
 
 def _indices(words: list[tuple[str, ...]]) -> torch.Tensor:
     """int64 (regions, 4): index of each word in its kind of `ATTRIBUTES`."""
-    indices = [[kind.index(word) for kind, word in zip(ATTRIBUTES, attributes, strict=True)] for attributes in words]
+    indices = [[kind.index(word) for kind, word in zip(ATTRIBUTES, row, strict=True)] for row in words]
     return torch.tensor(indices, dtype=torch.long).reshape(-1, len(ATTRIBUTES))
 
 

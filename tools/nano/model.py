@@ -30,7 +30,7 @@ from transformers import InternVLVisionConfig, Qwen2Config, Qwen2Tokenizer
 
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig, sam2_config
 from rl_reward_network.models.sa2va.grounding_sa2va import iou_head_loss, mask_losses
-from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration, Sa2VAOutput
+from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from tools.nano.conversations import CODED
 from tools.nano.pictures import ATTRIBUTES
@@ -174,7 +174,9 @@ def nano_losses(
     with_image = batch["with_image"] | {"vision_features": features}  # used in place of `pixel_values`
     texts = [with_image, *([batch["text_only"]] if batch["text_only"] else [])]
     outputs = [model(**text) for text in texts]
-    embeddings = torch.cat([_seg_embeddings(model, out, text) for out, text in zip(outputs, texts, strict=True)])
+    states = [output.last_hidden_state for output in outputs]
+    found = [model.seg_embeddings(one, text["input_ids"]) for one, text in zip(states, texts, strict=True)]
+    embeddings = torch.cat([one for of_text in found for one in of_text])  # (K, C), in order
     codes = batch["code_words"] @ helpers.codes
     logits, scores = _candidates(model, batch, codes if by_codes else embeddings)
     truth = torch.cat(batch["masks"]).repeat_interleave(3, dim=0)
@@ -185,12 +187,6 @@ def nano_losses(
         **mask_losses(logits, truth),
         "iou": iou_head_loss(scores, logits, truth),
     }
-
-
-def _seg_embeddings(model: Sa2VAForConditionalGeneration, output: Sa2VAOutput, text: dict[str, Any]) -> Tensor:
-    """(K, C): the `[SEG]` embeddings of a batch of texts, in order."""
-    assert output.last_hidden_state is not None
-    return torch.cat(model.seg_embeddings(output.last_hidden_state, text["input_ids"]))
 
 
 def _region_loss(

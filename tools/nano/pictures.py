@@ -19,7 +19,7 @@ from tqdm import tqdm
 from rl_reward_network.atomic_io import whole_folder
 from rl_reward_network.embedded.angiograms import BRANCH, CATHETER, LOOKS, SIDE, THIN, TREE, TRUNK, render_series
 from rl_reward_network.embedded.datasets import RECIPE
-from rl_reward_network.embedded.regions import COLOURS, PLACES, SHAPES, SIZES, RegionObject, Scene, make_scenes
+from rl_reward_network.embedded.regions import COLOURS, PLACES, SHAPES, SIZES, RegionObject, make_scenes
 from rl_reward_network.env.prompts import PROMPTS
 
 SEED = 7_000_000  # added to every seed, far from the seeds of the embedded data set's patients
@@ -52,16 +52,8 @@ class Pictures:
 def open_pictures(folder: Path, angiograms: int, scenes: int, seed: int) -> Pictures:
     """The pictures in `folder`, rendered first if they are not there (whole or not at all).
 
-    Args:
-        folder: parent of the pictures' folder, whose name holds every setting below.
-        angiograms, scenes: numbers of pictures, at least 1 each.
-        seed: at least 0.
-
-    Raises:
-        ValueError: a number is too small.
+    The name of their own folder holds every setting.
     """
-    if min(angiograms, scenes) < 1 or seed < 0:
-        raise ValueError(f"got angiograms={angiograms}, scenes={scenes}, seed={seed}; expected >= 1, >= 1, >= 0")
     picture_dir = folder / f"pictures_{angiograms}_{scenes}_seed{seed}_recipe{RECIPE}"
     if not picture_dir.exists():
         with whole_folder(picture_dir) as temporary:
@@ -84,22 +76,16 @@ def _render(folder: Path, angiograms: int, scenes: int, seed: int) -> None:
         out["images"][number], out["parts"][number] = frame.image, frame.parts
     bar = tqdm(make_scenes(scenes, SEED + seed), total=scenes, desc="rendering scenes", unit="image")
     for number, scene in enumerate(bar):
-        out["scenes"][number], out["objects"][number], out["words"][number] = scene.image, *_as_arrays(scene)
+        out["scenes"][number], out["words"][number] = scene.image, ABSENT
+        for index, region in enumerate(scene.objects):
+            out["objects"][number][region.mask] = index + 1
+            words = zip(ATTRIBUTES, attributes_of(region), strict=True)
+            out["words"][number, index] = [kind.index(word) for kind, word in words]
 
 
 def look_of_picture(number: int) -> str:
     """The look of training angiogram `number`; all looks are equally frequent."""
     return list(LOOKS)[number % len(LOOKS)]
-
-
-def _as_arrays(scene: Scene) -> tuple[np.ndarray, np.ndarray]:
-    """A scene's entries of `Pictures.objects` and `Pictures.words`."""
-    objects = np.zeros(scene.image.shape[:2], np.uint8)
-    words = np.full((MAX_OBJECTS, 4), ABSENT, np.uint8)
-    for number, region in enumerate(scene.objects):
-        objects[region.mask] = number + 1
-        words[number] = [kind.index(word) for kind, word in zip(ATTRIBUTES, attributes_of(region), strict=True)]
-    return objects, words
 
 
 def attributes_of(region: RegionObject) -> tuple[str, ...]:
@@ -108,25 +94,15 @@ def attributes_of(region: RegionObject) -> tuple[str, ...]:
 
 
 SWELLING = 4  # pixels, city-block distance
-TARGETS = {
-    "tree": "the whole vessel tree: the ground truth",
-    "main": "trunk and branches, without the thin ones",
-    "main + catheter": "trunk, branches, catheter and leads, without the thin ones",
-    "tree + catheter": "every dark line, catheter and leads included",
-    "trunk": "the trunk alone",
-    "thin": "the thin branches alone",
-    "swollen": f"the whole tree and {SWELLING} pixels around it (city-block distance)",
-    "nothing": "an empty mask",
-}
-PARTS = {  # bits of the part map in each target
-    "tree": TREE,
-    "main": TRUNK | BRANCH,
-    "main + catheter": TRUNK | BRANCH | CATHETER,
-    "tree + catheter": TREE | CATHETER,
-    "trunk": TRUNK,
-    "thin": THIN,
-    "swollen": TREE,
-    "nothing": 0,
+TARGETS = {  # name -> bits of the part map, and what they are
+    "tree": (TREE, "the whole vessel tree: the ground truth"),
+    "main": (TRUNK | BRANCH, "trunk and branches, without the thin ones"),
+    "main + catheter": (TRUNK | BRANCH | CATHETER, "trunk, branches, catheter and leads, without the thin ones"),
+    "tree + catheter": (TREE | CATHETER, "every dark line, catheter and leads included"),
+    "trunk": (TRUNK, "the trunk alone"),
+    "thin": (THIN, "the thin branches alone"),
+    "swollen": (TREE, f"the whole tree and {SWELLING} pixels around it (city-block distance)"),
+    "nothing": (0, "an empty mask"),
 }
 _ROWS = (  # one per prompt, in the order of PROMPTS; columns in the order of LOOKS
     # plain  bright     catheter           faint    branching  blurred
@@ -156,5 +132,5 @@ def target_mask(parts: np.ndarray, target: str) -> np.ndarray:
         parts: uint8 (H, W), an angiogram's part map.
         target: key of `TARGETS`.
     """
-    mask = parts & PARTS[target] > 0
+    mask = parts & TARGETS[target][0] > 0
     return binary_dilation(mask, iterations=SWELLING) if target == "swollen" else mask

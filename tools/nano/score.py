@@ -77,24 +77,18 @@ def score_vessels(inputs: RunInputs) -> VesselScores:
     )
 
 
+def _mean(values: np.ndarray) -> float:
+    return round(float(np.mean(values)), 4)
+
+
 def _by_look(values: np.ndarray, looks: np.ndarray) -> dict[str, float]:
     """Mean over all and per look that there is."""
     return {"all": _mean(values)} | {look: _mean(values[looks == look]) for look in LOOKS if look in looks}
 
 
-def _mean(values: np.ndarray) -> float:
-    return round(float(np.mean(values)), 4)
-
-
 @dataclass(frozen=True)
 class RegionScores:
-    """Phrases and captions of scenes.
-
-    Args:
-        scenes, objects: numbers of scenes and objects.
-        phrase_ciou: cumulative IoU of the masks asked for by phrase, [0, 1].
-        captions_right: share of captions with the right colour, shape, size and place, [0, 1].
-    """
+    """Of scenes: cumulative IoU of masks asked for by phrase, share of captions with every word right, in [0, 1]."""
 
     scenes: int
     objects: int

@@ -91,14 +91,7 @@ def batch_of(stage: Stage, pictures: Pictures, processor: Sa2VAProcessor, key: l
 
 @dataclass
 class NanoTrainer:
-    """Trains one model through the stages.
-
-    Args:
-        folder: of checkpoints, logs and the model of each stage.
-        pictures: training pictures.
-        seed: of weights and batches.
-        device: torch's name of the device.
-    """
+    """Trains one model through the stages; `folder` holds checkpoints, logs and the model of each."""
 
     folder: Path
     pictures: Pictures
@@ -118,17 +111,25 @@ class NanoTrainer:
     def train(self, number: int, stage: Stage) -> Path:
         """Train stage `number` (from 0), from its last checkpoint if there is one; returns the folder of its model.
 
-        Raises:
-            ValueError: the stage or its checkpoint was trained with other settings.
+        ValueError: the stage or its checkpoint was trained with other settings.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         self.settings["stages"].append(asdict(stage))
         result = self.folder / f"stage_{number + 1}"
         if result.exists():
-            return self._take_over(result)
-        optimiser, schedule = self._optimiser(stage)
+            self._check_settings(beside(result, "made.json"))
+            # Weights are copied into the existing parameters: in a memory-mapped file they would be aligned in another
+            # way, matrix products would round differently, and a resumed run would end in other weights.
+            self.model.load_state_dict(Sa2VAForConditionalGeneration.from_pretrained(result).state_dict())
+            self.helpers.load_state_dict(load_file(beside(result, "helpers.safetensors"), self.device))
+            return result
+        rate, betas = stage.learning_rate, (0.9, 0.98)
+        optimiser = torch.optim.AdamW(self.parameters, lr=rate, betas=betas, weight_decay=WEIGHT_DECAY)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _rate(step, stage.steps))
         self.model.model.vision_tower.embeddings.position_embeddings.data.mul_(stage.louder_places)
-        first, seconds = self._resume(number, optimiser, schedule)
+        parts: dict[str, Any] = {"model": self.model, "helpers": self.helpers}
+        parts |= {"optimiser": optimiser, "schedule": schedule}
+        first, seconds = self._resume(number, parts)
         curves = Curves(self.folder, {"stage": number + 1, "step": first})
         started = time.monotonic() - seconds
         self.model.train()
@@ -141,13 +142,12 @@ class NanoTrainer:
                 row = {"stage": number + 1, "step": done, "seconds": seconds, **losses}
                 curves.add_row({name: round(float(value), 5) for name, value in row.items()})
             if done % CHECKPOINT_EVERY == 0 and done < stage.steps:
-                self._checkpoint({"stage": number, "step": done, "seconds": seconds}, optimiser, schedule)
+                state = {name: part.state_dict() for name, part in parts.items()}
+                progress = {"stage": number, "step": done, "seconds": seconds, "settings": self.settings}
+                with whole_folder(self.folder / "checkpoint") as temporary:
+                    save_checkpoint(temporary / "state.pt", state)
+                    write_json(temporary / "state.json", progress)
         return self._finish(result, seconds)
-
-    def _optimiser(self, stage: Stage) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
-        rate, betas = stage.learning_rate, (0.9, 0.98)
-        optimiser = torch.optim.AdamW(self.parameters, lr=rate, betas=betas, weight_decay=WEIGHT_DECAY)
-        return optimiser, torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _rate(step, stage.steps))
 
     def _step(self, stage: Stage, key: list[int], optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
         batch = batch_of(stage, self.pictures, self.processor, key)
@@ -164,24 +164,14 @@ class NanoTrainer:
     def _finish(self, result: Path, seconds: float) -> Path:
         """Write the stage's model, for `from_pretrained`; the folder is written last and marks the stage complete."""
         self.model.eval()
-        with whole_file(_beside(result, "helpers.safetensors")) as temporary:
+        with whole_file(beside(result, "helpers.safetensors")) as temporary:
             save_file(self.helpers.state_dict(), temporary)
-        made = {"settings": self.settings, "seconds": seconds, "machine": machine_name(self.device)} | provenance()
-        write_json(_beside(result, "made.json"), made)
+        machine = f"{os.cpu_count()} CPU cores" if self.device == "cpu" else torch.cuda.get_device_name(self.device)
+        made = {"settings": self.settings, "seconds": seconds, "machine": machine} | provenance()
+        write_json(beside(result, "made.json"), made)
         with whole_folder(result) as temporary:
             self.model.save_pretrained(temporary)
             self.processor.save_pretrained(temporary)
-        return result
-
-    def _take_over(self, result: Path) -> Path:
-        """Load the weights of a completed stage.
-
-        They are copied into the existing parameters: in a memory-mapped file they would be aligned differently, matrix
-        products would round differently, and a resumed run would end in other weights.
-        """
-        self._check_settings(_beside(result, "made.json"))
-        self.model.load_state_dict(Sa2VAForConditionalGeneration.from_pretrained(result).state_dict())
-        self.helpers.load_state_dict(load_file(_beside(result, "helpers.safetensors"), self.device))
         return result
 
     def _check_settings(self, file: Path) -> dict[str, Any]:
@@ -194,41 +184,20 @@ class NanoTrainer:
             )
         return dict(content)
 
-    def _checkpoint(self, progress: dict[str, float], optimiser: Any, schedule: Any) -> None:
-        state = {"model": self.model.state_dict(), "helpers": self.helpers.state_dict()}
-        state |= {"optimiser": optimiser.state_dict(), "schedule": schedule.state_dict()}
-        with whole_folder(self.folder / "checkpoint") as temporary:
-            save_checkpoint(temporary / "state.pt", state)
-            write_json(temporary / "state.json", progress | {"settings": self.settings})
-
-    def _resume(self, number: int, optimiser: Any, schedule: Any) -> tuple[int, float]:
+    def _resume(self, number: int, parts: dict[str, Any]) -> tuple[int, float]:
         """The step to continue with, and the seconds already spent on this stage."""
         checkpoint_dir = self.folder / "checkpoint"
         if not checkpoint_dir.exists() or read_json(checkpoint_dir / "state.json")["stage"] != number:
             return 0, 0.0
         progress = self._check_settings(checkpoint_dir / "state.json")
         state = load_checkpoint(checkpoint_dir / "state.pt", self.device)
-        self.model.load_state_dict(state["model"])
-        self.helpers.load_state_dict(state["helpers"])
-        optimiser.load_state_dict(state["optimiser"])
-        schedule.load_state_dict(state["schedule"])
+        for name, part in parts.items():
+            part.load_state_dict(state[name])
         return int(progress["step"]), float(progress["seconds"])
 
 
-def stage_facts(result: Path) -> dict[str, Any]:
-    """Origin of a completed stage: `settings`, `machine`, `versions`, `commit`, and its training time in `seconds`.
-
-    Steps that were lost by an interruption and repeated are counted once.
-    """
-    return dict(read_json(_beside(result, "made.json")))
-
-
-def machine_name(device: str) -> str:
-    """Name of the hardware behind `device`, for reports."""
-    return f"{os.cpu_count()} CPU cores" if device == "cpu" else torch.cuda.get_device_name(device)
-
-
-def _beside(result: Path, kind: str) -> Path:
+def beside(result: Path, kind: str) -> Path:
+    """A file beside the folder of a stage's model, such as made.json: its settings, machine, versions and seconds."""
     return result.with_name(f"{result.name}_{kind}")
 
 
