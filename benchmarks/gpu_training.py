@@ -42,7 +42,7 @@ from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer, StepCallback
 from rl_reward_network.models.sa2va.arguments_sa2va import Quantization, bits_config, language_model_in_bits
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
-from rl_reward_network.rewards.functions import iou_reward
+from rl_reward_network.rewards.table import iou_reward
 from rl_reward_network.run import peak_memory_gib
 
 SIDE, STEPS, TOKENS, LAUNCHES = 512, 3, 24, 1000

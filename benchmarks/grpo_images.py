@@ -35,8 +35,8 @@ from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer, with_advantages
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.rewards.functions import learned_reward
 from rl_reward_network.rewards.learned import ForegroundMaps, ImageScorer
+from rl_reward_network.rewards.table import learned_reward
 
 CASES = ("first step before", "first step now", "later step before", "later step now")
 

@@ -33,8 +33,8 @@ from rl_reward_network.inputs.config import RegionConfig, RunConfig
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.rewards.combine import group_advantages
-from rl_reward_network.rewards.functions import learned_reward, mask_reward
 from rl_reward_network.rewards.learned import ForegroundMaps
+from rl_reward_network.rewards.table import learned_reward, mask_reward
 
 SIGNAL = (0.0, 0.5, 1.0, 2.0, 4.0, np.inf)  # limits of the classes, of spread / noise
 

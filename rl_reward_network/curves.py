@@ -137,7 +137,7 @@ def load_checkpoint(path: Path, device: str = "cpu") -> dict[str, Any]:
 
 @dataclass
 class Best:
-    """The best weights of a training by their score in validation; `vars(best)` is saved, `Best(**saved)` goes on.
+    """The best weights of a training by their score in validation.
 
     Args:
         score: the highest so far; where first numbers are equal, the next decides. Equal scores count for the earlier.

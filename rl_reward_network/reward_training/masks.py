@@ -39,15 +39,13 @@ class RewardExample(NamedTuple):
     """bool (H, W)."""
     masks: np.ndarray
     """bool (P, H, W), one per prompt, the default prompt first; P may be 0."""
-    group_id: str
-    """Hash of the patient or group."""
 
 
 def reward_examples(inputs: RunInputs, samples: Sequence[Sample], desc: str) -> Iterator[RewardExample]:
     """Labelled samples with every prompt's mask, one image in memory at a time; `desc` names the progress bar."""
     for sample in tqdm(samples, desc=desc, unit="image"):
         image = sample.load_image()
-        yield RewardExample(image, true_mask(sample), inputs.probabilities(image) > 0.5, sample.group_id)
+        yield RewardExample(image, true_mask(sample), inputs.probabilities(image) > 0.5)
 
 
 def true_mask(sample: Sample) -> np.ndarray:

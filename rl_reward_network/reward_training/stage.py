@@ -318,13 +318,7 @@ def measure_agreement(
         seed: seed of the damage.
 
     Returns:
-        `tables`: source -> predictor -> column of `agreement`; `intervals`: source -> `interval_row`; `ascent`: share
-        of shifted true masks that ten steps of gradient ascent improve, their mean Dice before and after;
-        `own_dice`: mean Dice of the foreground probability thresholded at 0.5 over the images whose true mask has
-        foreground, None without any; `without_foreground`: number of the others; `own_above_truth`: share of images
-        whose own segmentation gets a higher predicted Dice than the true mask although it differs, `predicted_own` and
-        `predicted_truth`: means of both; `masks`: source -> number of masks; `outside`: number of images outside the
-        network's domain, where no number would be given.
+        Fields of agreement.json; docs/reference/tensorboard.md explains each.
     """
     measured, climbs, own_dice, favoured, outside = [], [], [], [], []
     for index, example in enumerate(examples):

@@ -200,7 +200,9 @@ class _Member:
 
     def state(self) -> dict[str, Any]:
         """All that training goes on from."""
-        state = {"weights": self.unet.state_dict(), "optimizer": self.optimizer.state_dict(), "best": vars(self.best)}
+        dice, soft_dice = self.best.score
+        best = {"dice": dice, "soft_dice": soft_dice, "step": self.best.step, "weights": self.best.weights}
+        state = {"weights": self.unet.state_dict(), "optimizer": self.optimizer.state_dict(), "best": best}
         if self.teacher is not None:
             state["teacher"] = {"weights": self.teacher.network.state_dict(), "steps": self.teacher.steps}
         return state
@@ -209,7 +211,8 @@ class _Member:
         """Go on from a `state`."""
         self.unet.load_state_dict(state["weights"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.best = Best(**state["best"])
+        best = state["best"]
+        self.best = Best((best["dice"], best["soft_dice"]), best["step"], best["weights"])
         if self.teacher is not None:
             self.teacher.network.load_state_dict(state["teacher"]["weights"])
             self.teacher.steps = state["teacher"]["steps"]

@@ -15,7 +15,7 @@ def bars(width, seed):
     mask = truth.copy()
     mask[:, 10 + width :] = False
     noise = np.random.default_rng(seed).integers(0, 30, (64, 64, 3))
-    return RewardExample((noise + 150 * truth[..., None]).astype(np.uint8), truth, mask[None], f"p{seed}")
+    return RewardExample((noise + 150 * truth[..., None]).astype(np.uint8), truth, mask[None])
 
 
 def test_size_is_that_of_the_predecessor():

@@ -61,7 +61,7 @@ def examples():
         truth = np.zeros((40, 48), dtype=bool)
         truth[8 + n : 20 + n, 5:40] = True
         image = np.repeat((40 + 180 * truth[..., None]).astype(np.uint8), 3, axis=2)
-        examples.append(RewardExample(image, truth, np.stack([damage(truth, rng) for _ in range(3)]), f"p{n}"))
+        examples.append(RewardExample(image, truth, np.stack([damage(truth, rng) for _ in range(3)])))
     return examples
 
 

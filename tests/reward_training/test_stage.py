@@ -289,7 +289,7 @@ def example(seed):
     truth = np.zeros((64, 80), dtype=bool)
     truth[20 + seed : 34 + seed, 10:70] = True
     image = np.repeat((40 + 180 * truth[..., None]).astype(np.uint8), 3, axis=2)
-    return RewardExample(image, truth, np.stack([truth, np.roll(truth, 9, axis=0)]), f"p{seed}")
+    return RewardExample(image, truth, np.stack([truth, np.roll(truth, 9, axis=0)]))
 
 
 def measured(examples, masks=2, config=NETWORK_CONFIG):
@@ -331,7 +331,7 @@ class SeesMore(RewardNetwork):
 
 
 def test_that_a_network_prefers_its_own_mask_to_the_truth_is_measured_and_calibrated():
-    thick = [example(0)._replace(group_id=f"p{n}") for n in range(12)]
+    thick = [example(0)] * 12
     for n, one in enumerate(thick):
         truth = np.zeros_like(one.truth)
         truth[20 : 32 + 3 * (n % 4), 10:70] = True
@@ -341,7 +341,7 @@ def test_that_a_network_prefers_its_own_mask_to_the_truth_is_measured_and_calibr
     network = SeesMore(replace(NETWORK_CONFIG, intervals={}))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibration, "RewardNetwork", SeesMore)
-        network = calibration.calibrated(network, known, [one.group_id for one in known], 2, [0])
+        network = calibration.calibrated(network, known, [f"p{n}" for n in range(10)], 2, [0])
     found = measure_agreement(network, new, 0.6, 2, [0])
     assert found["own_above_truth"] == 1
     assert found["predicted_own"] > found["predicted_truth"] + 0.1
@@ -385,7 +385,7 @@ def test_intervals_are_measured_by_source_and_none_is_given_for_a_source_that_wa
 def test_images_without_foreground_do_not_count_for_the_networks_own_dice(with_object, own):
     """Nothing is found where nothing is: no praise for a segmenter."""
     dark = np.full((64, 80, 3), 40, np.uint8)
-    empty = [RewardExample(dark, np.zeros((64, 80), bool), np.zeros((2, 64, 80), bool), f"e{n}") for n in range(2)]
+    empty = [RewardExample(dark, np.zeros((64, 80), bool), np.zeros((2, 64, 80), bool))] * 2
     examples = [*empty, *(example(seed) for seed in range(with_object))]
     found = measured(examples)
     assert (found["own_dice"], found["without_foreground"]) == (own, 2)
