@@ -21,7 +21,7 @@ from rl_reward_network.cli import grpo as train_sa2va_rl
 from rl_reward_network.cli.app import run
 from rl_reward_network.grpo.evaluate import run_grpo_evaluation
 from rl_reward_network.report.before_after import label
-from rl_reward_network.rewards.captions import meteor_variant
+from rl_reward_network.rewards.metrics import meteor_variant
 from rl_reward_network.run import FINAL
 
 ALL = 10**6  # test regions; there are 349

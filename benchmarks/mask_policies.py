@@ -31,7 +31,7 @@ from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding, evaluating
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.report.page import png
-from rl_reward_network.rewards.functions import iou_reward, meteor_reward
+from rl_reward_network.rewards.table import iou_reward, meteor_reward
 
 SPREADS = {
     "gaussian": (0.05, 0.1, 0.2, 0.4, 0.8, 1.6),
@@ -128,7 +128,7 @@ def measure_spread(
     terms = score(rollouts, REWARDS)
     (advantages,) = step_advantages([terms], REWARDS, generator.config)
     pair_iou = median_pair_iou(rollouts.columns["loop2"]["predicted_masks"], len(prompts))
-    return pair_iou, float(terms["loop2"].values["iou"].mean()), float(advantages["loop2"].spread.mean())
+    return pair_iou, float(terms["loop2"].values["iou"].mean()), float(advantages["loop2"].differ.mean())
 
 
 def draw(policies: dict[str, list[tuple[float, float, float, float]]]) -> Figure:

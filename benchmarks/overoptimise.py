@@ -4,7 +4,7 @@
 
 Two kinds of pressure, from Sa2VA's masks of test images: the best of up to 256 candidates (masks of random prompts,
 damaged at random), and gradient ascent far beyond the ten steps of step 1. Three scorers: one member, the conservative
-ensemble, and (best of n only) the pooled CNN of step 1's baseline, as an example of over-optimisation.
+ensemble, and (best of n only) the pooled CNN (`pooled_cnn.py`), as an example of over-optimisation.
 Written: <output_dir>/overoptimise/overoptimise.json and .png.
 """
 
@@ -18,16 +18,15 @@ import tyro
 from matplotlib.figure import Figure
 
 from benchmarks.common import show
+from benchmarks.pooled_cnn import reward_network, train_pooled_cnn
 from rl_reward_network.atomic_io import whole_file, write_json
 from rl_reward_network.cli.app import run
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.reward_training.baseline import train_pooled_cnn
-from rl_reward_network.reward_training.masks import RewardExample, RewardExamples, damage, true_dice
-from rl_reward_network.reward_training.stage import find_reward_network, origin, reward_plan, run_reward_stage
+from rl_reward_network.reward_training.masks import RewardExample, damage, reward_examples, true_dice
+from rl_reward_network.reward_training.stage import reward_plan
 from rl_reward_network.rewards.learned import ImageScorer, score_masks
-from rl_reward_network.run import REWARD_RUN, Run
 
 BEST_OF = tuple(2**n for n in range(9))  # 1 to 256
 ASCENT = (0, 1, 2, 5, 10, 20, 50, 100)  # steps
@@ -56,7 +55,7 @@ def main(args: Args) -> None:
     cautions = []
     for seed in range(args.seeds):
         inputs = open_inputs(replace(args.config, seed=seed))
-        network = _network(inputs, args.mode)
+        network = reward_network(inputs, args.mode)
         cautions.append(network.config.caution)
         for name, curve in _push(inputs, network, args).items():
             curves.setdefault(name, []).append(curve)
@@ -73,26 +72,15 @@ def main(args: Args) -> None:
     print(f"\ncurves: {folder / 'overoptimise.png'}")
 
 
-def _network(inputs: RunInputs, mode: str) -> RewardNetwork:
-    """The reward network of this seed, trained if it is missing."""
-    plan = reward_plan(inputs.config, mode)
-    reward_net = find_reward_network(inputs, plan, inputs.config.seed)
-    if reward_net is None:
-        network = run_reward_stage(inputs, plan, Run.create(REWARD_RUN, inputs.config.output_dir, origin(inputs, plan)))
-    else:
-        network = RewardNetwork.from_pretrained(reward_net)
-    return network.to(inputs.config.device)
-
-
 def _push(inputs: RunInputs, network: RewardNetwork, args: Args) -> dict[str, Curve]:
     """Mean curves over the test images, by pressure and scorer."""
     plan, seed = reward_plan(inputs.config, args.mode).config, inputs.config.seed
     samples = inputs.pick("reward", plan.images, labelled=True)
-    pooled = train_pooled_cnn(RewardExamples(inputs, samples, "pooled CNN"), seed)
+    pooled = train_pooled_cnn(reward_examples(inputs, samples, "pooled CNN"), seed)
     networks = {MEMBER: network.member(0), ENSEMBLE: network}
     scores: dict[str, Score] = {name: _score(scorer) for name, scorer in networks.items()} | {POOLED: pooled}
     curves: dict[str, list[Curve]] = {}
-    examples = RewardExamples(inputs, inputs.pick("test", args.images, labelled=True), f"seed {seed}")
+    examples = reward_examples(inputs, inputs.pick("test", args.images, labelled=True), f"seed {seed}")
     for index, example in enumerate(examples):
         candidates = _candidates(example, np.random.default_rng([seed, index]))
         for name, score in scores.items():

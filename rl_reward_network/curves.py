@@ -1,4 +1,4 @@
-"""What a training writes as it goes, and when it stops.
+"""What a training writes as it goes, which weights it keeps, and when it stops.
 
 Curves: metrics.jsonl, one JSON object per line, and TensorBoard's event files in logs/. Checkpoints: tensors and plain
 values in one file, written atomically and never unpickled.
@@ -11,11 +11,13 @@ import io
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from rl_reward_network.atomic_io import append_line, whole_file
@@ -131,6 +133,27 @@ def load_checkpoint(path: Path, device: str = "cpu") -> dict[str, Any]:
     except Exception as error:  # damage raises RuntimeError, EOFError, KeyError, UnpicklingError, ...
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"{path}: damaged ({reason}); delete it, and this stage begins anew") from None
+
+
+@dataclass
+class Best:
+    """The best weights of a training by their score in validation.
+
+    Args:
+        score: the highest so far; where first numbers are equal, the next decides. Equal scores count for the earlier.
+        step: at which they were measured.
+        weights: copies on the CPU; empty before the first.
+    """
+
+    score: tuple[float, ...] = (-math.inf,)
+    step: int = 0
+    weights: dict[str, Tensor] = field(default_factory=dict)
+
+    def offer(self, score: tuple[float, ...], step: int, weights: Mapping[str, Tensor]) -> None:
+        """Keep a copy of these weights if none had a better score."""
+        if score > self.score:
+            self.score, self.step = score, step
+            self.weights = {name: tensor.detach().cpu().clone() for name, tensor in weights.items()}
 
 
 def over_optimised(proxy: Sequence[float], gold: Sequence[float]) -> bool:

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_reward_network.rewards.captions import meteor
-from rl_reward_network.rewards.metrics import iou
+from rl_reward_network.rewards.metrics import iou, meteor
 
 OURS = {  # name there -> where it is here
     "EMAModel": "models.ema.EMAModel",

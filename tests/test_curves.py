@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rl_reward_network.curves import Curves, keep_rows, load_checkpoint, over_optimised, save_checkpoint
+from rl_reward_network.curves import Best, Curves, keep_rows, load_checkpoint, over_optimised, save_checkpoint
 
 
 def lines(run_dir: Path) -> list[str]:
@@ -136,3 +136,11 @@ def test_over_optimisation_is_a_rising_proxy_and_a_fallen_truth(
     proxy: list[float], gold: list[float], stop: bool
 ) -> None:
     assert over_optimised(proxy, gold) is stop
+
+
+def test_the_best_weights_are_copies_of_the_first_with_the_highest_score() -> None:
+    best, weight = Best(), torch.zeros(1)
+    for step, score in enumerate([(math.nan, 1.0), (0.1, 0.2), (0.1, 0.3), (0.1, 0.3), (0.0, 9.0), (math.nan, 9.0)]):
+        weight += 1
+        best.offer(score, step, {"w": weight})
+    assert (best.score, best.step, best.weights["w"].item()) == ((0.1, 0.3), 2, 3)

@@ -28,7 +28,7 @@ from rl_reward_network.grpo.plan import make_plan
 from rl_reward_network.grpo.settings import GRPOPlan
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
-from rl_reward_network.rewards.captions import meteor
+from rl_reward_network.rewards.metrics import meteor
 from rl_reward_network.run import POLICY_RUN
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -8,6 +8,7 @@ of the frozen Sa2VA for every prompt, and the true mask damaged in known ways. W
 training nor in the choice of weights. With --unlabelled_root each U-Net is a mean teacher on these images.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -20,8 +21,6 @@ from rl_reward_network.inputs.config import PromptConfig, RunConfig
 from rl_reward_network.run import AGREEMENT, BEST_REWARD_NET, REWARD_RUN, Run
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from rl_reward_network.reward_training.stage import RewardPlan
 
 HEADS = {
@@ -37,8 +36,8 @@ HEADS = {
 LEGEND = (
     "Predicted against true Dice. MAE: mean absolute error; r: Pearson; rho: Spearman; rho img: rho among the masks of "
     "one image; regret: Dice lost by the mask with the highest score; AUROC: tells Dice < 0.7 from the rest; r .7-.9: "
-    "Pearson of masks with Dice in between. Rows: mean of the members; one of them; mean - k * spread, the reward; the "
-    "predecessor's CNN (4 channels, one mask per image); two constants: mean of the training masks, and of these masks."
+    "Pearson of masks with Dice in between. Rows: mean of the members; one of them; mean - k * spread, the reward; "
+    "two constants: mean of the training masks, and of these masks."
 )
 
 
@@ -104,66 +103,53 @@ def main(args: Args) -> None:
 def show_agreement(run: Run) -> None:
     """Print agreement.json: the images used, the tables, and the other results of the test."""
     from rich.console import Console
+    from rich.table import Table
 
     result, console = read_json(run / AGREEMENT), Console()
     for source, rows in result["tables"].items():
-        console.print(_table(f"{source}: {result['masks'][source]} masks of test patients", rows), end="\n\n")
+        table = Table(title=f"{source}: {result['masks'][source]} masks of test patients")
+        for name in ("", *HEADS.values()):
+            table.add_column(name, no_wrap=bool(name))
+        for name, row in rows.items():
+            table.add_row(name, *("-" if row[column] is None else f"{row[column]:.3f}" for column in HEADS))
+        console.print(table, end="\n\n")
     console.print(LEGEND)
+    for line in agreement_lines(result):
+        console.print(line, soft_wrap=True)
+
+
+def agreement_lines(result: dict[str, Any]) -> Iterator[str]:
+    """The lines below the tables, from agreement.json."""
     for source, row in result["intervals"].items():
-        console.print(f"90 % interval, {source}: {_interval(row)}", soft_wrap=True)
-    ascent = result["ascent"]
-    if ascent["raised"] is not None:
-        console.print(
+        if row["refusal"]:
+            yield f"90 % interval, {source}: none can be given ({row['refusal']})"
+        else:
+            held = f"holds the true Dice of {row['coverage']:.1%}, median half width {row['half_width']:.3f}"
+            yield f"90 % interval, {source}: {held}"
+    if (ascent := result["ascent"])["raised"] is not None:
+        yield (
             f"ten steps up the score raise the true Dice of {ascent['raised']:.1%} of shifted true masks, "
             f"in the mean from {ascent['dice_before']:.3f} to {ascent['dice_after']:.3f}"
         )
-    console.print(own_dice_line(result))
-    console.print(
-        f"its own segmentation gets a higher number than the true mask on {result['own_above_truth']:.0%} of them, "
-        f"means {result['predicted_own']:.3f} and {result['predicted_truth']:.3f}; {result['outside']} of them are "
-        "outside its domain, where no number is given",
-        soft_wrap=True,
-    )
-    for note in result["notes"]:
-        console.print(note)
-    if note := result["labels"]["note"]:
-        console.print(note, soft_wrap=True)
-    for name, n in result["used"].items():
-        console.print(f"{name}: {n['images']} images of {n['patients']} patients, {n['series']} series")
-    if n := result.get("unlabelled"):
-        console.print(f"without masks, by a mean teacher: {n['images']} images of {n['patients']} patients")
-    bank = result["bank"]
-    console.print(f"masks of Sa2VA: {bank['computed']} computed, {bank['reused']} read from the bank")
-    seconds = ", ".join(f"{name} {value:.0f}" for name, value in result["seconds"].items())
-    console.print(f"seconds: {seconds}" + (" (since it was resumed)" if result["resumed"] else ""))
-
-
-def own_dice_line(result: dict[str, Any]) -> str:
-    """The Dice of the network's own segmentation, from agreement.json."""
     empty = result["without_foreground"]
     if result["own_dice"] is None:
-        return f"no true mask of the {empty} test images has foreground: how well the network segments is unknown"
-    left_out = f" ({empty} with an empty true mask are left out)" if empty else ""
-    return (
-        f"the network's own segmentation of the test images has Dice {result['own_dice']:.3f}{left_out}; where Sa2VA's "
-        "prompts stay below that, a plain segmenter serves these images better than any choice among them"
+        yield f"no true mask of the {empty} test images has foreground: how well the network segments is unknown"
+    else:
+        left_out = f" ({empty} with an empty true mask are left out)" if empty else ""
+        yield (
+            f"the network's own segmentation of the test images has Dice {result['own_dice']:.3f}{left_out}; where "
+            "Sa2VA's prompts stay below that, a plain segmenter serves these images better than any choice among them"
+        )
+    yield (
+        f"its own segmentation gets a higher number than the true mask on {result['own_above_truth']:.0%} of them, "
+        f"means {result['predicted_own']:.3f} and {result['predicted_truth']:.3f}; {result['outside']} of them are "
+        "outside its domain, where no number is given"
     )
-
-
-def _interval(row: dict[str, Any]) -> str:
-    """The result of the intervals of one source of masks."""
-    if row["refusal"]:
-        return f"none can be given ({row['refusal']})"
-    return f"holds the true Dice of {row['coverage']:.1%}, median half width {row['half_width']:.3f}"
-
-
-def _table(title: str, rows: dict[str, Any]) -> "Table":
-    """Rows and columns of one source of masks."""
-    from rich.table import Table
-
-    table = Table(title=title)
-    for name in ("", *HEADS.values()):
-        table.add_column(name, no_wrap=bool(name))
-    for name, row in rows.items():
-        table.add_row(name, *("-" if row[column] is None else f"{row[column]:.3f}" for column in HEADS))
-    return table
+    yield from result["notes"]
+    for name, n in result["used"].items():
+        yield f"{name}: {n['images']} images of {n['patients']} patients, {n['series']} series"
+    if n := result.get("unlabelled"):
+        yield f"without masks, by a mean teacher: {n['images']} images of {n['patients']} patients"
+    yield f"masks of Sa2VA: {result['bank']['computed']} computed, {result['bank']['reused']} read from the bank"
+    seconds = ", ".join(f"{name} {value:.0f}" for name, value in result["seconds"].items())
+    yield f"seconds: {seconds}" + (" (since it was resumed)" if result["resumed"] else "")

@@ -8,7 +8,7 @@ single hot pixel would turn a frame black.
 import io
 import math
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median_low
@@ -379,3 +379,25 @@ def with_data_set(levels: dict[str, Levels]) -> dict[str, Levels]:
         return {}
     median = Levels(*map(median_low, zip(*levels.values(), strict=True)))
     return {DATA_SET: median, **levels}
+
+
+def ridge_strength(grey: np.ndarray, sigmas: Sequence[float]) -> np.ndarray:
+    """Sato's tubeness of dark and of bright tubes.
+
+    Equal to two calls of `skimage.filters.sato`, which would compute the second derivatives twice.
+
+    Args:
+        grey: float (H, W).
+        sigmas: radii of the tubes, in pixels.
+
+    Returns:
+        float (2, H, W), at least 0: dark tubes, then bright ones.
+    """
+    from skimage import feature  # takes long to import
+
+    strongest = np.zeros((2, *grey.shape))
+    for sigma in sigmas:
+        hessian = feature.hessian_matrix(grey, sigma, mode="reflect", use_gaussian_derivatives=True)
+        largest, smallest = feature.hessian_matrix_eigvals(hessian)
+        np.maximum(strongest, sigma**2 * np.stack([largest, -smallest]), out=strongest)
+    return strongest

@@ -25,8 +25,8 @@ from rl_reward_network.data.images import (
     image_header,
     load_deep,
     load_image,
+    ridge_strength,
 )
-from rl_reward_network.data.ridges import ridge_strength
 from rl_reward_network.data_import.dicom import is_dicom
 from rl_reward_network.data_import.dicom_pixels import iter_frames, read_header
 

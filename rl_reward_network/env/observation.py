@@ -13,7 +13,7 @@ from PIL import Image
 from skimage.feature import hessian_matrix, hessian_matrix_eigvals
 from skimage.morphology import skeletonize
 
-from rl_reward_network.data.ridges import ridge_strength
+from rl_reward_network.data.images import ridge_strength
 
 SIDE = 256  # pixels of the longer side of the reduced image
 SMALLEST = 8  # pixels; a shorter side has no edges and no ridges

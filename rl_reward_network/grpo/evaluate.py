@@ -32,9 +32,8 @@ from rl_reward_network.report.by_name import NamesSection, names_section
 from rl_reward_network.report.page import Origin, made_by
 from rl_reward_network.report.statistics import few_patients_note, plain_segmenter
 from rl_reward_network.report.table import Results, paired_rows, picks
-from rl_reward_network.rewards.captions import meteor_variant
 from rl_reward_network.rewards.learned import ForegroundMaps
-from rl_reward_network.rewards.metrics import dice
+from rl_reward_network.rewards.metrics import dice, meteor_variant
 from rl_reward_network.run import FINAL, REWARD_NET, reward_run_files
 
 SPLIT = "test"

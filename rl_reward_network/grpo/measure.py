@@ -26,8 +26,7 @@ from rl_reward_network.grpo.prompts import TrainingItem
 from rl_reward_network.grpo.trainable import mixed_precision
 from rl_reward_network.models.default import SMALL_HIDDEN_SIZE
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding
-from rl_reward_network.rewards.captions import meteor
-from rl_reward_network.rewards.metrics import METRICS, iou
+from rl_reward_network.rewards.metrics import METRICS, iou, meteor
 
 BATCH_SIZE = {"small": 32, "large": 8}  # prompts whose image is one tile, by kind of model, as in training
 TILES_OF_QWEN_VL = 2  # an image has about as many tokens

@@ -27,7 +27,7 @@ from rl_reward_network.grpo.settings import (
 )
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig
 from rl_reward_network.models.default import is_small
-from rl_reward_network.rewards.judge_client import JudgeConfig
+from rl_reward_network.rewards.judge import JudgeConfig
 from rl_reward_network.rewards.table import WeightedName, needs_truth
 
 if TYPE_CHECKING:

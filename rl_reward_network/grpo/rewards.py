@@ -18,7 +18,13 @@ from rl_reward_network.grpo.ranks import from_all_ranks
 from rl_reward_network.grpo.rollouts import Columns, Rollouts
 from rl_reward_network.grpo.settings import GRPOPlan
 from rl_reward_network.rewards.combine import Advantages, ensemble_noise, group_advantages, whole_groups
-from rl_reward_network.rewards.functions import (
+from rl_reward_network.rewards.judge import Judge
+from rl_reward_network.rewards.learned import ForegroundMaps
+from rl_reward_network.rewards.metrics import iou
+from rl_reward_network.rewards.table import (
+    IMAGE_REWARDS,
+    MASK_REWARDS,
+    WITH_OWN_FLAG,
     EnsembleScores,
     GroupFunction,
     RewardFunction,
@@ -30,10 +36,6 @@ from rl_reward_network.rewards.functions import (
     mask_reward,
     meteor_reward,
 )
-from rl_reward_network.rewards.judge import Judge
-from rl_reward_network.rewards.learned import ForegroundMaps
-from rl_reward_network.rewards.metrics import iou
-from rl_reward_network.rewards.table import IMAGE_REWARDS, MASK_REWARDS, WITH_OWN_FLAG
 
 MASK_IOU, FRAC_REWARD_ZERO_STD = "loop2/mask_iou_in_group", "loop2/frac_zero_std"  # inputs of the spread controller
 
@@ -131,7 +133,7 @@ def prompt_outcomes(prompts: Sequence[int], advantages: Mapping[str, Advantages]
     The mean is NaN if a loop has no value of a reward.
     """
     means = np.mean([loop.rewards.mean(axis=1) for loop in advantages.values()], axis=0)
-    spread = np.any([loop.spread for loop in advantages.values()], axis=0)
+    spread = np.any([loop.differ for loop in advantages.values()], axis=0)
     return list(zip(prompts, means.tolist(), spread.tolist(), strict=True))
 
 
@@ -286,7 +288,7 @@ def advantage_statistics(advantages: Mapping[str, Advantages]) -> dict[str, floa
         if len(rewards):
             values[f"{loop}/reward_mean"] = float(rewards.mean())
             values[f"{loop}/reward_std"] = float(rewards.std(axis=1, ddof=1).mean())
-        values[f"{loop}/frac_zero_std"] = float(1 - own.spread.mean())
+        values[f"{loop}/frac_zero_std"] = float(1 - own.differ.mean())
         if own.below_noise is not None:
             values[f"{loop}/frac_below_noise"] = float(own.below_noise.mean())
     return values

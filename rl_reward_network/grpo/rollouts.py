@@ -37,7 +37,7 @@ from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.models.sa2va.templates import SEG_ANSWERS
 
-Columns = dict[str, list[Any]]  # name -> P * G entries, the arguments of a reward function; see `rewards.functions`
+Columns = dict[str, list[Any]]  # name -> P * G entries, the arguments of a reward function; see `rewards.table`
 
 
 class Pair(NamedTuple):

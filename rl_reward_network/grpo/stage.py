@@ -62,9 +62,9 @@ from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.models.sa2va.side_network import side_network_config
 from rl_reward_network.report.cost import RunCost
 from rl_reward_network.reward_training.stage import named
-from rl_reward_network.rewards.captions import meteor_variant
 from rl_reward_network.rewards.judge import Judge
 from rl_reward_network.rewards.learned import DomainCheck, ForegroundMaps
+from rl_reward_network.rewards.metrics import meteor_variant
 from rl_reward_network.rewards.table import MASK_REWARDS, own_fingerprint
 from rl_reward_network.run import FINAL, GRPO_RUN, REWARD_NET, Run, peak_memory_gib
 

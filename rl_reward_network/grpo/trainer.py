@@ -406,7 +406,7 @@ class Sa2VAGRPOTrainer(Trainer):
 
     def _note_spread(self, advantages: Sequence[Mapping[str, Advantages]]) -> None:
         """Count the steps in a row in which the rewards of every group of a loop were alike, and warn of many."""
-        differed = {loop: any(bool(one[loop].spread.any()) for one in advantages) for loop in advantages[0]}
+        differed = {loop: any(bool(one[loop].differ.any()) for one in advantages) for loop in advantages[0]}
         self.any_spread |= any(differed.values())
         for loop in sorted(differed.keys() & self.alike_steps.keys()):
             before, uses = self.alike_steps[loop], self.args.num_iterations

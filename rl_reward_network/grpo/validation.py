@@ -24,8 +24,8 @@ from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.ema import swapped
 from rl_reward_network.models.lora import trainable_state
 from rl_reward_network.report.statistics import known_means
-from rl_reward_network.rewards.functions import learned_reward
 from rl_reward_network.rewards.learned import ForegroundMaps
+from rl_reward_network.rewards.table import learned_reward
 from rl_reward_network.run import clock
 
 LOOKS = "validation.json"  # in the folder of a run: what `adapt` decides by

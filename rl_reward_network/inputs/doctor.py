@@ -25,8 +25,7 @@ from rl_reward_network.data.items import RegionSample, Sample, levels_of, region
 from rl_reward_network.data.mask_checks import has_filled_loops
 from rl_reward_network.data.names import classes_of
 from rl_reward_network.data.readers import REGIONS, read_region_data, recognise
-from rl_reward_network.data.ridges import IMAGES, check_labels
-from rl_reward_network.data.splits import Split, make_split, patient_key, select, spellings, subsample
+from rl_reward_network.data.splits import Split, make_split, patient_key, select, spellings
 from rl_reward_network.data_import.files import some, unread_note
 from rl_reward_network.data_import.survey import ImportOptions
 from rl_reward_network.data_import.write import import_notes, is_ungrouped
@@ -211,10 +210,7 @@ def _images(config: RunConfig) -> Finding:
     )
     summary = f"{images_summary(samples, root)}; patients: {_sizes(split)}{hints}"
     origin = import_notes(root)
-    some = subsample([sample for sample in samples if sample.labelled], IMAGES, seed=0)
-    pairs = ((sample.load_image(), sample.load_mask()) for sample in some)
-    labels = check_labels((image, mask) for image, mask in pairs if mask is not None)
-    look = [f"look: {note}" for note in (*unread_note(root), labels.note) if note]
+    look = [f"look: {note}" for note in unread_note(root)]
     notes = (*origin, *_notes(images), *look, *(() if is_ungrouped(root) else _spelling_note(samples)))
     return Finding("\n".join([summary, *by_name, *_grey(samples, config.bit_depth), *_foreground(images)]), notes)
 

@@ -29,12 +29,7 @@ EMPTY_IMAGES, EMPTY_RIGHT = 3, 0.9  # least validation images without foreground
 
 
 class Judged(NamedTuple):
-    """What a network saw in a validation image.
-
-    Args:
-        statistics: the numbers `OF_MAP`.
-        share, true_share: of foreground in the image, in [0, 1]: as expected by the network, and of the true mask.
-    """
+    """What a network saw in a validation image: the numbers `OF_MAP`, and the shares of foreground, seen and true."""
 
     statistics: dict[str, float]
     share: float

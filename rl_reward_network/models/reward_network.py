@@ -13,7 +13,7 @@ import hashlib
 import warnings
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -79,14 +79,9 @@ class LevelCurve:
                 f"level has steepness {self.steepness}, midpoint {self.midpoint}: expected (0, {STEEPEST}], {MIDPOINTS}"
             )
 
-    @cached_property
-    def ends(self) -> tuple[float, float]:
-        """The logistic curve at 0 and 1."""
-        return float(expit(-self.steepness * self.midpoint)), float(expit(self.steepness * (1 - self.midpoint)))
-
     def __call__(self, numbers: Tensor) -> Tensor:
-        """The map of each number in [0, 1]; differentiable. In float64: the differences are far smaller than 1."""
-        low, high = self.ends
+        """The map of each number in [0, 1], differentiable; in float64, as the differences are far smaller than 1."""
+        low, high = (float(expit(self.steepness * (end - self.midpoint))) for end in (0, 1))
         curve = (self.steepness * (numbers.double() - self.midpoint)).sigmoid()
         return ((curve - low) / (high - low)).to(numbers.dtype)
 
@@ -194,11 +189,9 @@ class RewardOutput:
     members: Tensor
     """float (4, K, B): the four numbers of each member, in the order of `NUMBERS`."""
     member_scores: Tensor
-    """float (K, B): the weighted numbers of each member."""
+    """float (K, B): the weighted numbers of each member; `std` (B,) is their standard deviation between members."""
     std: Tensor
-    """Their standard deviation between members."""
     mask: Tensor
-    """The masks."""
     foreground_probs: Tensor
     """float (K, B or 1, 1, H, W): predicted probability, by each member, that a pixel belongs to the object."""
 
@@ -301,7 +294,13 @@ class RewardNetwork(nn.Module):
         Raises:
             ValueError: another shape or dtype.
         """
-        _check(image, mask)
+        height, width = mask.shape[-2:]
+        if image.ndim != 4 or image.shape[0] not in (1, mask.shape[0]) or image.shape[1:] != (3, height, width):
+            raise ValueError(f"image must be (B or 1, 3, H, W) for masks {tuple(mask.shape)}, got {tuple(image.shape)}")
+        if mask.ndim != 4 or mask.shape[1] != 1:
+            raise ValueError(f"mask must be (B, 1, H, W), got {tuple(mask.shape)}")
+        if not image.is_floating_point() or not mask.is_floating_point():
+            raise ValueError(f"image and mask must be float in [0, 1], got {image.dtype} and {mask.dtype}")
         return self.mask_quality(mask, self.foreground_probs(image))
 
     def foreground_probs(self, image: Tensor) -> Tensor:
@@ -313,18 +312,16 @@ class RewardNetwork(nn.Module):
         """
         size, domain = image.shape[-2:], self.config.domain
         seen = size if domain is None else domain.seen_size(*size)
-        if tuple(seen) != tuple(size):
-            maps = self._probs_of(F.interpolate(image, size=seen, mode="bilinear", antialias=True))
-            return F.interpolate(maps.flatten(0, 1), size=size, mode="bilinear", antialias=True).unflatten(
-                0, maps.shape[:2]
-            )
-        return self._probs_of(image)
+        if tuple(seen) == tuple(size):
+            return self._probs_of(image)
+        maps = self._probs_of(F.interpolate(image, size=seen, mode="bilinear", antialias=True))
+        resized = F.interpolate(maps.flatten(0, 1), size=size, mode="bilinear", antialias=True)
+        return resized.unflatten(0, maps.shape[:2])
 
     def _probs_of(self, image: Tensor) -> Tensor:
         """`foreground_probs` of images as they are."""
         step = self.config.stride
-        margin = 8 * step  # more than the receptive field reaches
-        tile = max(step, TILE // step * step)
+        margin, tile = 8 * step, max(step, TILE // step * step)  # the margin is more than the receptive field reaches
         height, width = image.shape[-2:]
         exact = cudnn.flags(enabled=True, allow_tf32=False) if image.is_cuda else nullcontext()  # not safe in threads
         with torch.autocast(image.device.type, enabled=False), exact:
@@ -440,17 +437,6 @@ def _block(inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def _check(image: Tensor, mask: Tensor) -> None:
-    """Raise a ValueError for shapes that would broadcast silently, and for other dtypes."""
-    height, width = mask.shape[-2:]
-    if image.ndim != 4 or image.shape[0] not in (1, mask.shape[0]) or image.shape[1:] != (3, height, width):
-        raise ValueError(f"image must be (B or 1, 3, H, W) for masks {tuple(mask.shape)}, got {tuple(image.shape)}")
-    if mask.ndim != 4 or mask.shape[1] != 1:
-        raise ValueError(f"mask must be (B, 1, H, W), got {tuple(mask.shape)}")
-    if not image.is_floating_point() or not mask.is_floating_point():
-        raise ValueError(f"image and mask must be float in [0, 1], got {image.dtype} and {mask.dtype}")
-
-
 def _read_config(path: Path) -> tuple[RewardNetworkConfig, dict[str, Any]]:
     """Read and check the config and the training info of a config.json."""
     values = read_json(path)
@@ -460,13 +446,11 @@ def _read_config(path: Path) -> tuple[RewardNetworkConfig, dict[str, Any]]:
     values = {"domain": None} | values  # not in networks before version 1.0.0
     if wrong := {"training", *asdict(RewardNetworkConfig())} ^ set(values):
         raise ValueError(f"{path}: missing or unknown fields {sorted(wrong)}; {TRAIN_ONE}")
-    training_info = values.pop("training")
+    training_info, intervals = values.pop("training"), values["intervals"]
     try:
         values |= {name: tuple(values[name]) for name in ("channels", "score_weights")}
-        values["level"] = tuple(LevelCurve(**curve) for curve in values.get("level", ()))
-        values["intervals"] = {
-            name: DiceInterval(**{"conformal": False, **found}) for name, found in values.get("intervals", {}).items()
-        }
+        values["level"] = tuple(LevelCurve(**curve) for curve in values["level"])
+        values["intervals"] = {name: DiceInterval(**{"conformal": False, **of}) for name, of in intervals.items()}
         values["domain"] = values["domain"] and Domain.from_json(values["domain"])
         return RewardNetworkConfig(**values), training_info
     except (AttributeError, TypeError, ValueError) as error:

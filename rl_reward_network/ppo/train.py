@@ -21,7 +21,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepR
 from tqdm import tqdm
 
 from rl_reward_network.atomic_io import whole_file
-from rl_reward_network.curves import Curves, load_checkpoint, over_optimised, save_checkpoint
+from rl_reward_network.curves import Best, Curves, load_checkpoint, over_optimised, save_checkpoint
 from rl_reward_network.env.sa2va_finetune_env import PromptContext, Sa2VAFinetuneEnv, prompt_rewards
 from rl_reward_network.ppo.settings import PPOSettings
 from rl_reward_network.rewards.table import RewardName
@@ -75,7 +75,8 @@ def train_ppo(task: Task, settings: PPOSettings, run_dir: Path) -> PPO:
     model.set_logger(Logger(str(run_dir / "logs"), [CurvesWriter(curves)]))
     if state:
         restore_ppo(model, state)
-    validation = Validation(task, curves, state.get("peak"))
+    peak = state.get("peak")
+    validation = Validation(task, curves, Best((peak["value"],), weights=peak["policy"]) if peak else Best())
     bar = tqdm(total=settings.whole_timesteps, initial=done, desc="PPO", unit="step")
     callbacks: list[BaseCallback] = [RolloutCurves(curves, bar, task.ends_only), validation]
     if task.checkpoint:
@@ -88,8 +89,8 @@ def train_ppo(task: Task, settings: PPOSettings, run_dir: Path) -> PPO:
         with whole_file(run_dir / LAST_WEIGHTS) as temporary:
             model.save(temporary)
         print("back to the best weights: at the end the reward still rose, but Dice on val patients had fallen")
-    if validation.peak and (over or task.weights == "best"):
-        model.policy.load_state_dict(validation.peak["policy"])
+    if validation.best.weights and (over or task.weights == "best"):
+        model.policy.load_state_dict(validation.best.weights)
     return model
 
 
@@ -227,17 +228,15 @@ class Validation(BaseCallback):
     Args:
         task: what is learned.
         curves: the curves so far.
-        peak: the attribute of that name, of a resumed run.
+        best: the best weights so far, by the mean of `Task.keep`.
 
     Attributes:
-        peak: `value` and `policy`, the best mean so far and the weights that reached it; empty before the first.
         stopped: whether the stop rule ended the run.
     """
 
-    def __init__(self, task: Task, curves: Curves, peak: dict[str, Any] | None = None) -> None:
+    def __init__(self, task: Task, curves: Curves, best: Best) -> None:
         super().__init__()
-        self.task, self.curves, self.peak = task, curves, peak or {}
-        self.stopped = False
+        self.task, self.curves, self.best, self.stopped = task, curves, best, False
 
     def _on_rollout_start(self) -> None:
         self.stopped = self._fallen({})
@@ -256,13 +255,12 @@ class Validation(BaseCallback):
         values = self.task.validate(self.model.policy)
         if self.task.weights == "best":
             self._remember(values)
-        return bool(self.peak) and (self.stopped or self._fallen(values))
+        return bool(self.best.weights) and (self.stopped or self._fallen(values))
 
     def _remember(self, values: dict[str, list[float]]) -> None:
         kept = values.get(self.task.keep)
-        if kept and np.mean(kept) > self.peak.get("value", -math.inf):
-            weights = {name: tensor.clone() for name, tensor in self.model.policy.state_dict().items()}
-            self.peak = {"value": float(np.mean(kept)), "policy": weights}
+        if kept:
+            self.best.offer((float(np.mean(kept)),), self.num_timesteps, self.model.policy.state_dict())
 
     def _fallen(self, values: dict[str, list[float]]) -> bool:
         """The stop rule on the curves so far and one more validation."""
@@ -297,7 +295,9 @@ class RolloutCheckpoint(BaseCallback):
         if time.monotonic() < self.next_time:
             return
         assert isinstance(self.model, PPO)
-        save_checkpoint(self.path, {**ppo_state(self.model), "peak": self.validation.peak})
+        best = self.validation.best
+        peak = {"value": best.score[0], "policy": best.weights}
+        save_checkpoint(self.path, {**ppo_state(self.model), "peak": peak})
         self.next_time = time.monotonic() + CHECKPOINT_SECONDS
 
     def _on_step(self) -> bool:

@@ -54,23 +54,12 @@ class QualityTable(NamedTuple):
     image_ids: np.ndarray
     sources: np.ndarray
 
-    def of(self, source: str) -> "QualityTable":
-        """The rows of one source."""
-        return QualityTable(*(column[self.sources == source] for column in self))
-
-    def without(self, source: str) -> "QualityTable":
-        """The rows of the other sources."""
-        return QualityTable(*(column[self.sources != source] for column in self))
+    def where(self, rows: np.ndarray) -> "QualityTable":
+        """The rows that are true in bool (N,)."""
+        return QualityTable(*(column[rows] for column in self))
 
 
-class Climb(NamedTuple):
-    """An image with damaged masks from which the gradient ascent starts."""
-
-    scorer: ImageScorer
-    truth: np.ndarray
-    """bool (H, W)."""
-    masks: np.ndarray
-    """bool (n, H, W)."""
+Climb = tuple[ImageScorer, np.ndarray, np.ndarray]  # an image, its truth (H, W), damaged masks bool (n, H, W) of it
 
 
 def calibrated(
@@ -96,11 +85,10 @@ def calibrated(
         train_images: uint8 (H, W, 3), which belong to the domain.
     """
     network = reconfigured(network, replace(network.config, level=(), intervals={}, domain=None))
-    seen: list[tuple[np.ndarray, Judged]] = []
-    table, climbs = measure(network, examples, masks, seed, seen)
-    others, weights = table.without(OWN), network.config.score_weights
-    level = fit_levels(others)
-    table, others = (part._replace(predicted=levelled(level, part.predicted)) for part in (table, others))
+    table, climbs, seen = measure(network, examples, masks, seed)
+    level = fit_levels(table.where(table.sources != OWN))
+    table = table._replace(predicted=levelled(level, table.predicted))
+    others, weights = table.where(table.sources != OWN), network.config.score_weights
     k = choose_k(others.predicted @ weights, others.true @ weights, others.image_ids)
     intervals = fit_intervals(table, groups)
     network = reconfigured(network, replace(network.config, level=level, caution=k, intervals=intervals))
@@ -117,31 +105,23 @@ def calibrated(
 
 
 def measure(
-    network: RewardNetwork,
-    examples: Iterable[RewardExample],
-    masks: int,
-    seed: Sequence[int],
-    seen: list[tuple[np.ndarray, Judged]] | None = None,
-) -> tuple[QualityTable, list[Climb]]:
-    """Predicted and true numbers of the masks of every example, and the first examples for the gradient ascent.
-
-    Each image is appended to `seen` with what the network saw in it.
-    """
-    parts, climbs = [], []
+    network: RewardNetwork, examples: Iterable[RewardExample], masks: int, seed: Sequence[int]
+) -> tuple[QualityTable, list[Climb], list[tuple[np.ndarray, Judged]]]:
+    """Numbers of the masks of every example, the first examples for the ascent, and what was seen in each image."""
+    parts, climbs, seen = [], list[Climb](), []
     for index, example in enumerate(examples):
         scorer = ImageScorer(network, example.image)
         stacks = source_masks(example, np.random.default_rng([*seed, index]), masks, own=scorer.own_mask)
         stack = np.concatenate(list(stacks.values()))
-        if seen is not None:
-            share = float(scorer.foreground_prob.mean())
-            seen.append((example.image, Judged(map_statistics(scorer.probs), share, float(example.truth.mean()))))
+        share = float(scorer.foreground_prob.mean())
+        seen.append((example.image, Judged(map_statistics(scorer.probs), share, float(example.truth.mean()))))
         names = np.repeat(list(stacks), [len(found) for found in stacks.values()])
-        true = true_numbers_of(stack, example.truth)
         predicted = scorer.quality(stack.astype(np.float32))["members"]
+        true = true_numbers_of(stack, example.truth)
         parts.append(QualityTable(predicted, true, np.full(len(stack), index), names))
         if index < CLIMBING_IMAGES:
-            climbs.append(Climb(scorer, example.truth, stacks[DAMAGED][:CLIMBERS]))
-    return QualityTable(*(np.concatenate(column) for column in zip(*parts, strict=True))), climbs
+            climbs.append((scorer, example.truth, stacks[DAMAGED][:CLIMBERS]))
+    return QualityTable(*(np.concatenate(column) for column in zip(*parts, strict=True))), climbs, seen
 
 
 def fit_levels(table: QualityTable) -> tuple[LevelCurve, ...]:
@@ -176,11 +156,11 @@ def levelled(level: Sequence[LevelCurve], predicted: np.ndarray) -> np.ndarray:
 
 def fit_intervals(table: QualityTable, groups: Sequence[str]) -> dict[str, DiceInterval]:
     """The 90 % interval of the Dice of each source in the table; `groups` are the patients of its images."""
-    parts, patient_of = {source: table.of(source) for source in SOURCES}, np.asarray(groups)
+    patients = np.asarray(groups)[table.image_ids]
     return {
-        source: fit_interval(part.predicted[..., 0], part.true[:, 0], patient_of[part.image_ids])
-        for source, part in parts.items()
-        if len(part.true)
+        source: fit_interval(table.predicted[rows, :, 0], table.true[rows, 0], patients[rows])
+        for source in SOURCES
+        if (rows := table.sources == source).any()
     }
 
 

@@ -8,7 +8,6 @@ result may be empty (an eroded vessel of one pixel disappears); empty masks are 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -16,8 +15,8 @@ from scipy import ndimage
 from skimage import color, draw, filters, morphology
 from tqdm import tqdm
 
+from rl_reward_network.data.images import ridge_strength
 from rl_reward_network.data.items import Sample
-from rl_reward_network.data.ridges import ridge_strength
 from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.rewards.metrics import dice
 
@@ -40,29 +39,13 @@ class RewardExample(NamedTuple):
     """bool (H, W)."""
     masks: np.ndarray
     """bool (P, H, W), one per prompt, the default prompt first; P may be 0."""
-    group_id: str
-    """Hash of the patient or group."""
 
 
-@dataclass(frozen=True)
-class RewardExamples:
-    """Labelled samples with every prompt's mask; can be iterated several times, with one image in memory at a time.
-
-    Args:
-        inputs: the segmenter and its mask bank.
-        samples: labelled samples.
-        desc: name of the progress bar.
-    """
-
-    inputs: RunInputs
-    samples: list[Sample]
-    desc: str
-
-    def __iter__(self) -> Iterator[RewardExample]:
-        """One example after the other, under a progress bar."""
-        for sample in tqdm(self.samples, desc=self.desc, unit="image"):
-            image = sample.load_image()
-            yield RewardExample(image, true_mask(sample), self.inputs.probabilities(image) > 0.5, sample.group_id)
+def reward_examples(inputs: RunInputs, samples: Sequence[Sample], desc: str) -> Iterator[RewardExample]:
+    """Labelled samples with every prompt's mask, one image in memory at a time; `desc` names the progress bar."""
+    for sample in tqdm(samples, desc=desc, unit="image"):
+        image = sample.load_image()
+        yield RewardExample(image, true_mask(sample), inputs.probabilities(image) > 0.5)
 
 
 def true_mask(sample: Sample) -> np.ndarray:

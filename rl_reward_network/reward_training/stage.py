@@ -1,15 +1,22 @@
-"""Step 1 as a whole: training of a reward network on the patients of the `reward` split, and its test."""
+"""Step 1 as a whole: training of a reward network on the patients of the `reward` split, and its test.
+
+The test compares predicted with true Dice on test patients, in numbers and as a sheet of masks with the predicted and
+the true error map beside each.
+"""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.cm import ScalarMappable
+from matplotlib.figure import Figure
 
-from rl_reward_network.atomic_io import NAMES_ALONE, write_json
+from rl_reward_network.atomic_io import NAMES_ALONE, whole_file, write_json
 from rl_reward_network.data.identity import TRAIN_ANEW, check_apart, judged_parts, thumbnails
 from rl_reward_network.data.items import Sample
 from rl_reward_network.data.splits import Split, select
@@ -18,19 +25,33 @@ from rl_reward_network.data_import.write import import_notes
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, describe_run
 from rl_reward_network.inputs.unlabelled import Unlabelled
-from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
+from rl_reward_network.models.reward_network import DiceInterval, RewardNetwork, RewardNetworkConfig, error_map
+from rl_reward_network.report.agreement import AgreementRow, agreement, coverage
 from rl_reward_network.report.cost import RunCost
-from rl_reward_network.reward_training.agreement import measure_agreement, sheet_rows, write_sheet
-from rl_reward_network.reward_training.baseline import train_pooled_cnn
-from rl_reward_network.reward_training.calibration import calibrated
-from rl_reward_network.reward_training.masks import DAMAGED, SEGMENTER, RewardExamples, source_masks, true_dice
+from rl_reward_network.reward_training.calibration import (
+    CLIMBERS,
+    calibrated,
+    dice_after_ascent,
+    given_interval,
+    true_numbers_of,
+)
+from rl_reward_network.reward_training.masks import (
+    DAMAGED,
+    SEGMENTER,
+    SHIFTED,
+    SOURCES,
+    RewardExample,
+    reward_examples,
+    source_masks,
+    true_dice,
+)
 from rl_reward_network.reward_training.train import (
     PRESETS,
     RewardTrainingConfig,
-    images_without_masks,
     labelled_images,
     train_reward_network,
 )
+from rl_reward_network.rewards.learned import ImageScorer
 from rl_reward_network.run import (
     AGREEMENT,
     BEST_REWARD_NET,
@@ -47,6 +68,14 @@ DAMAGED_MASKS = 8  # of each kind, per validation or test image
 SHEET_ROWS = 8
 SMALL_IMAGE = 256  # pixels; up to here the U-Nets pack 2x2 pixels in place of 4x4, since objects are thinner, too
 TRAINING, CALIBRATION, TEST = range(3)  # seeds of the masks of each part: no part changes another
+
+NETWORK, MEMBER, CAUTIOUS = "network", "one member", "conservative"
+MEAN, SOURCE_MEAN = "the mean", "mean of the source"
+COLUMNS = ("image", "mask (white)", "predicted error map", "true error map")
+INCHES = 2.6  # of one picture
+SCALE = 0.7  # inches of the colour bar
+ERRORS = ScalarMappable(cmap="inferno")
+ERRORS.set_clim(0, 1)
 
 
 class RewardPlan(NamedTuple):
@@ -68,18 +97,15 @@ def reward_plan(
     max_labelled: int | None = None,
     mean_teacher: bool = False,
 ) -> RewardPlan:
-    """The preset of the mode.
-
-    `steps` replaces its steps, `max_labelled` its training images; `mean_teacher` as in `RewardPlan`.
+    """The preset of the mode; `steps` replaces its steps, `max_labelled` its training images.
 
     Raises:
         ValueError: `max_labelled` is below 1.
     """
     if max_labelled is not None and max_labelled < 1:
         raise ValueError(f"max_labelled is {max_labelled}, expected 1 or more")
-    config = replace(PRESETS[mode], seed=run.seed, device=run.device)
-    config = config if max_labelled is None else replace(config, images=max_labelled)
-    config = config if steps is None else replace(config, steps=steps)
+    given = {name: value for name, value in {"images": max_labelled, "steps": steps}.items() if value is not None}
+    config = replace(PRESETS[mode], seed=run.seed, device=run.device, **given)
     return RewardPlan(mode, config, RewardNetworkConfig(members=members, score_weights=score_weights), mean_teacher)
 
 
@@ -99,41 +125,38 @@ def run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Run) -> RewardNet
     """
     if run.state != "new":
         run.check_same({})
-    config = plan.config
+    config, seconds = plan.config, dict[str, float]()
     counts = {"reward": config.images, "val": config.val_images, "test": config.test_images}
     picked = {name: inputs.pick(name, count, labelled=True) for name, count in counts.items()}
+    others = without_masks(inputs, picked["reward"]) if plan.mean_teacher else []
     with run.lock():
         if run.state == "new":
             describe_run(run, inputs, origin(inputs, plan), {"seed": config.seed})
-        seconds: dict[str, float] = {}
         resumed = (run / CHECKPOINT).exists()
         with clock(seconds, "making masks"):
             images = (sample.load_image() for samples in picked.values() for sample in samples)
             inputs.bank.build(images, sum(map(len, picked.values())))
         with clock(seconds, "training"):
             train, val = (labelled_images(picked[name]) for name in ("reward", "val"))
-            others = without_masks(inputs, picked["reward"]) if plan.mean_teacher else []
-            unlabelled = images_without_masks(others) if others else None
+            unlabelled = labelled_images(others) if others else None
             sizes = sized(plan.network, train)
             network = train_reward_network(train, val, config, run.path, sizes, unlabelled).to(config.device)
         with clock(seconds, "calibrating"):
-            groups = {name: [sample.group_id for sample in samples] for name, samples in picked.items()}
-            examples = RewardExamples(inputs, picked["val"], "calibrating on val patients")
+            patients = [sample.group_id for sample in picked["val"]]
+            examples = reward_examples(inputs, picked["val"], "calibrating on val patients")
             stream = [config.seed, CALIBRATION]
-            network = calibrated(network, examples, groups["val"], DAMAGED_MASKS, stream, train.images)
-            patients = {"train_groups": sorted(set(groups["reward"])), "val_groups": sorted(set(groups["val"]))}
-            if others:
-                patients["unlabelled_groups"] = sorted({sample.group_id for sample in others})
-            network.training_info = run_settings(inputs, plan) | patients
-            seen = {"train": picked["reward"], "val": picked["val"], "unlabelled": others}
-            network.pictures = {use: thumbnails(samples) for use, samples in seen.items() if samples}
+            network = calibrated(network, examples, patients, DAMAGED_MASKS, stream, train.images)
+            seen = {"train": picked["reward"], "val": picked["val"], **({"unlabelled": others} if others else {})}
+            groups = {f"{use}_groups": sorted({one.group_id for one in samples}) for use, samples in seen.items()}
+            network.training_info = run_settings(inputs, plan) | groups
+            network.pictures = {use: thumbnails(samples) for use, samples in seen.items()}
             network.save_pretrained(run / BEST_REWARD_NET)
         with clock(seconds, "comparing"):
-            pooled = train_pooled_cnn(RewardExamples(inputs, picked["reward"], "the design to beat"), config.seed)
-            mean = _mean_dice(RewardExamples(inputs, picked["reward"], "their mean"), [config.seed, TRAINING])
-            examples, stream = RewardExamples(inputs, picked["test"], "test patients"), [config.seed, TEST]
-            result = measure_agreement(network, examples, pooled, mean, DAMAGED_MASKS, stream)
-            shown = RewardExamples(inputs, picked["test"][:SHEET_ROWS], "pictures")
+            mean = _mean_dice(reward_examples(inputs, picked["reward"], "their mean"), [config.seed, TRAINING])
+            stream = [config.seed, TEST]
+            test = reward_examples(inputs, picked["test"], "test patients")
+            result = measure_agreement(network, test, mean, DAMAGED_MASKS, stream)
+            shown = reward_examples(inputs, picked["test"][:SHEET_ROWS], "pictures")
             write_sheet(run / "sheet.png", sheet_rows(network, shown, stream))
         used, peak = {name: _count(samples) for name, samples in picked.items()}, peak_memory_gib(config.device)
         of_network = {name: value for name, value in seconds.items() if name != "comparing"}
@@ -240,26 +263,20 @@ def check_no_leak(
         ValueError: its weights were trained on patients of the policy, val or test split or on unlabelled ones, or
             chosen on patients of policy or test or on unlabelled ones, or its config.json does not list its patients.
     """
+    info = {"unlabelled_groups": [], **network.training_info}  # most networks learn from labelled images alone
     new = {sample.group_id for sample in unlabelled.samples} if unlabelled else set()
     for groups, use, splits in (
         ("train_groups", "trained", ("policy", "val", "test")),
         ("val_groups", "chosen", ("policy", "test")),
         ("unlabelled_groups", "trained without masks", ("policy", "val", "test")),
     ):
-        if groups not in network.training_info:
-            if groups == "unlabelled_groups":  # most networks learn from labelled images alone
-                continue
+        if groups not in info:
             raise ValueError(f"{where}: {groups} is missing, the patients the network was {use} on; {TRAIN_ANEW}")
-        known = set(network.training_info[groups])
-        for name in splits:
-            if shared := known & set(split.groups[name]):
-                raise ValueError(
-                    f"{where}: the reward network was {use} on {len(shared)} patients of the {name} split; {TRAIN_ANEW}"
-                )
-        if shared := known & new:
-            raise ValueError(
-                f"{where}: the reward network was {use} on {len(shared)} patients of --unlabelled_root; leave them out"
-            )
+        known = {f"the {name} split": split.groups[name] for name in splits} | {"--unlabelled_root": new}
+        for name, patients in known.items():
+            if shared := set(info[groups]) & set(patients):
+                remedy = TRAIN_ANEW if name != "--unlabelled_root" else "leave them out"
+                raise ValueError(f"{where}: the reward network was {use} on {len(shared)} patients of {name}; {remedy}")
     if samples and not network.pictures:
         warnings.warn(f"{where}: the network does not record its images, as of before 1.0; {NAMES_ALONE}", stacklevel=2)
     further = {"--unlabelled_root": list(unlabelled.samples)} if unlabelled else {}
@@ -267,7 +284,7 @@ def check_no_leak(
     check_apart(network.pictures, parts, f"{where}: the reward network", TRAIN_ANEW)
 
 
-def _mean_dice(examples: RewardExamples, seed: Sequence[int]) -> float:
+def _mean_dice(examples: Iterable[RewardExample], seed: Sequence[int]) -> float:
     """Mean true Dice of the segmenter's and of damaged masks: what a predictor without an image would say."""
     dice = []
     for index, example in enumerate(examples):
@@ -283,3 +300,144 @@ def _count(samples: list[Sample]) -> dict[str, int]:
         "patients": len({sample.group_id for sample in samples}),
         "series": len({sample.series_id for sample in samples}),
     }
+
+
+# ---- the test on test patients ---------------------------------------------------------------------------------------
+
+
+def measure_agreement(
+    network: RewardNetwork, examples: Iterable[RewardExample], mean: float, masks: int, seed: Sequence[int]
+) -> dict[str, Any]:
+    """Agreement and intervals by source of masks, gradient ascent, and the network as a segmenter.
+
+    Args:
+        network: the calibrated ensemble.
+        examples: test images.
+        mean: the Dice predicted by the baseline "the mean".
+        masks: damaged masks of each kind per image.
+        seed: seed of the damage.
+
+    Returns:
+        Fields of agreement.json; docs/reference/tensorboard.md explains each.
+    """
+    measured, climbs, own_dice, favoured, outside = [], [], [], [], []
+    for index, example in enumerate(examples):
+        scorer, truth = ImageScorer(network, example.image), example.truth
+        own_dice += [true_dice(scorer.own_mask[None], truth)] * bool(truth.any())
+        outside.append(scorer.outside is not None)
+        scorer.outside = None  # numbers of all images are compared, so that the domain cannot flatter them
+        stacks = source_masks(example, np.random.default_rng([*seed, index]), masks, own=scorer.own_mask)
+        favoured.append(scorer.quality(np.stack([scorer.own_mask, truth]).astype(np.float32))["dice"])
+        stack = np.concatenate(list(stacks.values()))
+        quality, true = scorer.quality(stack.astype(np.float32)), true_numbers_of(stack, truth)
+        columns = {
+            "true": true[:, 0],
+            "true score": true @ network.config.score_weights,
+            "members": quality["members"][..., 0],  # (n, K)
+            "score": quality["score"],
+            "image": np.full(len(stack), index),
+            "source": np.repeat(list(stacks), [len(part) for part in stacks.values()]),
+        }
+        measured.append(columns)
+        damaged = stacks[SHIFTED][:CLIMBERS]
+        after = dice_after_ascent(scorer, truth, damaged, network.config.ascent_step)
+        climbs.append(np.stack([true_dice(damaged, truth), after]))
+    table = {name: np.concatenate([columns[name] for columns in measured]) for name in measured[0]}
+    parts = {source: {k: v[table["source"] == source] for k, v in table.items()} for source in SOURCES}
+    predicted = np.array(favoured, dtype=float)
+    return {
+        "tables": {source: _rows(part, mean) for source, part in parts.items()},
+        "intervals": {
+            source: interval_row(network.config.intervals.get(source), part["members"], part["true"])
+            for source, part in parts.items()
+        },
+        "masks": {source: len(part["true"]) for source, part in parts.items()},
+        "ascent": _ascent(*np.concatenate(climbs, axis=1)),
+        "own_dice": _mean_or_none(own_dice),
+        "without_foreground": len(measured) - len(own_dice),
+        "own_above_truth": float((predicted[:, 0] > predicted[:, 1]).mean()),
+        "predicted_own": float(predicted[:, 0].mean()),
+        "predicted_truth": float(predicted[:, 1].mean()),
+        "outside": sum(outside),
+    }
+
+
+def _ascent(before: np.ndarray, after: np.ndarray) -> dict[str, float | None]:
+    """Effect of the ascent on the masks that were not perfect before."""
+    before, after = before[before < 1], after[before < 1]
+    means = {"raised": after > before, "dice_before": before, "dice_after": after}
+    return {name: _mean_or_none(values) for name, values in means.items()}
+
+
+def _mean_or_none(values: Sequence[Any] | np.ndarray) -> float | None:
+    return float(np.mean(values)) if len(values) else None
+
+
+def _rows(part: dict[str, np.ndarray], mean: float) -> dict[str, AgreementRow]:
+    """One row per predictor, against the true Dice; the conservative score against the true score."""
+    true, members = part["true"], part["members"]
+    pairs = {
+        NETWORK: (members.mean(axis=1), true),
+        MEMBER: (members[:, 0], true),
+        CAUTIOUS: (part["score"], part["true score"]),
+        MEAN: (np.full(len(true), mean), true),
+        SOURCE_MEAN: (np.full_like(true, true.mean()), true),  # of the very masks: the best constant
+    }
+    return {name: agreement(*pair, part["image"]) for name, pair in pairs.items()}
+
+
+def interval_row(interval: DiceInterval | None, dice: np.ndarray, true: np.ndarray) -> dict[str, Any]:
+    """Result of the intervals of one source, for members' Dice (n, K) and true Dice (n,).
+
+    Returns:
+        `refusal`: why no interval can be given, or None; `coverage`: share of true Dice inside, `half_width`: median
+        half width; both are None where no interval can be given.
+    """
+    refusal = "not fitted on validation masks" if interval is None else interval.refusal
+    if interval is None or refusal or not len(true):
+        return {"refusal": refusal, "coverage": None, "half_width": None}
+    low, high = interval.around(dice).T
+    return {"refusal": None, "coverage": coverage(low, high, true), "half_width": float(np.median(high - low) / 2)}
+
+
+class SheetRow(NamedTuple):
+    """One mask of the sheet: image, mask, predicted and true errors, each (H, W) or (H, W, 3), and titles of three."""
+
+    pictures: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+    titles: tuple[str, str, str]
+
+
+def sheet_rows(network: RewardNetwork, examples: Iterable[RewardExample], seed: Sequence[int]) -> list[SheetRow]:
+    """One mask of each example with its predicted and true errors; the sources take turns."""
+    rows = []
+    for index, example in enumerate(examples):
+        source, scorer = SOURCES[index % len(SOURCES)], ImageScorer(network, example.image)
+        masks = source_masks(example, np.random.default_rng([*seed, index]), 1, (source,), scorer.own_mask)[source]
+        mask = masks[index // len(SOURCES) % len(masks)]
+        interval = given_interval(network.config, scorer, mask, source)
+        limits = "no interval" if isinstance(interval, str) else "[{:.2f}, {:.2f}]".format(*interval)
+        predicted = float(scorer.quality(mask[None].astype(np.float32))["dice"][0])
+        told = "outside the network's domain" if scorer.outside else f"predicted Dice {predicted:.2f}, {limits}"
+        errors = error_map(mask.astype(np.float32), scorer.foreground_prob)
+        dice = f"true Dice {true_dice(mask[None], example.truth)[0]:.2f}"
+        rows.append(SheetRow((example.image, mask, errors, mask ^ example.truth), (source, told, dice)))
+    return rows
+
+
+def write_sheet(path: Path, rows: Sequence[SheetRow]) -> None:
+    """Draw the rows into a PNG, which is written atomically."""
+    figure = Figure(figsize=(INCHES * len(COLUMNS), (INCHES + 0.35) * len(rows) + SCALE), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(rows), len(COLUMNS), squeeze=False)
+    for row, line in zip(rows, axes, strict=True):
+        for number, (axis, picture) in enumerate(zip(line, row.pictures, strict=True)):
+            axis.imshow(picture, cmap="gray" if number == 1 else "inferno", vmin=0, vmax=1, interpolation="nearest")
+            axis.set_axis_off()
+        for axis, title in zip(line[1:], row.titles, strict=True):
+            axis.set_title(title, fontsize=9)
+    for axis, name in zip(axes[0], COLUMNS, strict=True):
+        axis.set_title(f"{name}\n{axis.get_title()}".strip(), fontsize=9)
+    words = "probability that the mask is wrong at a pixel (true errors: 0 or 1)"
+    figure.colorbar(ERRORS, ax=axes, location="bottom", shrink=0.4, label=words)
+    with whole_file(path) as temporary:
+        figure.savefig(temporary, dpi=90)

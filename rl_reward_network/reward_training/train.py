@@ -10,12 +10,12 @@ the better Dice on validation images is kept.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,19 +23,21 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from rl_reward_network.curves import Curves, load_checkpoint, save_checkpoint
+from rl_reward_network.curves import Best, Curves, load_checkpoint, save_checkpoint
 from rl_reward_network.data.items import Sample
 from rl_reward_network.data.windows import WINDOW, LabelledImages, draw_batch, perturbed, window_side
 from rl_reward_network.models.mean_teacher import TeacherCopy, consistency_losses, fade_in
 from rl_reward_network.models.precision import mixed_precision
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig, UNet, soft_overlap
 from rl_reward_network.report.statistics import group_means
-from rl_reward_network.reward_training.masks import true_dice, true_mask
+from rl_reward_network.reward_training.masks import true_dice
 from rl_reward_network.rewards.learned import foreground_prob
 from rl_reward_network.run import CHECKPOINT
 
 WARM_UP = 0.15  # share of the steps in which the learning rate rises
 TEACHER_DECAY = 0.99
+
+Taught = tuple[Tensor, Tensor, float]  # perturbed windows (B, 3, S, S), a teacher's masks of them (B, 1, S, S), weight
 
 
 @dataclass(frozen=True)
@@ -127,12 +129,12 @@ def train_reward_network(
             # The checkpoint has no random state, because each batch has a seed.
             save_checkpoint(run / CHECKPOINT, {"step": step, "members": [member.state() for member in members]})
     for member in members:
-        member.load_best()
+        member.unet.load_state_dict(member.best.weights)
     return network.to("cpu").eval().requires_grad_(False)
 
 
 class _Member:
-    """One member of a network in training: its optimiser, and its best weights so far."""
+    """One member of a network in training: its optimiser, its mean teacher if it has one, and its best weights."""
 
     def __init__(
         self, network: RewardNetwork, index: int, config: RewardTrainingConfig, unlabelled: LabelledImages | None = None
@@ -144,58 +146,63 @@ class _Member:
             self.unet.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
         )
         self.teacher = None if unlabelled is None else TeacherCopy(self.unet, TEACHER_DECAY)
-        self.best: dict[str, Any] | None = None
+        self.best = Best()
 
     def train(self, data: LabelledImages, side: int, step: int) -> dict[str, float]:
         """One optimiser step; returns the terms of the loss."""
-        _set_learning_rate(self.optimizer, self.config, step)
-        rng = np.random.default_rng([self.config.seed, self.index, step])
-        batch = draw_batch(data, self.config.batch_size, side, rng)
-        if step <= self.config.coarse * self.config.steps:
-            batch = F.avg_pool2d(batch[0], 2), F.avg_pool2d(batch[1], 2)  # the truth is then a share of each pixel
-        if self.teacher is None:
-            return train_step(self.unet, self.optimizer, batch, self.config, step)
-        terms = train_step(
-            self.unet, self.optimizer, batch, self.config, step, self._taught(batch[0].shape[0], side, step)
-        )
-        self.teacher.update(self.unet)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.config, step)
+        batch = self._windows(data, self.config.batch_size, side, step, self._rng(step))
+        taught = None if self.teacher is None else self._taught(len(batch[0]), side, step)
+        terms = train_step(self.unet, self.optimizer, batch, self.config, step, taught)
+        if self.teacher is not None:
+            self.teacher.update(self.unet)
         return terms
 
-    def _taught(self, count: int, side: int, step: int) -> "Taught":
-        """Strong views of windows without masks, and the teacher's masks of the windows as they are."""
+    def _rng(self, step: int, *further: int) -> np.random.Generator:
+        return np.random.default_rng([self.config.seed, self.index, step, *further])
+
+    def _windows(
+        self, data: LabelledImages, count: int, side: int, step: int, rng: np.random.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Windows and their truth, at half the resolution in the first steps."""
+        image, truth = draw_batch(data, count, side, rng)
+        if step > self.config.coarse * self.config.steps:
+            return image, truth
+        return F.avg_pool2d(image, 2), F.avg_pool2d(truth, 2)  # the truth is then a share of each pixel
+
+    def _taught(self, count: int, side: int, step: int) -> Taught:
+        """Strong views of windows without masks, the teacher's masks of the windows as they are, and their weight."""
         assert self.unlabelled is not None
         assert self.teacher is not None
-        rng = np.random.default_rng([self.config.seed, self.index, step, 1])
-        weak = draw_batch(self.unlabelled, count, side, rng)[0]
-        if step <= self.config.coarse * self.config.steps:
-            weak = F.avg_pool2d(weak, 2)
+        rng = self._rng(step, 1)
+        weak, _ = self._windows(self.unlabelled, count, side, step, rng)
         probs = self.teacher.probs(weak.to(self.config.device))
-        return Taught(perturbed(weak, rng), probs, fade_in(step, self.config.steps))
+        return perturbed(weak, rng), probs, fade_in(step, self.config.steps)
 
     def validate(self, data: LabelledImages, step: int) -> dict[str, float]:
-        """Scores on the validation images; the weights are kept if none had better ones."""
-        scores = own_scores(self.network, data)
-        _require_finite(scores["soft_dice"], step)
-        self._keep(self.unet, scores, step)
+        """Scores on the validation images, of the mean teacher, too; the weights of the better one may be the best."""
+        scores = self._scores(data, step)
         if self.teacher is None:
             return scores
         student = {name: tensor.clone() for name, tensor in self.unet.state_dict().items()}
         self.unet.load_state_dict(self.teacher.network.state_dict())
-        of_teacher = own_scores(self.network, data)
-        self._keep(self.unet, {**of_teacher, "teacher": True}, step)
+        of_teacher = self._scores(data, step)
         self.unet.load_state_dict(student)
         return scores | {f"teacher_{name}": value for name, value in of_teacher.items()}
 
-    def _keep(self, unet: UNet, scores: dict[str, Any], step: int) -> None:
-        """Keep the weights if none had better scores."""
+    def _scores(self, data: LabelledImages, step: int) -> dict[str, float]:
+        scores = own_scores(self.network, data)
+        _require_finite(scores["soft_dice"], step)
         # The soft Dice decides while every mask is still empty, as those of small objects are at first.
-        if self.best is None or _rank(scores) > _rank(self.best):
-            weights = {name: tensor.detach().cpu().clone() for name, tensor in unet.state_dict().items()}
-            self.best = {**scores, "step": step, "weights": weights}
+        self.best.offer((scores["dice"], scores["soft_dice"]), step, self.unet.state_dict())
+        return scores
 
     def state(self) -> dict[str, Any]:
         """All that training goes on from."""
-        state = {"weights": self.unet.state_dict(), "optimizer": self.optimizer.state_dict(), "best": self.best}
+        dice, soft_dice = self.best.score
+        best = {"dice": dice, "soft_dice": soft_dice, "step": self.best.step, "weights": self.best.weights}
+        state = {"weights": self.unet.state_dict(), "optimizer": self.optimizer.state_dict(), "best": best}
         if self.teacher is not None:
             state["teacher"] = {"weights": self.teacher.network.state_dict(), "steps": self.teacher.steps}
         return state
@@ -204,29 +211,11 @@ class _Member:
         """Go on from a `state`."""
         self.unet.load_state_dict(state["weights"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.best = state["best"]
+        best = state["best"]
+        self.best = Best((best["dice"], best["soft_dice"]), best["step"], best["weights"])
         if self.teacher is not None:
             self.teacher.network.load_state_dict(state["teacher"]["weights"])
             self.teacher.steps = state["teacher"]["steps"]
-
-    def load_best(self) -> None:
-        """Load the best weights."""
-        assert self.best is not None, "the last step is validated"
-        self.unet.load_state_dict(self.best["weights"])
-
-
-class Taught(NamedTuple):
-    """Windows without masks, for a mean teacher.
-
-    Args:
-        images: float32 (B, 3, S, S) in [0, 1], perturbed.
-        probs: float32 (B, 1, S, S) in [0, 1], the teacher's of the windows as they are.
-        weight: of the loss on them.
-    """
-
-    images: Tensor
-    probs: Tensor
-    weight: float
 
 
 @contextmanager
@@ -255,16 +244,18 @@ def train_step(
     batch: tuple[Tensor, Tensor],
     config: RewardTrainingConfig,
     step: int,
-    taught: "Taught | None" = None,
+    taught: Taught | None = None,
 ) -> dict[str, float]:
     """One optimiser step on windows float32 (B, 3, S, S) with truth (B, 1, S, S) in [0, 1]; returns the loss's terms.
+
+    `taught` are windows without masks, for a mean teacher.
 
     Raises:
         ValueError: the loss is not finite.
     """
     image, truth = (x.to(config.device) for x in batch)
     member.train()
-    images = image if taught is None else torch.cat([image, taught.images.to(config.device)])
+    images = image if taught is None else torch.cat([image, taught[0].to(config.device)])
     with mixed_precision(torch.device(config.device)):
         both = member(images).float()  # (B or 2 B, 1, S, S)
     logits = both[: len(image)]
@@ -272,8 +263,9 @@ def train_step(
     dice_loss = 1 - soft_overlap(logits.sigmoid(), truth)[0].mean()
     loss, terms = cross_entropy + config.dice_weight * dice_loss, {}
     if taught is not None:
-        of_pixels, of_overlap = consistency_losses(both[len(image) :, 0], taught.probs[:, 0])
-        loss = loss + taught.weight * (of_pixels + config.dice_weight * of_overlap)
+        _, probs, weight = taught
+        of_pixels, of_overlap = consistency_losses(both[len(image) :, 0], probs[:, 0])
+        loss = loss + weight * (of_pixels + config.dice_weight * of_overlap)
         terms = {"taught": of_pixels.item(), "taught_dice_loss": of_overlap.item()}
     _require_finite(loss.item(), step)
     optimizer.zero_grad()
@@ -283,12 +275,11 @@ def train_step(
     return {"loss": loss.item(), "cross_entropy": cross_entropy.item(), "dice_loss": dice_loss.item(), **terms}
 
 
-def _set_learning_rate(optimizer: torch.optim.Optimizer, config: RewardTrainingConfig, step: int) -> None:
-    """Set the learning rate, which depends on the step only and therefore needs no state."""
+def learning_rate(config: RewardTrainingConfig, step: int) -> float:
+    """The learning rate depends on the step only and therefore needs no state."""
     progress = step / config.steps
     rise, fall = min(1.0, progress / WARM_UP), max(0.0, (progress - WARM_UP) / (1 - WARM_UP))
-    for group in optimizer.param_groups:
-        group["lr"] = config.learning_rate * (rise * (1 + math.cos(math.pi * fall)) / 2 + 1e-3)
+    return config.learning_rate * (rise * (1 + math.cos(math.pi * fall)) / 2 + 1e-3)
 
 
 def own_scores(network: RewardNetwork, data: LabelledImages) -> dict[str, float]:
@@ -304,10 +295,6 @@ def own_scores(network: RewardNetwork, data: LabelledImages) -> dict[str, float]
     return {"dice": float(means[0]), "soft_dice": float(means[1])}
 
 
-def _rank(scores: Mapping[str, Any]) -> tuple[float, float]:
-    return scores["dice"], scores["soft_dice"]
-
-
 def _require_finite(value: float, step: int) -> None:
     """Raise a ValueError if a loss or an error is not finite."""
     if not np.isfinite(value):
@@ -319,22 +306,12 @@ def _means(kind: str, rows: list[dict[str, float]]) -> dict[str, float]:
     return {f"{kind}/{name}": float(np.mean([row[name] for row in rows])) for name in rows[0]}
 
 
-def images_without_masks(samples: Iterable[Sample]) -> LabelledImages:
-    """Images in memory with empty masks.
-
-    Raises:
-        ValueError: a file cannot be read.
-    """
-    images = [sample.load_image() for sample in samples]
-    return LabelledImages(images, [np.zeros(image.shape[:2], dtype=bool) for image in images])
-
-
 def labelled_images(samples: Iterable[Sample]) -> LabelledImages:
-    """Labelled samples in memory.
+    """Samples in memory; the mask of an unlabelled one is empty.
 
     Raises:
         ValueError: a file cannot be read.
     """
-    parts = ((sample.load_image(), true_mask(sample), sample.group_id) for sample in samples)
-    images, truths, groups = zip(*parts, strict=True)
-    return LabelledImages(list(images), list(truths), groups)
+    parts = [(sample.load_image(), sample.load_mask(), sample.group_id) for sample in samples]
+    truths = [np.zeros(image.shape[:2], dtype=bool) if truth is None else truth for image, truth, _ in parts]
+    return LabelledImages([image for image, _, _ in parts], truths, [group for _, _, group in parts])

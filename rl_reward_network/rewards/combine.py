@@ -15,7 +15,7 @@ import numpy as np
 
 Scale = Literal["group", "batch", "none"]
 Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]
-NO_SPREAD = 1e-6  # a smaller range of rewards is a rounding error
+NO_DIFFERENCE = 1e-6  # a smaller range of rewards is a rounding error
 TINY = 1e-4  # added to a standard deviation, as in TRL
 METEOR_SHARE, JUDGE_SHARE = 0.25, 0.75
 
@@ -25,21 +25,21 @@ class Advantages:
     """Advantages of P groups of G generations.
 
     Args:
-        values: float64 (P, G), the advantages; 0 in groups without spread.
+        values: float64 (P, G), the advantages; 0 in groups whose rewards do not differ.
         rewards: float64 (P, G), weighted sum of the terms; NaN in groups without any value of a term.
-        spread: bool (P,), whether the rewards of the group differ.
+        differ: bool (P,), whether the rewards of the group differ.
         below_noise: bool (P,), whether they differ by less than their noise; None where no term has a known noise.
     """
 
     values: np.ndarray
     rewards: np.ndarray
-    spread: np.ndarray
+    differ: np.ndarray
     below_noise: np.ndarray | None = None
 
     def of(self, groups: slice) -> "Advantages":
         """Those of some groups."""
         below = None if self.below_noise is None else self.below_noise[groups]
-        return Advantages(self.values[groups], self.rewards[groups], self.spread[groups], below)
+        return Advantages(self.values[groups], self.rewards[groups], self.differ[groups], below)
 
 
 def caption_reward(meteor: np.ndarray, judge: np.ndarray) -> np.ndarray:
@@ -94,13 +94,43 @@ def group_advantages(
     errors = {name: (noise or {}).get(name, np.zeros(len(known))) for name in terms}
     error = np.sqrt(np.sum([(weights[name] * values) ** 2 for name, values in errors.items()], axis=0))
     if how == "sum_then_normalize":
-        centred, of_all = _scaled(known, scale, np.maximum(floor, error)[:, None], whole_groups(rewards)), 1.0
+        lowest, centred = np.maximum(floor, error)[:, None], known - known.mean(axis=1, keepdims=True)
+        if scale == "group":
+            centred = _scaled(known, lowest)
+        elif scale == "batch":
+            centred = centred / np.maximum(_deviation(known[whole_groups(rewards)]) + TINY, lowest)
+        values = centred
     else:
+        apart = {name: np.nan_to_num(values) for name, values in filled.items()}
         floors = {name: np.maximum(floor, values)[:, None] for name, values in errors.items()}
-        centred, of_all = _scaled_apart(filled, weights, floors)
-    spread = np.ptp(centred, axis=1) > NO_SPREAD
+        full = np.sum([weights[name] * _scaled(values, 0.0) for name, values in apart.items()], axis=0)
+        counted = np.any([whole_groups(values) for values in filled.values()], axis=0)
+        centred = np.sum([weights[name] * _scaled(values, floors[name]) for name, values in apart.items()], axis=0)
+        values = centred / (
+            _deviation(full[counted]) + TINY
+        )  # without floors, or it would undo what they do to a group
+    differ = np.ptp(centred, axis=1) > NO_DIFFERENCE
     below = known.std(axis=1, ddof=1) < error if noise else None
-    return Advantages(np.where(spread[:, None], centred / of_all, 0.0), rewards, spread, below)
+    return Advantages(np.where(differ[:, None], values, 0.0), rewards, differ, below)
+
+
+def _scaled(values: np.ndarray, floor: float | np.ndarray) -> np.ndarray:
+    """Values (P, G) minus their group's mean, divided by its deviation of at least `floor`, a number or (P, 1)."""
+    deviation = values.std(axis=1, ddof=1, keepdims=True)
+    return (values - values.mean(axis=1, keepdims=True)) / np.maximum(deviation + TINY, floor)
+
+
+def _deviation(values: np.ndarray) -> float:
+    """Standard deviation of all values (P, G) together; 0 without a group."""
+    return float(values.std(ddof=1)) if len(values) else 0.0
+
+
+def _filled(values: np.ndarray) -> np.ndarray:
+    """Values (P, G) with missing ones imputed by the mean of the group; a group without any value stays NaN."""
+    present = ~np.isnan(values)
+    count = present.sum(axis=1)
+    means = np.where(present, values, 0.0).sum(axis=1) / np.where(count, count, np.nan)
+    return np.where(present, values, means[:, None])
 
 
 def ensemble_noise(members: np.ndarray) -> np.ndarray:
@@ -130,44 +160,3 @@ def _check(terms: Mapping[str, np.ndarray], weights: Mapping[str, float], floor:
         raise ValueError(f"rewards {sorted(unweighted)} have no weight; give one for each")
     if infinite := [name for name, values in terms.items() if np.isinf(values).any()]:
         raise ValueError(f"reward {infinite[0]!r} is infinite; a reward must be a number, or NaN where it is missing")
-
-
-def _filled(values: np.ndarray) -> np.ndarray:
-    """Values (P, G) with missing ones imputed by the mean of the group; a group without any value stays NaN."""
-    present = ~np.isnan(values)
-    count = present.sum(axis=1)
-    means = np.where(present, values, 0.0).sum(axis=1) / np.where(count, count, np.nan)
-    return np.where(present, values, means[:, None])
-
-
-def _scaled(
-    values: np.ndarray, scale: Scale, floor: float | np.ndarray, counted: np.ndarray | None = None
-) -> np.ndarray:
-    """Values (P, G) minus their group's mean, divided by a standard deviation of at least `floor`, a number or (P, 1).
-
-    The standard deviation of all groups is computed from the `counted` (P,) ones only.
-    """
-    centred = values - values.mean(axis=1, keepdims=True)
-    if scale == "none":
-        return centred
-    deviation = values.std(axis=1, ddof=1, keepdims=True) if scale == "group" else _deviation(values[counted])
-    return centred / np.maximum(deviation + TINY, floor)
-
-
-def _scaled_apart(
-    terms: Mapping[str, np.ndarray], weights: Mapping[str, float], floors: Mapping[str, np.ndarray]
-) -> tuple[np.ndarray, float]:
-    """Weighted sum (P, G) of the terms, each divided by its deviation in the group, and its deviation in all groups.
-
-    The latter is that of the sum without floors (P, 1), or it would undo what a floor does to a group.
-    """
-    apart = {name: np.nan_to_num(values) for name, values in terms.items()}
-    full = np.sum([weights[name] * _scaled(values, "group", 0.0) for name, values in apart.items()], axis=0)
-    counted = np.any([whole_groups(values) for values in terms.values()], axis=0)
-    parts = [weights[name] * _scaled(values, "group", floors[name]) for name, values in apart.items()]
-    return np.sum(parts, axis=0), _deviation(full[counted]) + TINY
-
-
-def _deviation(values: np.ndarray) -> float:
-    """Standard deviation of all values (P, G) together; 0 without a group."""
-    return float(values.std(ddof=1)) if len(values) else 0.0

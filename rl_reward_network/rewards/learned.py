@@ -26,14 +26,14 @@ MAPS = "foreground_probs"  # name in a file
 
 
 class MaskQualityModel(Protocol):
-    """The interface of a reward network: one pass per image, then any number of masks."""
+    """The interface of a reward network: one pass per image, then any number of masks; see `RewardNetwork`."""
 
     @property
     def fingerprint(self) -> str:
         """A hash of everything that the maps depend on."""
 
     def foreground_probs(self, image: Tensor) -> Tensor:
-        """Foreground probabilities (K, 1, 1, H, W) of float images (1, 3, H, W) in [0, 1]."""
+        """Maps (K, 1, 1, H, W) of float images (1, 3, H, W) in [0, 1]."""
 
     def mask_quality(self, mask: Tensor, foreground_probs: Tensor) -> Any:
         """The RewardOutput of float masks (B, 1, H, W) in [0, 1]."""
@@ -64,7 +64,7 @@ class ImageScorer:
         self.network, self.image, self.size = network, image, image.shape[:2]
         self._reasons = {} if reasons is None else reasons
         with torch.no_grad():
-            self.probs = network.foreground_probs(image_tensor(network, image)) if probs is None else probs
+            self.probs = network.foreground_probs(_tensor(network, image)) if probs is None else probs
 
     @property
     def foreground_prob(self) -> np.ndarray:
@@ -91,7 +91,7 @@ class ImageScorer:
             masks: float32 (P, H, W) in [0, 1], binary or soft.
 
         Returns:
-            float32 arrays: `score` (P,), the reward, clipped to [0, 1]; `dice` and `spread` (P,); `members` (P, K, 4),
+            float32 arrays: `score` (P,), the reward, clipped to [0, 1]; `dice` and `std` (P,); `members` (P, K, 4),
             Dice, IoU, precision and recall by each member; `member_scores` (P, K), the weighted numbers of each. All
             are NaN where the image is outside the network's domain.
 
@@ -101,12 +101,23 @@ class ImageScorer:
         _check_masks(masks, self.size)
         at_once = max(1, PIXELS_AT_ONCE // (self.size[0] * self.size[1]))
         starts = range(0, max(1, len(masks)), at_once)
-        with torch.no_grad():
-            parts = [self._quality(masks[start : start + at_once]) for start in starts]
+        parts = [self._quality(masks[start : start + at_once]) for start in starts]
         result = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         if not all(np.isfinite(column).all() for column in result.values()):
             raise ValueError("the reward network returned a score that is not finite; its weights are damaged")
         return {name: np.full_like(column, np.nan) for name, column in result.items()} if self.outside else result
+
+    @torch.no_grad()
+    def _quality(self, masks: np.ndarray) -> dict[str, np.ndarray]:
+        """The numbers of a RewardOutput; its maps are dropped, so that many large masks need little memory."""
+        output = self.network.mask_quality(self._like_probs(masks), self.probs)
+        numbers = {"score": output.score.clamp(0, 1), "dice": output.dice, "std": output.std}
+        numbers |= {"members": output.members.permute(2, 1, 0), "member_scores": output.member_scores.T}
+        return {name: values.float().cpu().numpy() for name, values in numbers.items()}
+
+    def _like_probs(self, masks: np.ndarray) -> Tensor:
+        """Masks (P, H, W) as (P, 1, H, W) with dtype and device of the probabilities."""
+        return torch.tensor(masks, dtype=self.probs.dtype, device=self.probs.device)[:, None]
 
     def ascend(self, masks: np.ndarray, step_size: float, steps: int) -> Iterator[np.ndarray]:
         """Gradient ascent on the score, each mask by itself: m <- clip(m + step_size * g / max |g|, 0, 1).
@@ -130,17 +141,6 @@ class ImageScorer:
             largest = gradient.abs().amax(dim=(1, 2, 3), keepdim=True).clamp_min(torch.finfo(mask.dtype).tiny)
             mask = (mask.detach() + step_size * gradient / largest).clamp(0, 1)
             yield mask[:, 0].cpu().numpy()
-
-    def _quality(self, masks: np.ndarray) -> dict[str, np.ndarray]:
-        """The numbers of a RewardOutput; its maps are dropped, so that many large masks need little memory."""
-        output = self.network.mask_quality(self._like_probs(masks), self.probs)
-        numbers = {"score": output.score.clamp(0, 1), "dice": output.dice, "std": output.std}
-        numbers |= {"members": output.members.permute(2, 1, 0), "member_scores": output.member_scores.T}
-        return {name: values.float().cpu().numpy() for name, values in numbers.items()}
-
-    def _like_probs(self, masks: np.ndarray) -> Tensor:
-        """Masks (P, H, W) as (P, 1, H, W) with dtype and device of the probabilities."""
-        return torch.tensor(masks, dtype=self.probs.dtype, device=self.probs.device)[:, None]
 
 
 class ForegroundMaps:
@@ -193,44 +193,33 @@ class ForegroundMaps:
         """Foreground probability by each of K members, float32 (K, 1, 1, H, W) on the network's device."""
         check_image(image)
         key = pixels_digest(image)
-        if key in self.entries:
-            self.entries.move_to_end(key)
-        else:
-            self._keep(key, self._load_or_compute(key, image))
-        return torch.from_numpy(self.entries[key]).to(device_of(self.network), torch.float32)
-
-    def _keep(self, key: str, maps: np.ndarray) -> None:
-        """Put maps into memory, and drop those used longest ago beyond the limit."""
-        self.entries[key] = maps
-        self.nbytes += maps.nbytes
+        if key not in self.entries:
+            self.entries[key] = self._load_or_compute(key, image)
+            self.nbytes += self.entries[key].nbytes
+        self.entries.move_to_end(key)
         while self.nbytes > self.memory_bytes and len(self.entries) > 1:
             self.nbytes -= self.entries.popitem(last=False)[1].nbytes
+        return torch.from_numpy(self.entries[key]).to(_device_of(self.network), torch.float32)
 
+    @torch.no_grad()
     def _load_or_compute(self, key: str, image: np.ndarray) -> np.ndarray:
         """float16 (K, 1, 1, H, W), from the file if there is one."""
         path = None if self.folder is None else self.folder / f"{key}.safetensors"
         stored = {} if path is None else load_arrays(path, "its maps are computed again")
         if MAPS not in stored:
-            stored = {MAPS: self._compute(image)}
+            self.computed += 1
+            stored = {MAPS: self.network.foreground_probs(_tensor(self.network, image)).half().cpu().numpy()}
             if path is not None and self.disk_used < self.disk_bytes:
                 save_arrays(path, stored)
                 self.disk_used += stored[MAPS].nbytes
         return stored[MAPS]
-
-    @torch.no_grad()
-    def _compute(self, image: np.ndarray) -> np.ndarray:
-        self.computed += 1
-        return self.network.foreground_probs(image_tensor(self.network, image)).half().cpu().numpy()
 
 
 @dataclass(frozen=True)
 class DomainCheck:
     """How many images a training uses.
 
-    Args:
-        images: that were looked at.
-        outside: those that the reward network cannot judge.
-        reason: why the first of them is outside; None without any.
+    Those `outside` cannot be judged by the reward network; `reason` says why of the first, None without any.
     """
 
     images: int
@@ -268,12 +257,12 @@ def foreground_prob(network: MaskQualityModel, image: np.ndarray) -> np.ndarray:
     return ImageScorer(network, image).foreground_prob
 
 
-def image_tensor(network: MaskQualityModel, image: np.ndarray) -> Tensor:
+def _tensor(network: MaskQualityModel, image: np.ndarray) -> Tensor:
     """An image uint8 (H, W, 3) as float32 (1, 3, H, W) in [0, 1] on the network's device."""
-    return torch.tensor(image, device=device_of(network)).permute(2, 0, 1)[None].float() / 255
+    return torch.tensor(image, device=_device_of(network)).permute(2, 0, 1)[None].float() / 255
 
 
-def device_of(network: MaskQualityModel) -> torch.device:
+def _device_of(network: MaskQualityModel) -> torch.device:
     """The device of the network's parameters; the CPU if it has none."""
     parameter = next(network.parameters(), None) if isinstance(network, torch.nn.Module) else None
     return torch.device("cpu") if parameter is None else parameter.device

@@ -1,18 +1,22 @@
-"""Metrics of binary masks against true masks, pair by pair, and the one table of them, `METRICS`.
+"""Metrics of binary masks against true masks, pair by pair, the one table of them, `METRICS`, and METEOR of captions.
 
-To add a metric, write its function here and add an entry to `METRICS`. It is then a column of the comparison of methods
-and of experiment 2 (report.html, table.csv, eval.csv, eval.json). If its range is [0, 1] and higher is better, it is a
-reward of PPO and GRPO and a column of the prompt policy's report, too. docs/how-to/another-metric.md has an example.
+To add a metric, write its function here and add an entry to `METRICS`: docs/how-to/another-metric.md has an example.
 
-All functions take the predicted and the true masks, bool (N, H, W) of one shape, and return float64 (N,). They raise a
-ValueError if the shapes differ, a mask has no pixel, or it is not bool (threshold probabilities first). N may be 0.
+All functions of masks take the predicted and the true masks, bool (N, H, W) of one shape, and return float64 (N,). They
+raise a ValueError if the shapes differ, a mask has no pixel, or it is not bool (threshold probabilities first). N may
+be 0.
 
 Empty masks, for all overlaps (Dice, IoU, recall, precision, clDice): if prediction and target are both empty the value
 is 1, if only one is empty it is 0. An empty prediction therefore has precision 0, which would be undefined otherwise.
 """
 
-from collections.abc import Callable
+import functools
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+from zipfile import BadZipFile
 
 import cv2
 import numpy as np
@@ -20,6 +24,7 @@ import numpy as np
 PERCENT = 95  # of the distances of `hd95`
 CALIBRATION_BINS = 15
 ROUNDING = 1e-5  # of a mean of float32 probabilities beyond 1
+NO_SYNONYMS = SimpleNamespace(synsets=lambda word: [])  # NLTK calls no other method of a WordNet
 _CROSS = cv2.getStructuringElement(cv2.MORPH_CROSS, (3, 3))
 
 
@@ -60,17 +65,15 @@ def cldice(pred: np.ndarray, target: np.ndarray) -> np.ndarray:
     check_masks(pred, target)
     different = {mask.tobytes(): mask for mask in (*pred, *target)}  # each different mask is thinned once
     skeletons = {key: skeletonize(np.array(mask)) for key, mask in different.items()}  # it refuses read-only views
-    pairs = zip(pred, target, strict=True)
-    return np.array([_cldice(a, b, skeletons[a.tobytes()], skeletons[b.tobytes()]) for a, b in pairs], dtype=np.float64)
 
+    def of_pair(pred: np.ndarray, target: np.ndarray) -> float:
+        if not pred.any() or not target.any():
+            return float(pred.any() == target.any())
+        thin, true_thin = skeletons[pred.tobytes()], skeletons[target.tobytes()]
+        precision, sensitivity = (thin & target).sum() / thin.sum(), (true_thin & pred).sum() / true_thin.sum()
+        return float(2 * precision * sensitivity / max(precision + sensitivity, 1e-12))
 
-def _cldice(pred: np.ndarray, target: np.ndarray, pred_skeleton: np.ndarray, target_skeleton: np.ndarray) -> float:
-    """Centreline Dice of one pair of masks (H, W)."""
-    if not pred.any() or not target.any():
-        return float(pred.any() == target.any())
-    precision = (pred_skeleton & target).sum() / pred_skeleton.sum()
-    sensitivity = (target_skeleton & pred).sum() / target_skeleton.sum()
-    return float(2 * precision * sensitivity / max(precision + sensitivity, 1e-12))
+    return _pair_by_pair(of_pair, pred, target)
 
 
 def hd95(pred: np.ndarray, target: np.ndarray) -> np.ndarray:
@@ -85,16 +88,7 @@ def hd95(pred: np.ndarray, target: np.ndarray) -> np.ndarray:
     conventions: NaN (monai: infinity or NaN), which leaves the image out of means and so rewards a method that finds
     nothing, or the diagonal of the image. Here it is the diagonal, sqrt(H^2 + W^2), and every image counts.
     """
-    check_masks(pred, target)
-    return np.array([_hd95(*pair) for pair in zip(pred, target, strict=True)], dtype=np.float64)
-
-
-def _hd95(pred: np.ndarray, target: np.ndarray) -> float:
-    """The distance of one pair of masks (H, W)."""
-    if not pred.any() or not target.any():
-        return 0.0 if pred.any() == target.any() else float(np.hypot(*pred.shape))
-    first, second = boundary(pred), boundary(target)
-    return max(_directed(first, second), _directed(second, first))
+    return _by_distances(pred, target, lambda *both: max(float(np.percentile(one, PERCENT)) for one in both))
 
 
 def border_distance(pred: np.ndarray, target: np.ndarray) -> np.ndarray:
@@ -103,16 +97,19 @@ def border_distance(pred: np.ndarray, target: np.ndarray) -> np.ndarray:
     Distances, boundary and empty masks are those of `hd95`. Equal to monai's
     `compute_average_surface_distance(..., symmetric=True)`.
     """
-    check_masks(pred, target)
-    return np.array([_border_distance(*pair) for pair in zip(pred, target, strict=True)], dtype=np.float64)
+    return _by_distances(pred, target, lambda *both: float(np.concatenate(both).mean()))
 
 
-def _border_distance(pred: np.ndarray, target: np.ndarray) -> float:
-    """The distance of one pair of masks (H, W)."""
-    if not pred.any() or not target.any():
-        return 0.0 if pred.any() == target.any() else float(np.hypot(*pred.shape))
-    first, second = boundary(pred), boundary(target)
-    return float(np.concatenate([_distances(first, second), _distances(second, first)]).mean())
+def _by_distances(pred: np.ndarray, target: np.ndarray, summary: Callable[..., float]) -> np.ndarray:
+    """`summary` of the distances from the boundary of each mask to that of the other, pair by pair."""
+
+    def of_pair(pred: np.ndarray, target: np.ndarray) -> float:
+        if not pred.any() or not target.any():
+            return 0.0 if pred.any() == target.any() else float(np.hypot(*pred.shape))
+        first, second = boundary(pred), boundary(target)
+        return summary(_distances(first, second), _distances(second, first))
+
+    return _pair_by_pair(of_pair, pred, target)
 
 
 def boundary(mask: np.ndarray) -> np.ndarray:
@@ -120,11 +117,6 @@ def boundary(mask: np.ndarray) -> np.ndarray:
     pixels = mask.astype(np.uint8)
     inside = cv2.erode(pixels, _CROSS, borderType=cv2.BORDER_CONSTANT, borderValue=(0, 0, 0, 0))
     return mask & (inside == 0)
-
-
-def _directed(start: np.ndarray, end: np.ndarray) -> float:
-    """Percentile of the distances from the pixels of `start` to the nearest of `end`, both bool (H, W)."""
-    return float(np.percentile(_distances(start, end), PERCENT))
 
 
 def _distances(start: np.ndarray, end: np.ndarray) -> np.ndarray:
@@ -140,12 +132,12 @@ def betti0_error(pred: np.ndarray, target: np.ndarray) -> np.ndarray:
     The foreground is 8-connected and the background 4-connected, so that a diagonal line of pixels is one component and
     closes a loop. The whole image is counted, not windows of it. An empty mask has no component and no hole.
     """
-    return _difference(components, pred, target)
+    return _pair_by_pair(lambda a, b: abs(components(a) - components(b)), pred, target)
 
 
 def betti1_error(pred: np.ndarray, target: np.ndarray) -> np.ndarray:
     """Difference in the number of holes (Betti-1) of each pair, a whole number >= 0; otherwise as `betti0_error`."""
-    return _difference(holes, pred, target)
+    return _pair_by_pair(lambda a, b: abs(holes(a) - holes(b)), pred, target)
 
 
 def betti_match(pred: np.ndarray, target: np.ndarray) -> np.ndarray:
@@ -184,15 +176,14 @@ def calibration_error(soft: np.ndarray, target: np.ndarray) -> np.ndarray:
         raise ValueError(f"soft masks must have the shape of the true ones, {target.shape}, got {soft.shape}")
     if not ((soft >= -ROUNDING) & (soft <= 1 + ROUNDING)).all():
         raise ValueError(f"soft masks must be in [0, 1], got {soft.min()} to {soft.max()}; give probabilities")
-    return np.array([_calibration_error(*pair) for pair in zip(soft, target, strict=True)], dtype=np.float64)
 
+    def of_pair(soft: np.ndarray, target: np.ndarray) -> float:
+        probs = np.clip(soft.ravel().astype(np.float64), 0, 1)
+        bins = np.minimum((probs * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
+        sums = np.bincount(bins, probs, CALIBRATION_BINS) - np.bincount(bins, target.ravel(), CALIBRATION_BINS)
+        return float(np.abs(sums).sum() / probs.size)
 
-def _calibration_error(soft: np.ndarray, target: np.ndarray) -> float:
-    """The error of one soft mask (H, W)."""
-    probs = np.clip(soft.ravel().astype(np.float64), 0, 1)
-    bins = np.minimum((probs * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
-    sums = np.bincount(bins, probs, CALIBRATION_BINS) - np.bincount(bins, target.ravel(), CALIBRATION_BINS)
-    return float(np.abs(sums).sum() / probs.size)
+    return np.array([of_pair(*pair) for pair in zip(soft, target, strict=True)], dtype=np.float64)
 
 
 def components(mask: np.ndarray) -> int:
@@ -206,10 +197,12 @@ def holes(mask: np.ndarray) -> int:
     return int(cv2.connectedComponents(background.astype(np.uint8), connectivity=4)[0]) - 2
 
 
-def _difference(count: Callable[[np.ndarray], int], pred: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """float64 (N,): absolute difference of a number of each pair."""
+def _pair_by_pair(
+    function: Callable[[np.ndarray, np.ndarray], float], pred: np.ndarray, target: np.ndarray
+) -> np.ndarray:
+    """float64 (N,): the function of each pair of masks (H, W)."""
     check_masks(pred, target)
-    return np.array([abs(count(a) - count(b)) for a, b in zip(pred, target, strict=True)], dtype=np.float64)
+    return np.array([function(*pair) for pair in zip(pred, target, strict=True)], dtype=np.float64)
 
 
 def _counts(pred: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -317,3 +310,99 @@ def empty_rules() -> str:
     notes = [metric.note for metric in METRICS.values() if metric.note]
     first = f"{', '.join(overlaps[:-1])} and {overlaps[-1]} of two empty masks are 1, of one empty mask 0."
     return " ".join([first, *notes])
+
+
+# ---- captions --------------------------------------------------------------------------------------------------------
+
+
+def meteor(predictions: Sequence[str], references: Sequence[str], normalise: bool = False) -> np.ndarray:
+    """METEOR of each caption with its one reference, by NLTK, without any download.
+
+    Formula, for m matched words in c chunks, p words predicted, r words in the reference: P = m / p, R = m / r,
+    F = P R / (0.9 P + 0.1 R), METEOR = F (1 - 0.5 (c / m)^3). Words match when they are equal, have one stem (Porter),
+    or, in the variant "full", are synonyms in WordNet. The variants give different numbers: report `meteor_variant()`
+    with every number. The Java METEOR 1.5 has other parameters and is not comparable to either.
+
+    Source: Lavie and Agarwal 2007, as in nltk.translate.meteor_score. NLTK aligns repeated words greedily from the
+    right, so the number of chunks of a repetitive caption can be too high.
+
+    Args:
+        predictions: N captions; the score of a caption without a word is 0.
+        references: N captions, each with at least one word.
+        normalise: divide by the score of the reference with itself, which is 0.5 for one word, 0.94 for two and nearly
+            1 for ten, so that a perfect prediction scores 1 at any length.
+
+    Returns:
+        float64 (N,) in [0, 1].
+
+    Raises:
+        ValueError: the lengths differ, a reference has no word, or NLTK is not installed.
+    """
+    check_pairs(predictions, references)
+    for number, reference in enumerate(references):
+        if not tokens(reference):
+            raise ValueError(f"reference {number} has no word ({reference!r}); leave the sample out")
+
+    def scores(texts: Sequence[str]) -> np.ndarray:
+        library, pairs = _nltk(), zip(texts, references, strict=True)
+        found = (library.single_meteor_score(tokens(true), tokens(text), wordnet=_wordnet()) for text, true in pairs)
+        return np.array([float(score) for score in found], dtype=np.float64)
+
+    return np.minimum(scores(predictions) / scores(references), 1.0) if normalise else scores(predictions)
+
+
+def meteor_variant() -> str:
+    """ "full" if NLTK finds WordNet on this machine, else "exact+stem"; nothing is downloaded."""
+    return "exact+stem" if _wordnet() is NO_SYNONYMS else "full"
+
+
+def tokens(text: str) -> list[str]:
+    """The words of `text` in lower case: runs of letters, digits and underscores."""
+    # Punctuation is dropped: any two sentences share a full stop, so a policy could raise METEOR with commas.
+    return re.findall(r"\w+", text.lower())
+
+
+def check_pairs(predictions: Sequence[str], references: Sequence[str]) -> None:
+    """Raise a ValueError unless both are lists of captions of the same length."""
+    if isinstance(predictions, str) or isinstance(references, str):
+        raise ValueError("predictions and references must be lists of captions, got one string")
+    if len(predictions) != len(references):
+        raise ValueError(f"each prediction needs its reference, got {len(predictions)} and {len(references)}")
+
+
+def _nltk() -> Any:
+    """NLTK's METEOR module, imported lazily because the import takes over a second."""
+    try:
+        from nltk.translate import meteor_score
+    except ImportError:
+        raise ValueError("METEOR needs the package nltk: pip install -r requirements.txt") from None
+    return meteor_score
+
+
+@functools.cache
+def _wordnet() -> Any:
+    """NLTK's WordNet, or NO_SYNONYMS if it is not installed.
+
+    Without this check NLTK would fail at the first word without an equal stem, possibly hours into a run.
+    """
+    _nltk()
+    from nltk import data
+    from nltk.corpus import wordnet
+
+    def has(place: str) -> bool:
+        try:
+            data.find(place)
+        except LookupError:
+            return False
+        return True
+
+    try:
+        if not (has("corpora/wordnet") or has("corpora/wordnet.zip")):
+            return NO_SYNONYMS
+        wordnet.ensure_loaded()
+    except (LookupError, OSError, BadZipFile) as error:
+        raise ValueError(
+            f"corpora/wordnet in one of {data.path}: NLTK cannot read it ({type(error).__name__}); delete it, or "
+            "download it again with python -m nltk.downloader wordnet"
+        ) from None
+    return wordnet

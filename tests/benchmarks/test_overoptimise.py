@@ -7,7 +7,7 @@ from rl_reward_network.reward_training.masks import RewardExample, true_dice
 RNG = np.random.default_rng(0)
 TRUTH = np.zeros((48, 48), dtype=bool)
 TRUTH[20:28, 4:44] = True
-EXAMPLE = RewardExample(np.zeros((48, 48, 3), np.uint8), TRUTH, np.stack([np.roll(TRUTH, 3, 0), TRUTH]), "p")
+EXAMPLE = RewardExample(np.zeros((48, 48, 3), np.uint8), TRUTH, np.stack([np.roll(TRUTH, 3, 0), TRUTH]))
 
 
 def test_candidates_start_with_the_default_prompts_mask_and_differ():

@@ -21,7 +21,7 @@ from rl_reward_network.grpo.settings import GRPOPlan
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RunConfig
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED
-from rl_reward_network.rewards.judge_client import JudgeConfig
+from rl_reward_network.rewards.judge import JudgeConfig
 from rl_reward_network.run import RUN_FILE, Run
 from tests.conftest import write_tiny_data
 from tests.rewards.judge_server import Reply, judge_server, listing

@@ -1,4 +1,4 @@
-"""Labels that may be wrong: filled loops, images that are masks, labels of the main branches alone."""
+"""Labels that may be wrong: filled loops, and images that are masks; and tubes."""
 
 import json
 
@@ -8,21 +8,12 @@ from scipy.ndimage import binary_dilation, binary_fill_holes, gaussian_filter
 from skimage import filters
 
 from rl_reward_network.data.annotations import read_annotations
+from rl_reward_network.data.images import ridge_strength
 from rl_reward_network.data.mask_checks import has_filled_loops, looks_like_mask
 from rl_reward_network.data.masks import MaskParts, parse_polygon, rasterise
-from rl_reward_network.data.readers import read_images
-from rl_reward_network.data.ridges import (
-    MIN_IMAGES,
-    SUSPICIOUS,
-    LabelCheck,
-    check_labels,
-    ridge_strength,
-    unlabelled_ratio,
-)
-from tests.conftest import CHASE, SHARED, needs_chase, smooth_image
+from tests.conftest import CHASE, needs_chase, smooth_image
 
 ROWS, COLS = np.mgrid[0:200, 0:200]
-SIDE = 160
 
 
 def disc(row: float, col: float, radius: float) -> np.ndarray:
@@ -87,62 +78,6 @@ def picture_of(mask: np.ndarray, blur: float = 0) -> np.ndarray:
 )
 def test_pictures_of_a_few_flat_colours_look_like_masks(image: np.ndarray, expected: bool) -> None:
     assert looks_like_mask(image) == expected
-
-
-def vessels(branches: int, dark: bool = True, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A grey image with a trunk and clearer branches to the right, and the masks of trunk and of branches."""
-    trunk, twigs = np.zeros((2, SIDE, SIDE), dtype=bool)
-    trunk[5:155, 40:44] = True
-    for row in range(20, 20 + 20 * branches, 20):
-        twigs[row : row + 4, 44:140] = True
-    noise = np.random.default_rng(seed).normal(0, 3, (SIDE, SIDE))
-    grey = 128 + (-60 if dark else 60) * gaussian_filter(trunk + 1.5 * twigs, 1) + noise
-    return np.repeat(grey.clip(0, 255).astype(np.uint8)[..., None], 3, axis=2), trunk, twigs & ~trunk
-
-
-@pytest.mark.parametrize("dark", [True, False])
-def test_the_length_of_what_labels_leave_out_is_measured(dark: bool) -> None:
-    image, trunk, twigs = vessels(3, dark)
-    assert unlabelled_ratio(image, trunk | twigs) == 0
-    expected = pytest.approx(3 * 93 / 150, rel=0.1)  # without the edge of the label
-    assert unlabelled_ratio(image, trunk) == expected
-    larger = [np.kron(x, np.ones((7, 7) + (1,) * (x.ndim - 2), dtype=x.dtype)) for x in (image, trunk)]
-    assert unlabelled_ratio(*larger) == expected, "large images are reduced"
-    one = twigs & (np.arange(SIDE)[:, None] < 30)
-    assert unlabelled_ratio(image, trunk | one) == pytest.approx(2 * 93 / 244, rel=0.1)
-
-
-def test_tubes_apart_from_the_tree_fainter_ones_and_other_shapes_do_not_count() -> None:
-    image, trunk, twigs = vessels(3)
-    apart = image.copy()
-    apart[:, 44:60] = image[1, 1]  # the branches no longer reach the trunk
-    assert unlabelled_ratio(apart, trunk) == 0
-    faint = np.where(twigs[..., None], (image.astype(int) + 4 * 128) // 5, image).astype(np.uint8)
-    assert (unlabelled_ratio(faint, trunk) or 0) < 0.1
-    for mask in (disc(80, 80, 50)[:SIDE, :SIDE], np.zeros((SIDE, SIDE), dtype=bool)):
-        assert unlabelled_ratio(image, mask) is None
-
-
-def test_the_note_is_given_for_the_median_of_enough_images() -> None:
-    images = [vessels(3, seed=seed) for seed in range(MIN_IMAGES)]
-    partly = check_labels((image, trunk) for image, trunk, _ in images)
-    assert partly.images == MIN_IMAGES
-    assert f"{partly.unlabelled_ratio:.1f} times" in (partly.note or "")
-    assert check_labels((image, trunk | twigs) for image, trunk, twigs in images).note is None
-    assert check_labels((image, trunk) for image, trunk, _ in images[:-1]) == LabelCheck(None, MIN_IMAGES - 1)
-    assert [bool(LabelCheck(ratio, 9).note) for ratio in (SUSPICIOUS, SUSPICIOUS - 0.01)] == [True, False]
-
-
-@pytest.mark.filterwarnings("ignore:.*keys that are not read")
-@pytest.mark.parametrize(("name", "step", "complete"), [("arcade", 54, False), ("chase_db1", 3, True)])
-def test_real_labels(name: str, step: int, complete: bool) -> None:
-    if not (SHARED / "realdata" / name).is_dir():
-        pytest.skip(f"{name} is not here: real data are not part of the project")
-    samples = read_images(SHARED / "realdata" / name)[::step]
-    masks = ((sample.load_image(), sample.load_mask()) for sample in samples)
-    check = check_labels((image, mask) for image, mask in masks if mask is not None)
-    assert check.images >= 9
-    assert (check.note is None) == complete
 
 
 def test_ridges_of_both_polarities_equal_two_calls_of_the_filter_of_scikit_image() -> None:

@@ -26,7 +26,7 @@ from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
-from rl_reward_network.rewards.functions import iou_reward, meteor_reward
+from rl_reward_network.rewards.table import iou_reward, meteor_reward
 from rl_reward_network.run import GRPO_RUN, Run
 
 SETTINGS: dict[str, Any] = {

@@ -12,7 +12,7 @@ from rl_reward_network.grpo.image_context import FeatureCache, open_batch, seede
 from rl_reward_network.grpo.measure import SAMPLED, Measured, batch_size, iou_of_captions, measure, unpacked
 from rl_reward_network.grpo.prompts import DESCRIBE, TrainingItem, segment_question
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding
-from rl_reward_network.rewards.captions import meteor
+from rl_reward_network.rewards.metrics import meteor
 from tests.grpo.nano import nano, regions, shake
 from tests.grpo.test_image_context import LONGEST, predict
 

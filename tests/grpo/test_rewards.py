@@ -33,9 +33,8 @@ from rl_reward_network.grpo.trainer import LONGEST_ALIKE, Sa2VAGRPOTrainer, with
 from rl_reward_network.models.ema import copied
 from rl_reward_network.models.sa2va.generation_sa2va import Answer
 from rl_reward_network.rewards.combine import Advantages, caption_reward, ensemble_noise
-from rl_reward_network.rewards.functions import EnsembleScores, iou_reward
-from rl_reward_network.rewards.judge import Judge
-from rl_reward_network.rewards.judge_client import JudgeConfig
+from rl_reward_network.rewards.judge import Judge, JudgeConfig
+from rl_reward_network.rewards.table import EnsembleScores, iou_reward
 from tests.grpo.nano import NOTHING, captions_of, config, nano, regions
 from tests.rewards.judge_server import SOON, Reply, judge_server
 from tests.rewards.test_judge import REFERENCE, play
@@ -260,7 +259,7 @@ def test_captions_are_paid_although_the_judge_fails(tmp_path: Path, reply: Reply
     np.testing.assert_allclose(terms["caption"][0], 0.25 * meteor[0] + 0.75 * np.array([0.5, 0.0, 0.25]))
     np.testing.assert_array_equal(terms["caption"][1], meteor[1])
     assert meteor[1, 0] > meteor[1, 1] > meteor[1, 2] == 0, "so that the group learns something"
-    assert advantages["loop1"].spread.tolist() == [True, True]
+    assert advantages["loop1"].differ.tolist() == [True, True]
     assert {name: judge.counts[name] for name in ("imputed", "groups_paid_by_meteor")} == {
         "imputed": 1,
         "groups_paid_by_meteor": 1,

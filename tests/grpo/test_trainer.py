@@ -22,7 +22,7 @@ from rl_reward_network.grpo.trainer import (
     hint_to_resume,
 )
 from rl_reward_network.models.lora import lora_off
-from rl_reward_network.rewards.functions import iou_reward
+from rl_reward_network.rewards.table import iou_reward
 from tests.grpo.nano import config, make_trainer, nano, regions, rewards, shake
 
 SMALL = {"per_device_train_batch_size": 4}  # one prompt a step

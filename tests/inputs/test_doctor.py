@@ -124,22 +124,6 @@ def test_outlines_that_fill_loops_are_noted(check: Check) -> None:
     assert row.count("_1_frame_000001.png") == 3, "three are named"
 
 
-def test_labels_that_leave_out_branches_are_noted(check: Check) -> None:
-    folder = write_tiny_data(Path("data"), 8, 48)
-    whole, part = np.zeros((2, 120, 120), dtype=bool)
-    whole[10:110, 40:44] = part[10:110, 40:44] = True
-    for top in (20, 50, 80):
-        whole[top : top + 4, 40:112] = True
-    grey = np.where(whole & ~part, 20, np.where(part, 80, 150)).astype(np.uint8)
-    records = json.loads((folder / "annotations.json").read_text())
-    for number, record in enumerate(records):  # moved, since the same picture would be the same patient
-        moved = np.roll(grey, 9 * number, axis=0)
-        Image.fromarray(np.repeat(moved[..., None], 3, axis=2)).save(folder / "images" / record["image"])
-    for mask, noted in ((part, True), (whole, False)):
-        rewrite(folder, lambda n, record, mask=mask: drawn(np.roll(mask, 9 * n, axis=0))(record))
-        assert ("labels seem to leave out" in check(data_root=folder)) == noted
-
-
 def test_several_kinds_of_object_are_refused_here_as_in_training(check: Check) -> None:
     data = write_tiny_data(Path("data"), 8, 48)
     rewrite(data, lambda n, record: record | {"text": [f"object {n % 2}"]})

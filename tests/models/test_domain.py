@@ -12,8 +12,8 @@ import torch
 from rl_reward_network.atomic_io import read_json, write_json
 from rl_reward_network.models.domain import Judged, fit_domain, map_statistics
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
-from rl_reward_network.rewards.functions import learned_reward
 from rl_reward_network.rewards.learned import ForegroundMaps, ImageScorer, in_domain, score_masks
+from rl_reward_network.rewards.table import learned_reward
 
 SIDE = 96
 

@@ -61,7 +61,7 @@ def examples():
         truth = np.zeros((40, 48), dtype=bool)
         truth[8 + n : 20 + n, 5:40] = True
         image = np.repeat((40 + 180 * truth[..., None]).astype(np.uint8), 3, axis=2)
-        examples.append(RewardExample(image, truth, np.stack([damage(truth, rng) for _ in range(3)]), f"p{n}"))
+        examples.append(RewardExample(image, truth, np.stack([damage(truth, rng) for _ in range(3)])))
     return examples
 
 
@@ -71,7 +71,8 @@ def test_k_is_chosen_for_the_weights_of_the_score_at_the_calibrated_level(networ
     config = replace(SMALL, score_weights=(0.0, 0.0, 0.0, 1.0))
     result = calibrated(reconfigured(network, config), examples, GROUPS, 2, [0])
     scores, true, _ = calls[0]
-    table = measure(result, examples, 2, [0])[0].without(OWN)
+    table = measure(result, examples, 2, [0])[0]
+    table = table.where(table.sources != OWN)
     np.testing.assert_allclose(scores, table.predicted[..., 3], atol=1e-5)
     np.testing.assert_allclose(true, table.true[:, 3])
 
@@ -160,7 +161,7 @@ def test_the_intervals_of_each_source_hold_90_percent_of_other_images(noise):
     intervals, test = fit_intervals(table(5000), [f"p{index}" for index in range(5000)]), table(10000)
     assert set(intervals) == set(SOURCES)
     for source, interval in intervals.items():
-        part = test.of(source)
+        part = test.where(test.sources == source)
         low, high = interval.around(part.predicted[..., 0]).T
         inside = (low <= part.true[:, 0]) & (part.true[:, 0] <= high)
         assert inside.mean() == pytest.approx(0.9, abs=0.02)
@@ -201,12 +202,13 @@ def test_every_mask_of_every_image_is_measured_and_each_image_once(network, exam
     passes = []
     forward = BrightnessNetwork.foreground_probs
     monkeypatch.setattr(BrightnessNetwork, "foreground_probs", lambda *args: passes.append(1) or forward(*args))
-    table, climbs = measure(network, examples, 4, [0])
+    table, climbs, seen = measure(network, examples, 4, [0])
     assert (table.predicted.shape, table.true.shape) == ((54, 2, 4), (54, 4))
     assert np.array_equal(table.image_ids, np.repeat([0, 1, 2], 18))
     assert table.sources.tolist() == ([SEGMENTER] * 3 + [DAMAGED] * 4 + [SHIFTED] * 4 + [RIDGE] * 6 + [OWN]) * 3
     np.testing.assert_allclose(table.true[:3, 0], true_dice(examples[0].masks, examples[0].truth))
-    assert [len(climb.masks) for climb in climbs] == [CLIMBERS] * 3
+    assert [len(masks) for *_, masks in climbs] == [CLIMBERS] * 3
+    assert [image is one.image for (image, _), one in zip(seen, examples, strict=True)] == [True] * 3
     assert len(passes) == 3
     passes.clear()
     calibrated(network, examples, GROUPS, 4, [0])
@@ -218,7 +220,7 @@ def test_every_mask_of_every_image_is_measured_and_each_image_once(network, exam
 def test_the_step_size_that_improves_most_masks_is_chosen_and_of_equal_ones_the_largest_gain(
     network, examples, monkeypatch
 ):
-    _, climbs = measure(network, examples, 3, [0])
+    _, climbs, _ = measure(network, examples, 3, [0])
     assert choose_ascent_step(network, climbs) == 0.4
     mask = np.zeros((1, 40, 48), dtype=bool)
     mask[0, 5:15, 10:30] = True

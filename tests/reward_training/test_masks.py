@@ -21,8 +21,8 @@ from rl_reward_network.reward_training.masks import (
     SHIFTED,
     SOURCES,
     RewardExample,
-    RewardExamples,
     damage,
+    reward_examples,
     ridge_masks,
     source_masks,
     true_dice,
@@ -118,7 +118,7 @@ def test_ridge_masks_find_tubes_of_each_polarity_and_stricter_ones_are_smaller(d
 def test_each_source_has_its_masks_and_only_the_named_ones_are_made(monkeypatch):
     truth = tree()
     image = np.repeat((60 + 130 * truth[..., None]).astype(np.uint8), 3, axis=2)
-    example = RewardExample(image, truth, np.stack([np.roll(truth, 2 * n + 1, axis=1) for n in range(3)]), "patient")
+    example = RewardExample(image, truth, np.stack([np.roll(truth, 2 * n + 1, axis=1) for n in range(3)]))
     result = source_masks(example, np.random.default_rng(0), 4, own=~truth)
     counts = {SEGMENTER: 3, DAMAGED: 4, SHIFTED: 4, RIDGE: 6, OWN: 1}
     assert {name: len(stack) for name, stack in result.items()} == counts
@@ -131,12 +131,10 @@ def test_each_source_has_its_masks_and_only_the_named_ones_are_made(monkeypatch)
     assert tuple(source_masks(example, np.random.default_rng(0), 4, (SEGMENTER, DAMAGED))) == (SEGMENTER, DAMAGED)
 
 
-def test_examples_can_be_iterated_again():
+def test_examples_are_labelled_samples_with_every_prompts_mask():
     truth, probabilities = np.ones((4, 5), bool), np.stack([np.full((4, 5), 0.4), np.full((4, 5), 0.6)])
     load = {"load_image": lambda: np.zeros((4, 5, 3), np.uint8), "load_mask": lambda: truth}
     inputs: Any = SimpleNamespace(probabilities=lambda image: probabilities)
-    examples = RewardExamples(inputs, [SimpleNamespace(sample_id="a", group_id="g", **load)], "examples")
-    for _ in range(2):
-        (example,) = examples
-        assert example.masks.tolist() == (probabilities > 0.5).tolist()
-        assert (example.group_id, example.truth.all()) == ("g", True)
+    (example,) = reward_examples(inputs, [SimpleNamespace(**load)], "examples")
+    assert example.masks.tolist() == (probabilities > 0.5).tolist()
+    assert example.truth.all()

@@ -63,8 +63,7 @@ def test_learns_to_score_masks_it_never_saw(tmp_path):
     assert np.corrcoef(predicted, true)[0, 1] > 0.9
 
 
-def test_equal_seeds_give_equal_weights_and_other_seeds_do_not(tmp_path, whole):
-    check_like_whole(whole, tmp_path / "again")
+def test_another_seed_and_another_member_have_other_weights(tmp_path, whole):
     other = train_reward_network(TRAIN, VAL, replace(TINY, seed=2), tmp_path / "other", SMALL)
     assert not torch.equal(weights(whole[1]), weights(other))
     assert not torch.equal(*(weights(member) for member in other.members)), "members differ in start and batches"
@@ -101,29 +100,10 @@ def whole(tmp_path_factory):
     return folder, train_reward_network(TRAIN, VAL, TINY, folder, SMALL)
 
 
-def check_like_whole(whole, run):
+def check_like_whole(whole, run, unlabelled=None):
     """Resume `run`: it ends in the weights and rows of the whole run."""
-    assert torch.equal(weights(whole[1]), weights(train_reward_network(TRAIN, VAL, TINY, run, SMALL)))
+    assert torch.equal(weights(whole[1]), weights(train_reward_network(TRAIN, VAL, TINY, run, SMALL, unlabelled)))
     assert (run / "metrics.jsonl").read_text() == (whole[0] / "metrics.jsonl").read_text()
-
-
-@pytest.mark.parametrize("stop_at", [1, 4, 5, 8])
-def test_an_interrupted_run_ends_in_the_same_weights(tmp_path, monkeypatch, capsys, whole, stop_at):
-    step_of, calls = training.train_step, []
-
-    def interrupted(*args):
-        calls.append(1)
-        if len(calls) == stop_at:
-            raise KeyboardInterrupt
-        return step_of(*args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training, "train_step", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            train_reward_network(TRAIN, VAL, TINY, tmp_path, SMALL)
-    capsys.readouterr()
-    check_like_whole(whole, tmp_path)
-    assert capsys.readouterr().err.strip().startswith(f"2 members:  {'50' if stop_at > 4 else ' 0'}%|")
 
 
 UNLABELLED = training.LabelledImages(
@@ -151,19 +131,20 @@ def test_a_taught_window_is_segmented_by_the_average_as_it_is_and_learned_pertur
     member = training._Member(network, 0, TINY, UNLABELLED)
     with torch.no_grad():
         member.unet.head.bias += 3.0  # the student moves away from its average
-    taught = member._taught(2, 64, 4)
+    images, probs, weight = member._taught(2, 64, 4)
     rng = np.random.default_rng([TINY.seed, 0, 4, 1])
     weak = draw_batch(UNLABELLED, 2, 64, rng)[0]
     member.teacher.network.eval()
-    torch.testing.assert_close(taught.probs, member.teacher.network(weak).sigmoid())
-    assert taught.images.shape == weak.shape
-    assert not torch.equal(taught.images, weak)
-    assert taught.weight == 1, "faded in after 30 % of the steps"
-    assert member._taught(2, 64, 1).images.shape[-1] == 32, "half the resolution, as of the labelled windows"
+    torch.testing.assert_close(probs, member.teacher.network(weak).sigmoid())
+    assert images.shape == weak.shape
+    assert not torch.equal(images, weak)
+    assert weight == 1, "faded in after 30 % of the steps"
+    assert member._taught(2, 64, 1)[0].shape[-1] == 32, "half the resolution, as of the labelled windows"
 
 
-@pytest.mark.parametrize("stop_at", [1, 5, 8])
-def test_an_interrupted_mean_teacher_ends_in_the_same_weights(tmp_path, monkeypatch, taught, stop_at):
+@pytest.mark.parametrize(("of", "stop_at"), [("whole", 1), ("whole", 4), ("whole", 5), ("taught", 5), ("taught", 8)])
+def test_an_interrupted_run_ends_in_the_same_weights(tmp_path, monkeypatch, capsys, request, of, stop_at):
+    uninterrupted, unlabelled = request.getfixturevalue(of), UNLABELLED if of == "taught" else None
     step_of, calls = training.train_step, []
 
     def interrupted(*args):
@@ -175,10 +156,10 @@ def test_an_interrupted_mean_teacher_ends_in_the_same_weights(tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(training, "train_step", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            train_reward_network(TRAIN, VAL, TINY, tmp_path, SMALL, UNLABELLED)
-    again = train_reward_network(TRAIN, VAL, TINY, tmp_path, SMALL, UNLABELLED)
-    assert torch.equal(weights(taught[1]), weights(again))
-    assert (tmp_path / "metrics.jsonl").read_text() == (taught[0] / "metrics.jsonl").read_text()
+            train_reward_network(TRAIN, VAL, TINY, tmp_path, SMALL, unlabelled)
+    capsys.readouterr()
+    check_like_whole(uninterrupted, tmp_path, unlabelled)
+    assert capsys.readouterr().err.strip().startswith(f"2 members:  {'50' if stop_at > 4 else ' 0'}%|")
 
 
 KILLED = """
@@ -199,9 +180,8 @@ train_reward_network(TRAIN, VAL, TINY, Path(sys.argv[2]), SMALL)
 """
 
 
-@pytest.mark.parametrize("renames", [1, 2])
-def test_a_run_that_was_killed_while_it_wrote_ends_in_the_same_weights(tmp_path, whole, renames):
-    arguments = [str(Path(__file__).parents[2]), str(tmp_path), str(renames)]
+def test_a_run_that_was_killed_while_it_wrote_ends_in_the_same_weights(tmp_path, whole):
+    arguments = [str(Path(__file__).parents[2]), str(tmp_path), "2"]  # in its second checkpoint
     done = subprocess.run([sys.executable, "-c", KILLED, *arguments], capture_output=True, text=True)
     assert done.returncode == -9, done.stderr
     time.sleep(1.1)  # TensorBoard orders its files by the second they were opened in
@@ -295,11 +275,8 @@ def test_mixed_precision_follows_the_hardware(monkeypatch, has):
 
 
 def test_the_learning_rate_rises_then_falls():
-    config, optimizer = replace(TINY, steps=100), torch.optim.SGD([torch.zeros(1)], lr=1.0)
-    rates = []
-    for step in range(1, 101):
-        training._set_learning_rate(optimizer, config, step)
-        rates.append(optimizer.param_groups[0]["lr"])
+    config = replace(TINY, steps=100)
+    rates = [training.learning_rate(config, step) for step in range(1, 101)]
     assert np.argmax(rates) == 14
     assert max(rates) == pytest.approx(config.learning_rate, rel=2e-3)
     assert (np.diff(rates[:15]) > 0).all()
@@ -307,12 +284,11 @@ def test_the_learning_rate_rises_then_falls():
     assert rates[-1] == pytest.approx(1e-3 * config.learning_rate)
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_divergence_stops_the_run_and_names_the_remedy(tmp_path, threads, count):
-    threads(count)
+def test_divergence_stops_the_run_and_names_the_remedy(tmp_path, threads):
+    threads(2)
     with pytest.raises(ValueError, match=r"step \d: .* try another seed"):
         train_reward_network(TRAIN, VAL, replace(TINY, learning_rate=1e30), tmp_path, SMALL)
-    assert torch.get_num_threads() == count
+    assert torch.get_num_threads() == 2
     assert not [thread.name for thread in threading.enumerate() if "Pool" in thread.name], "none is left behind"
 
 

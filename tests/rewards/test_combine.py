@@ -1,4 +1,4 @@
-"""Advantages by hand: scales, weights, missing values, groups without spread."""
+"""Advantages by hand: scales, weights, missing values, groups whose rewards do not differ."""
 
 from unittest.mock import MagicMock
 
@@ -19,7 +19,7 @@ def test_group_scale_by_hand():
     np.testing.assert_allclose(result.values[0], np.array([-1, 1, -1, 1]) / deviation)
     np.testing.assert_allclose(result.rewards, 2 * A)
     assert result.values[1].tolist() == [0, 0, 0, 0]
-    assert result.spread.tolist() == [True, False]
+    assert result.differ.tolist() == [True, False]
 
 
 def trl_advantages(terms: dict[str, np.ndarray], weights: dict[str, float], how: str, scale: str) -> np.ndarray:
@@ -93,7 +93,7 @@ def test_a_spread_of_noise_is_not_blown_up():
 @both
 def test_a_rounding_error_is_no_spread(how):
     result = group_advantages({"a": 0.7 + 1e-9 * A}, {"a": 1.0}, how)
-    assert not result.spread.any()
+    assert not result.differ.any()
     assert not result.values.any()
 
 
@@ -109,7 +109,7 @@ def test_a_missing_reward_is_the_mean_of_its_group_and_never_0():
     values = np.array([[0.8, np.nan, 0.6, 0.7], [np.nan] * 4])
     result = group_advantages({"judge": values}, {"judge": 1.0}, scale="none")
     np.testing.assert_allclose(result.values[0], [0.1, 0.0, -0.1, 0.0], atol=1e-12)
-    assert result.spread.tolist() == [True, False]
+    assert result.differ.tolist() == [True, False]
     both = group_advantages({"judge": values, "iou": A}, {"judge": 1.0, "iou": 1.0}, scale="none")
     assert both.values[1].tolist() == [0, 0, 0, 0], "a term that a whole group misses says nothing about it"
     assert np.isnan(both.rewards[1]).all(), "and its sum is unknown"
@@ -172,7 +172,7 @@ def test_a_spread_below_the_noise_is_not_scaled_to_full_size(how):
     np.testing.assert_allclose(result.values[1], ratio * plain.values[1], rtol=0.01)
     np.testing.assert_allclose(result.values[[0, 2]], plain.values[[0, 2]], rtol=1e-12)
     part = result.of(slice(1, 3))
-    for name in ("values", "rewards", "spread", "below_noise"):
+    for name in ("values", "rewards", "differ", "below_noise"):
         np.testing.assert_array_equal(getattr(part, name), getattr(result, name)[1:3])
 
 

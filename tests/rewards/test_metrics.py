@@ -1,4 +1,8 @@
-"""Checks over `METRICS`, and closed forms of each."""
+"""Checks over `METRICS`, closed forms of each, and METEOR against published and hand-computed pairs."""
+
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +14,7 @@ from monai.metrics.surface_distance import compute_average_surface_distance
 from monai.metrics.utils import get_mask_edges
 from torch import from_numpy
 
+from rl_reward_network.rewards import metrics
 from rl_reward_network.rewards.metrics import (
     METRICS,
     border_distance,
@@ -19,7 +24,10 @@ from rl_reward_network.rewards.metrics import (
     empty_rules,
     holes,
     mask_metrics,
+    meteor,
+    meteor_variant,
     one_tree,
+    tokens,
 )
 from rl_reward_network.rewards.table import MASK_REWARDS
 
@@ -117,10 +125,10 @@ def test_closed_form_of_all_columns():
     pred = box((2, 9), (2, 9))
     pred[12:14, 15:17] = True  # 53 pixels in two components without a hole
     columns = mask_metrics(pred, target)
-    assert list(columns) == ["dice", "iou", "recall", "precision", "cldice", "hd95", "betti0", "betti1"]
+    assert list(columns) == list(METRICS)
     expected = {"dice": 2 * 45 / 98, "iou": 45 / 53, "recall": 1, "precision": 45 / 53, "betti0": 1, "betti1": 1}
     assert {name: columns[name] for name in expected} == pytest.approx(expected)
-    assert list(MASK_REWARDS) == ["dice", "iou", "recall", "precision", "cldice", "betti"]
+    assert {"dice", "iou", "recall", "precision", "cldice", "betti"} <= MASK_REWARDS.keys()
     assert MASK_REWARDS["betti"](pred[None], target[None]).tolist() == [1 / 3], "one component and one hole too many"
 
 
@@ -211,3 +219,117 @@ def test_components_less_holes_are_eulers_number():
             corners |= {(row + i, column + j) for i in (0, 1) for j in (0, 1)}
             edges |= {("h", row, column), ("h", row + 1, column), ("v", row, column), ("v", row, column + 1)}
         assert components(mask) - holes(mask) == len(corners) - len(edges) + mask.sum()
+
+
+# ---- METEOR ----------------------------------------------------------------------------------------------------------
+
+PARTY = (
+    "It is a guide to action which ensures that the military always obeys the commands of the party",
+    "It is a guide to action that ensures that the military will forever heed Party commands",
+)
+PUBLISHED = [  # prediction, reference, score to four digits
+    (*PARTY, 0.6944),  # NLTK's own documentation
+    ("non matching hypothesis", "this is a cat", 0.0),  # the same
+    ("the cat sat on the mat", "the cat sat on the mat", 0.9977),  # Wikipedia, METEOR, examples
+    ("the cat was sat on the mat", "the cat sat on the mat", 0.9654),
+    ("on the mat sat the cat", "the cat sat on the mat", 0.5),
+]
+ROUNDED = [score for *_, score in PUBLISHED]
+BY_HAND = [  # prediction, reference, score; words that WordNet may know as synonyms are in them
+    ("a dark thin vessel", "a dark narrow vessel", 3 / 4 * (1 - 0.5 * (2 / 3) ** 3)),  # m 3, c 2: 0.638889
+    ("vessels branching left", "the vessel branches left", 10 / 13 * (1 - 0.5 / 27)),  # P 1, R 3/4, c 1: 0.754986
+]
+
+
+@pytest.fixture
+def fresh_probe() -> Iterator[None]:
+    metrics._wordnet.cache_clear()
+    yield
+    metrics._wordnet.cache_clear()
+
+
+@pytest.mark.parametrize(("prediction", "reference", "score"), PUBLISHED + BY_HAND)
+def test_published_pairs_and_pairs_computed_by_hand(monkeypatch, prediction, reference, score):
+    if meteor_variant() == "full" and (prediction, reference, score) in PUBLISHED:
+        assert meteor([prediction], [reference])[0] == pytest.approx(score, abs=5e-5)
+    monkeypatch.setattr(metrics, "_wordnet", lambda: metrics.NO_SYNONYMS)
+    assert meteor_variant() == "exact+stem"
+    assert meteor([prediction], [reference])[0] == pytest.approx(score, abs=5e-5 if score in ROUNDED else 1e-12)
+
+
+def test_synonyms_match_in_the_full_variant(monkeypatch):
+    lemmas = [SimpleNamespace(name=lambda word=word: word) for word in ("thin", "narrow")]
+    narrow = SimpleNamespace(synsets=lambda word: [SimpleNamespace(lemmas=lambda: lemmas)] if word == "thin" else [])
+    monkeypatch.setattr(metrics, "_wordnet", lambda: narrow)
+    assert meteor_variant() == "full"
+    assert meteor(["a dark thin vessel"], ["a dark narrow vessel"])[0] == pytest.approx(1 - 0.5 / 64)
+
+
+def test_short_perfect_captions_are_worth_one_when_normalised():
+    predictions = ["vessel", "Blood vessel!", "the blood vessel", "", "nerve"]
+    references = ["vessel", "blood vessel", "blood vessel", "vessel", "vessel"]
+    plain, normalised = (meteor(predictions, references, normalise=normalise) for normalise in (False, True))
+    longer = 2 / 3 / (0.9 * 2 / 3 + 0.1)  # P 2/3, R 1; one chunk of two as in the reference with itself
+    assert plain.tolist() == pytest.approx([0.5, 0.9375, 0.9375 * longer, 0, 0])
+    assert normalised.tolist() == pytest.approx([1, 1, longer, 0, 0])
+    assert plain.dtype == normalised.dtype == np.float64
+
+
+def test_punctuation_and_case_earn_nothing():
+    assert tokens("A dark-blue Vessel, the surgeon's; 2.5 mm.") == [
+        *("a", "dark", "blue", "vessel", "the", "surgeon", "s", "2", "5", "mm")
+    ]
+    assert tokens(" .,;!? ") == []
+    assert meteor([], []).shape == meteor([], [], normalise=True).shape == (0,)
+    assert meteor([". , ; !"], ["a vessel, dark; thin!"]).tolist() == [0]
+    assert meteor(["THE VESSEL."], ["the vessel"]).tolist() == [0.9375]
+
+
+@pytest.mark.parametrize(
+    ("predictions", "references", "message"),
+    [
+        (["a", "b"], ["a"], "got 2 and 1"),
+        (["a", "b"], ["a", ""], r"reference 1 .*\(''\)"),
+        (["a"], [" ?! "], r"reference 0 .*\(' \?! '\)"),
+        ("vessel", ["vessel"], "got one string"),
+        (["vessel"], "vessel", "got one string"),
+    ],
+)
+def test_captions_that_cannot_be_compared(predictions, references, message):
+    with pytest.raises(ValueError, match=message):
+        meteor(predictions, references)
+
+
+def test_nltk_is_not_there(monkeypatch):
+    monkeypatch.setitem(sys.modules, "nltk.translate", None)
+    with pytest.raises(ValueError, match="package nltk: pip install"):
+        meteor(["vessel"], ["vessel"])
+
+
+def test_wordnet_is_looked_for_once_and_never_downloaded(fresh_probe, monkeypatch, tmp_path):
+    import nltk
+
+    asked: list[str] = []
+    find = nltk.data.find
+    monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
+    monkeypatch.setattr(nltk.data, "find", lambda name, paths=None: asked.append(name) or find(name, paths))
+    monkeypatch.setattr(nltk, "download", lambda *_, **__: pytest.fail("nothing may be downloaded"))
+    assert meteor_variant() == "exact+stem"
+    assert {"corpora/wordnet", "corpora/wordnet.zip"} <= set(asked)
+    asked.clear()
+    assert meteor_variant() == "exact+stem"
+    assert asked == []
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip"])
+def test_a_wordnet_that_cannot_be_read(fresh_probe, monkeypatch, tmp_path, kind):
+    import nltk
+
+    place = tmp_path / "corpora" / "wordnet"
+    place.mkdir(parents=True)
+    if kind == "zip":
+        place.rmdir()
+        place.with_suffix(".zip").write_bytes(b"not a zip")
+    monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
+    with pytest.raises(ValueError, match=r"corpora/wordnet .*cannot read it \(\w+\); delete"):
+        meteor_variant()

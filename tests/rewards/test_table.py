@@ -1,10 +1,13 @@
-"""One table of mask rewards for PPO, GRPO and the evaluation."""
+"""One table of mask rewards for PPO, GRPO and the evaluation; and rewards as functions of columns."""
 
 import subprocess
 import sys
+from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 import tyro
 
 from rl_reward_network.cli.prompts import Args
@@ -14,10 +17,18 @@ from rl_reward_network.grpo.rewards import mask_reward_terms
 from rl_reward_network.ppo.contexts import PromptTable, load_tables, save_tables
 from rl_reward_network.report.metrics import measure_sample
 from rl_reward_network.rewards import table
+from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.table import (
     IMAGE_REWARDS,
     MASK_REWARDS,
     PROMPT_REWARDS,
+    confidence_reward,
+    iou_reward,
+    judge_reward,
+    judged_caption_reward,
+    learned_reward,
+    mask_reward,
+    meteor_reward,
     needs_truth,
     own_rewards,
     prompt_reward,
@@ -85,7 +96,7 @@ def test_a_reward_of_the_image_alone_rewards_ppo_and_grpo_without_labels(monkeyp
     monkeypatch.setitem(IMAGE_REWARDS, "bright", bright)
     monkeypatch.setitem(PROMPT_REWARDS, "bright", {"bright": 1.0})
     assert not needs_truth("bright")
-    assert all(needs_truth(name) == (name not in ("net", "single_tree")) for name in PROMPT_REWARDS if name != "bright")
+    assert all(needs_truth(name) == (name not in ("net", *IMAGE_REWARDS)) for name in PROMPT_REWARDS)
     masks = np.stack([LINE, HALF_LINE])
     table = measure_sample("a", "g", np.zeros(2, np.float32), masks, None)
     entry = PromptTable(make_contexts(count=1)[0].features, table, None, {"bright": bright(masks, image)})
@@ -229,3 +240,76 @@ def test_every_command_takes_an_own_reward_by_its_name(tmp_path, monkeypatch):
     assert refused.returncode == 2
     assert refused.stderr.startswith("error: SA2VA_RL_REWARDS is")
     assert "Traceback" not in refused.stderr
+
+
+# ---- functions of columns --------------------------------------------------------------------------------------------
+
+TOP = np.array([[True, True], [False, False]])
+CORNER = np.array([[True, False], [False, False]])
+
+
+def test_overlap_rewards():
+    columns = {"predicted_masks": [CORNER, None, CORNER], "masks": [TOP, TOP, None], "unknown": [1, 2, 3]}
+    assert iou_reward(**columns) == [0.5, 0.0, None]
+    assert mask_reward("dice")(**columns) == [pytest.approx(2 / 3), 0.0, None]
+
+
+class Judge:
+    """A judge with given scores and a counter of notes."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.last_failure = ""
+
+    def scores(self, predictions, references):
+        return [{"a red circle": 0.8}.get(text) for text in predictions]
+
+    def note(self, **counts):
+        self.counts.update(counts)
+
+    def failing(self):
+        return None
+
+
+def test_caption_rewards_and_a_judge_that_is_away():
+    columns = {"completions": ["a red circle", "a circle"], "captions": ["a red circle", "a circle"], "unknown": [1, 2]}
+    assert meteor_reward(**columns) == [1.0, 1.0]
+    assert judge_reward(Judge())(**columns) == [0.8, None], "missing, and no 0"
+
+
+def test_what_a_judge_leaves_open_is_filled_and_counted():
+    judge = Judge()
+    reward = judged_caption_reward(judge)
+    scored = np.array([[0.8, 0.4], [0.1, 0.2]])
+    np.testing.assert_allclose(reward(np.ones((2, 2)), scored), 0.25 + 0.75 * scored)
+    assert judge.counts == {"imputed": 0, "groups_paid_by_meteor": 0}, "so that its curves are there from the start"
+    gone = np.array([[0.8, np.nan, np.nan], [np.nan] * 3])
+    reward(np.ones((2, 3)), gone)
+    reward(np.ones((1, 3)), gone[:1])
+    assert judge.counts == {"imputed": 4, "groups_paid_by_meteor": 1}
+
+
+def test_the_learned_reward_looks_at_each_image_once():
+    looked = []
+
+    class Network:
+        def foreground_probs(self, image):
+            looked.append(image.shape)
+            return torch.zeros(1, 1, 1, *image.shape[2:])
+
+        def mask_quality(self, mask, maps):
+            share = mask.mean(dim=(1, 2, 3))
+            members = {"members": share[None, None].expand(1, 4, -1), "member_scores": share[None]}
+            return SimpleNamespace(score=share, dice=share, std=share, **members)
+
+    one, two = np.zeros((2, 2, 3), np.uint8), np.ones((2, 2, 3), np.uint8)
+    scores = learned_reward(ForegroundMaps(Network()))(images=[one, one, two], predicted_masks=[TOP, None, CORNER])
+    assert scores.values == [0.5, 0.0, 0.25]
+    assert scores.members.tolist() == [[0.5], [0.0], [0.25]]
+    assert len(looked) == 2
+
+
+def test_confidence_is_that_inside_the_mask():
+    probability = np.array([[0.9, 0.7], [0.1, 0.4]], dtype=np.float32)
+    values = confidence_reward(mask_probabilities=[probability, None, probability * 0.1])
+    assert values == [pytest.approx(0.6), 0.0, 0.0]

@@ -1,8 +1,10 @@
+"""The pooled CNN: its size, what it can learn, and how masks are shrunk."""
+
 import numpy as np
 import pytest
 import torch
 
-from rl_reward_network.reward_training.baseline import PooledCNN, _stack, train_pooled_cnn
+from benchmarks.pooled_cnn import PooledCNN, _stack, train_pooled_cnn
 from rl_reward_network.reward_training.masks import RewardExample
 
 
@@ -13,7 +15,7 @@ def bars(width, seed):
     mask = truth.copy()
     mask[:, 10 + width :] = False
     noise = np.random.default_rng(seed).integers(0, 30, (64, 64, 3))
-    return RewardExample((noise + 150 * truth[..., None]).astype(np.uint8), truth, mask[None], f"p{seed}")
+    return RewardExample((noise + 150 * truth[..., None]).astype(np.uint8), truth, mask[None])
 
 
 def test_size_is_that_of_the_predecessor():
@@ -21,7 +23,7 @@ def test_size_is_that_of_the_predecessor():
 
 
 def test_it_learns_what_one_mask_per_image_can_teach(monkeypatch):
-    monkeypatch.setattr("rl_reward_network.reward_training.baseline.SIDE", 64)
+    monkeypatch.setattr("benchmarks.pooled_cnn.SIDE", 64)
     examples = [bars(width, seed) for seed, width in enumerate([2, 5, 10, 15, 20, 30, 35, 40] * 2)]
     predict = train_pooled_cnn(examples, 0)
     again = train_pooled_cnn(examples, 0)
