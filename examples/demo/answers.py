@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib import colormaps
 from PIL import Image
 
-from rl_reward_network.bit_depth import Levels
+from rl_reward_network.bit_depth import GreyWindow
 from rl_reward_network.data.images import decode_grid, image_size, load_for_model
 from rl_reward_network.embedded.angiograms import render_series
 from rl_reward_network.embedded.regions import make_scenes
@@ -83,7 +83,7 @@ class Answers:
 
     def open(self, path: str | None) -> np.ndarray:
         """An uploaded image, uint8 (H, W, 3), shrunk if it is large; errors as in `open_upload`."""
-        return open_upload(path, self.folder, self.maker.levels)[0]
+        return open_upload(path, self.folder, self.maker.grey)[0]
 
     def segment(self, path: str | None, prompt: str | None, by_policy: bool, weight: float) -> Pictures:
         """The answer to a prompt.
@@ -97,7 +97,7 @@ class Answers:
         Raises:
             ValueError: as `open`; an empty or long prompt; no policy.
         """
-        image, note = open_upload(path, self.folder, self.maker.levels)
+        image, note = open_upload(path, self.folder, self.maker.grey)
         if by_policy and self.maker.policy is None:
             raise ValueError("no policy was loaded: start the demo with --policy RUN, or choose a prompt")
         result = self.maker.answer(image, None if by_policy else checked_prompt(prompt))
@@ -218,13 +218,13 @@ def check_upload(path: str | Path, folder: Path) -> Path:
     return file
 
 
-def open_upload(path: str | None, folder: Path, levels: Levels | None) -> tuple[np.ndarray, str]:
+def open_upload(path: str | None, folder: Path, grey: GreyWindow | None) -> tuple[np.ndarray, str]:
     """An uploaded image or an example, uint8 (H, W, 3), at most `LONGEST_SIDE` pixels long; and how it was shrunk.
 
     Args:
         path: of the image.
         folder: of uploads and examples.
-        levels: as in `load_for_model`.
+        grey: as in `load_for_model`.
 
     Raises:
         ValueError: no image, a file elsewhere, a file that is no image, or one that is too large.
@@ -233,7 +233,7 @@ def open_upload(path: str | None, folder: Path, levels: Levels | None) -> tuple[
         raise ValueError("there is no image yet: upload one, or pick an example")
     file = check_upload(path, folder)
     try:
-        image, _ = load_for_model(file, levels, MOST_PIXELS)
+        image, _ = load_for_model(file, grey, MOST_PIXELS)
     except ValueError as error:
         raise ValueError(str(error).replace(str(file), file.name)) from None
     height, width = image.shape[:2]

@@ -20,15 +20,14 @@ Polygons that cover no pixel, or are shares of the size, are an error: they do n
 
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from rl_reward_network.atomic_io import read_json
-from rl_reward_network.bit_depth import Levels
-from rl_reward_network.data.images import DATA_SET, image_header, measured_levels
-from rl_reward_network.data.items import Sample, pseudonym, with_levels
+from rl_reward_network.data.images import image_header
+from rl_reward_network.data.items import Sample, pseudonym, with_windows
 from rl_reward_network.data.masks import MaskParts, check_mask_size, check_outline, parse_polygon, parse_rle
 from rl_reward_network.data.splits import one_spelling
 
@@ -53,8 +52,8 @@ class _Notes:
     other_keys: set[str] = field(default_factory=set)
     dropped: int = 0
     left_bare: int = 0
-    deep: dict[Path, str] = field(default_factory=dict)
-    """Image of more than 8 bit -> key of its levels, see `images.measured_levels`."""
+    deep: dict[Path, str | None] = field(default_factory=dict)
+    """Image of more than 8 bit -> its series, where the record names it."""
     patients: dict[str, str] = field(default_factory=dict)
     """Name of a patient -> the spelling that stands for all of them, see `patients`."""
 
@@ -72,18 +71,18 @@ def read_annotations(
     root: Path,
     group_regex: str | None = None,
     annotations: str = "annotations.json",
-    grey_levels: Mapping[str, Levels] | None = None,
+    bit_depth: int | None = None,
 ) -> list[Sample]:
     """Every (image, phrase) of an annotation file, in its order.
 
-    Only image headers are read, and the pixels of some images of more than 8 bit, to measure their levels.
+    Only image headers are read, and the pixels of some images of more than 8 bit, to measure their window.
 
     Args:
         root: the data folder; holds `annotations` and `images/`.
         group_regex: searched in `image` for what a record's fields do not give; its named group `group` is the patient,
             the optional `series` the sequence. Default: `VESSEL_NAME`. Without it each image is a series of one.
         annotations: name of the annotation file inside `root`.
-        grey_levels: of images of more than 8 bit, from `grey_levels.levels_of`. By default measured, per series that
+        bit_depth: whose range is the window of grey of more than 8 bit. By default it is measured, per series that
             records name by the field `series`, and for all other images together.
 
     Raises:
@@ -99,11 +98,11 @@ def read_annotations(
     notes = _Notes(patients=one_spelling(_groups_named(records, pattern)))
     samples: dict[str, Sample] = {}
     series_of: dict[Path, str] = {}
-    levels: dict[int, int] = {}
+    nesting: dict[int, int] = {}
     faults = []
     for index, record in enumerate(records):
         try:
-            _check_levels(record, index, levels)
+            _check_nesting(record, index, nesting)
             for sample in _read_record(record, root, pattern, notes):
                 if samples.setdefault(sample.sample_id, sample) is not sample:
                     raise ValueError("this image and phrase came before; join the parts in one record or delete one")
@@ -114,8 +113,7 @@ def read_annotations(
     if faults:
         raise ValueError(f"{path}: {_fault_list(faults)}")
     notes.warn(annotations)
-    used = grey_levels or measured_levels(notes.deep)
-    return with_levels(list(samples.values()), notes.deep, used)
+    return with_windows(list(samples.values()), notes.deep, bit_depth)
 
 
 def _fault_list(faults: list[str]) -> str:
@@ -168,28 +166,28 @@ def _read_records(path: Path) -> list[Any]:
     return records
 
 
-def _check_levels(record: Any, index: int, levels: dict[int, int]) -> None:
-    """Raise on a nesting other than 2 or 3, or other than that of earlier records (`levels`: depth -> first record)."""
+def _check_nesting(record: Any, index: int, nesting: dict[int, int]) -> None:
+    """Raise on a nesting other than 2 or 3, or other than that of earlier records (`nesting`: depth -> first one)."""
     if not isinstance(record, dict):
         raise ValueError(f"a record must be an object {{image, mask, text}}, got {type(record).__name__}")
-    first_records = dict(levels)
-    for depth in [] if record.get("mask_png") else _levels(record.get("mask")):
+    first_records = dict(nesting)
+    for depth in [] if record.get("mask_png") else _depths(record.get("mask")):
         if depth not in NEST:
             raise ValueError(f"mask has its numbers {depth} list(s) deep, expected {' or '.join(NEST.values())}")
         first_records.setdefault(depth, index)
     if len(first_records) > 1:
         both = " and ".join(f"{NEST[depth]} in record {first}" for depth, first in sorted(first_records.items()))
         raise ValueError(f"masks of different nesting in one file: {both}; write the whole file in one format")
-    levels.update(first_records)  # not before the check: later records are not at fault
+    nesting.update(first_records)  # not before the check: later records are not at fault
 
 
-def _levels(value: Any, depth: int = 0) -> set[int]:
+def _depths(value: Any, depth: int = 0) -> set[int]:
     """Depths of nesting of the numbers; those of RLE counts are ignored."""
     if not isinstance(value, list):
         return set()
     if value and not isinstance(value[0], list | dict):
         return {depth + 1}
-    return {level for part in value for level in _levels(part, depth + 1)}
+    return {found for part in value for found in _depths(part, depth + 1)}
 
 
 def _read_record(record: dict[str, Any], root: Path, pattern: re.Pattern[str], notes: _Notes) -> list[Sample]:
@@ -210,7 +208,7 @@ def _read_record(record: dict[str, Any], root: Path, pattern: re.Pattern[str], n
     patient = notes.patients.get(group, group)
     series_id = pseudonym("series", patient, series)
     if deep:
-        notes.deep[path] = DATA_SET if record.get("series") is None else series_id
+        notes.deep[path] = None if record.get("series") is None else series_id
     return [
         Sample(
             image_path=path,

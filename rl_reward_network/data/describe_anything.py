@@ -32,7 +32,6 @@ import numpy as np
 from tqdm import tqdm
 
 from rl_reward_network.atomic_io import read_json
-from rl_reward_network.bit_depth import Levels
 from rl_reward_network.data.images import decode_image, decoded_once, file_stamp
 from rl_reward_network.data.items import RegionSample, collect, image_key, make_region, pseudonym, report_left_out
 
@@ -50,15 +49,15 @@ class Member:
     offset: int
     size: int
 
-    def open_image(self, levels: Levels | None = None) -> np.ndarray:
+    def open_image(self, bit_depth: int | None = None) -> np.ndarray:
         """The image, uint8 (H, W, 3) RGB, read in one piece without unpacking the tar; see `decode_image`."""
 
         def decode() -> np.ndarray:
             with self.tar.open("rb") as file:
                 file.seek(self.offset)
-                return decode_image(file.read(self.size), f"{self.tar}: member {self.name}", levels)
+                return decode_image(file.read(self.size), f"{self.tar}: member {self.name}", bit_depth)
 
-        return decoded_once((file_stamp(self.tar), self.offset, levels), decode)
+        return decoded_once((file_stamp(self.tar), self.offset, bit_depth), decode)
 
     def key(self) -> str:
         """Its `image_key`."""
@@ -70,7 +69,7 @@ Names = dict[str, tuple[Member, ...]]  # name in a tar -> the picture, or the fr
 
 
 def read_describe_anything(
-    root: Path | str, limit: int | None = None, levels: Levels | None = None
+    root: Path | str, limit: int | None = None, bit_depth: int | None = None
 ) -> list[RegionSample]:
     """Every region, subset by subset in the order of `annotations.json`; images are not decoded, nothing is unpacked.
 
@@ -80,7 +79,7 @@ def read_describe_anything(
     Args:
         root: a subset, or the parent of subsets.
         limit: stop after so many regions (a frame of a video is one); None: all.
-        levels: of grey images of more than 8 bit, as `decode_image` takes it.
+        bit_depth: as `decode_image` takes it.
 
     Raises:
         ValueError: no such layout, a tar or member that is missing (with their count), a damaged tar, a caption that is
@@ -95,7 +94,7 @@ def read_describe_anything(
     left_out: Counter[str] = Counter()
     tars = _Tars()
     regions = collect(
-        (region for subset in subsets for region in _read_subset(subset, tars, left_out, levels)), limit, left_out
+        (region for subset in subsets for region in _read_subset(subset, tars, left_out, bit_depth)), limit, left_out
     )
     tars.check_missing()
     report_left_out(root, regions, left_out)
@@ -172,7 +171,7 @@ def _with_bare_names(names: Names) -> Names:
     return {name.lstrip("0"): members for name, members in names.items() if counts[name.lstrip("0")] == 1} | names
 
 
-def _read_subset(subset: Path, tars: _Tars, left_out: Counter[str], levels: Levels | None) -> Iterator[RegionSample]:
+def _read_subset(subset: Path, tars: _Tars, left_out: Counter[str], bit_depth: int | None) -> Iterator[RegionSample]:
     """The regions of one subset; those without an image are counted in `tars`."""
     path = subset / "annotations.json"
     for key, index, region in tqdm(_entries(path), f"reading {subset.name}", unit="region", leave=False, delay=2):
@@ -182,7 +181,7 @@ def _read_subset(subset: Path, tars: _Tars, left_out: Counter[str], levels: Leve
             group = pseudonym("video", subset.name, str(region.get("video_id") or key)) if video else None
             for member, rle in _frames(members, region.get("mask_rle"), where, left_out):
                 place = f"{where} ({member.tar.name}: {member.name})"
-                opened = partial(member.open_image, levels)
+                opened = partial(member.open_image, bit_depth)
                 yield make_region(region.get("caption"), rle, tars.key(member), place, opened, group)
 
 

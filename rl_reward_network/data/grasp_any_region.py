@@ -33,7 +33,6 @@ from PIL import Image
 from tqdm import tqdm
 
 from rl_reward_network.atomic_io import write_remedy
-from rl_reward_network.bit_depth import Levels
 from rl_reward_network.data.images import decode_image, decoded_once, file_stamp
 from rl_reward_network.data.items import RegionSample, collect, image_key, make_region, pseudonym, report_left_out
 from rl_reward_network.data.splits import one_spelling
@@ -50,14 +49,14 @@ HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+", re.ASCII)
 
 
 def read_grasp_any_region(
-    path: Path | str, limit: int | None = None, levels: Levels | None = None
+    path: Path | str, limit: int | None = None, bit_depth: int | None = None
 ) -> list[RegionSample]:
     """Every captioned region, in the order of shards and rows; of images only the first and last bytes are read.
 
     Args:
         path: what `locate` takes.
         limit: stop after so many regions; None: all.
-        levels: of grey images of more than 8 bit, as `decode_image` takes it.
+        bit_depth: as `decode_image` takes it.
 
     Raises:
         ValueError: no Arrow file, one that is cut off or has other columns, or a row without a caption, with a damaged
@@ -72,7 +71,7 @@ def read_grasp_any_region(
     named = shards if GROUP in _open_shard(shards[0]).column_names else []
     patients = one_spelling(name for shard in named for name in _group_names(shard))
     regions = collect(
-        (region for shard in bar for region in _read_shard(shard, patients, left_out, levels)), limit, left_out
+        (region for shard in bar for region in _read_shard(shard, patients, left_out, bit_depth)), limit, left_out
     )
     report_left_out(folder, regions, left_out)
     _check_groups(regions)
@@ -154,7 +153,7 @@ def _group_names(shard: Path) -> set[str]:
 
 
 def _read_shard(
-    shard: Path, patients: Mapping[str, str], left_out: Counter[str], levels: Levels | None
+    shard: Path, patients: Mapping[str, str], left_out: Counter[str], bit_depth: int | None
 ) -> Iterator[RegionSample]:
     """The regions of one shard, row by row; `patients` gives the spelling that stands for all of a name."""
     table = _open_shard(shard)
@@ -167,7 +166,7 @@ def _read_shard(
         elif captions := _captions(stored["conversations"], len(rles), where, left_out):
             with _image_file(shard, row) as file:
                 image_id = image_key(file, 0, file.seek(0, 2))
-            opened, group = partial(_open_image, shard, row, levels), _group(stored, patients, where)
+            opened, group = partial(_open_image, shard, row, bit_depth), _group(stored, patients, where)
             for index, caption in captions:
                 yield make_region(caption, rles[index], image_id, f"{where}, region {index}", opened, group)
 
@@ -303,11 +302,11 @@ def _bytes_in(cell: "pa.Array") -> "pa.Buffer":
     return data.slice(start, end - start)
 
 
-def _open_image(shard: Path, row: int, levels: Levels | None) -> np.ndarray:
+def _open_image(shard: Path, row: int, bit_depth: int | None) -> np.ndarray:
     """The image of a row, uint8 (H, W, 3) RGB."""
 
     def decode() -> np.ndarray:
         with _image_file(shard, row) as file:
-            return decode_image(file.read(), f"{shard}: row {row}", levels)
+            return decode_image(file.read(), f"{shard}: row {row}", bit_depth)
 
-    return decoded_once((file_stamp(shard), row, levels), decode)
+    return decoded_once((file_stamp(shard), row, bit_depth), decode)

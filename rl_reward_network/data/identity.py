@@ -55,14 +55,14 @@ def _mean_around(values: np.ndarray) -> np.ndarray:
 def thumbnails(samples: Sequence[Sample]) -> np.ndarray:
     """int8 (N, SIDE, SIDE): the thumbnails of samples, each image decoded once per process.
 
-    Each image has its own levels, so that a copy in another format or data set is found, too. A file that cannot be
-    read is blank here: whoever uses it says so.
+    Each image has its own grey window, so that a copy in another format or data set is found, too. A file that cannot
+    be read is blank here: whoever uses it says so.
     """
 
     def read(sample: Sample) -> np.ndarray:
         key = "thumbnail", file_stamp(sample.image_path)
         try:
-            return decoded_once(key, lambda: thumbnail(replace(sample, levels=None).load_image()))
+            return decoded_once(key, lambda: thumbnail(replace(sample, grey=None).load_image()))
         except ValueError:
             return np.zeros((SIDE, SIDE), np.int8)
 

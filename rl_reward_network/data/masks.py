@@ -38,6 +38,17 @@ IGNORED = {
 IGNORED_BESIDE_OTHERS = {"#e0e0c0", "-1"}  # the former is 255 in VOC's palette
 FULL = "255"  # beside numbers up to MAX_CLASSES in one file it is no class, but the "ignore" of VOC and Cityscapes
 BACKGROUND = {"background", "bg", "nolabel", "noobject"}
+FLAT_VALUES = 8  # colours, up to which a picture is no photograph
+
+
+def looks_like_mask(image: np.ndarray) -> bool:
+    """Whether a picture, uint8 (H, W, 3) or grey (H, W), holds two to eight flat colours.
+
+    A picture of one colour does not look like a mask: a recording may begin with a blank frame.
+    """
+    codes = image if image.ndim == 2 else image.astype(np.uint32) @ np.array([2**16, 2**8, 1], np.uint32)
+    some = codes.ravel()[:: max(1, codes.size // 4096)]
+    return len(np.unique(some)) <= FLAT_VALUES and 2 <= len(np.unique(codes)) <= FLAT_VALUES
 
 
 def ignored_classes(files: Iterable[Iterable[str]]) -> tuple[set[str], set[str]]:

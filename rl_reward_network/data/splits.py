@@ -12,7 +12,7 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -59,11 +59,17 @@ class Split:
         groups: split name -> sorted group ids (pseudonyms, safe to write).
         seed: of the shuffling of the groups.
         fingerprint: `data_fingerprint` of the data that were split.
+        joined: further groups of `policy`, those of `--unlabelled_root`; not saved.
     """
 
     groups: dict[str, tuple[str, ...]]
     seed: int
     fingerprint: str
+    joined: tuple[str, ...] = field(default=(), compare=False)
+
+    def ids(self, name: str) -> set[str]:
+        """The groups of a split, with those that join it."""
+        return {*self.groups[name], *(self.joined if name == "policy" else ())}
 
 
 def make_split(samples: Sequence[Grouped], seed: int, fingerprint: Callable[[Any], str] = data_fingerprint) -> Split:
@@ -103,7 +109,8 @@ def _counts(total: int) -> list[int]:
 
 def save_split(split: Split, path: Path) -> None:
     """Write a split as JSON, whole or not at all; it holds no names."""
-    write_json(path, {"format_version": FORMAT_VERSION, **asdict(split)})
+    content = {"groups": split.groups, "seed": split.seed, "fingerprint": split.fingerprint}
+    write_json(path, {"format_version": FORMAT_VERSION, **content})
 
 
 def load_split(path: Path, samples: Sequence[Grouped], fingerprint: Callable[[Any], str] = data_fingerprint) -> Split:
@@ -155,7 +162,7 @@ def select(samples: Iterable[S], split: Split, name: str) -> list[S]:
     """
     if name not in SPLITS:
         raise ValueError(f"split {name!r} is unknown, expected one of {', '.join(SPLITS)}")
-    groups = set(split.groups[name])
+    groups = split.ids(name)
     return [sample for sample in samples if sample.group_id in groups]
 
 

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 from rl_reward_network.atomic_io import read_json
 from rl_reward_network.data.images import IMAGE_SUFFIXES, check_name
 from rl_reward_network.data.masks import VOLUMES
-from rl_reward_network.data_import.dicom_pixels import SUFFIXES
 
 HIDDEN = (".", "__MACOSX")
-NAMED = (*IMAGE_SUFFIXES, *SUFFIXES, "")  # pictures; no suffix: DICOM
-READ = (*IMAGE_SUFFIXES, *SUFFIXES, ".json", ".txt", ".yaml", ".yml", *VOLUMES)  # or named, where it is there
+DICOM_SUFFIXES = (".dcm", ".dicom", ".ima")
+NAMED = (*IMAGE_SUFFIXES, *DICOM_SUFFIXES, "")  # pictures; no suffix: DICOM
+READ = (*IMAGE_SUFFIXES, *DICOM_SUFFIXES, ".json", ".txt", ".yaml", ".yml", *VOLUMES)  # or named, where it is there
 PICTURES = (".gif", ".ppm", ".pgm", ".pbm", ".jp2", ".jfif", ".heic", ".avif", ".svg", ".npy", ".npz", ".mat", ".h5")
 UNREAD = {
     PICTURES: "save them as PNG",

@@ -15,16 +15,17 @@ from PIL import Image
 from tqdm import tqdm
 
 from rl_reward_network.atomic_io import read_json, secret_key, whole_folder, write_json
+from rl_reward_network.data.annotations import read_annotations
+from rl_reward_network.data.items import recorded_grey
 from rl_reward_network.data.names import CLASSES_FILE, as_json
 from rl_reward_network.data.splits import patient_key
-from rl_reward_network.data_import.groups import NONE, Groups
-from rl_reward_network.data_import.items import Item
+from rl_reward_network.data_import.items import NONE, Groups, Item
 from rl_reward_network.data_import.layouts import LAYOUTS
-from rl_reward_network.data_import.survey import Survey, present
+from rl_reward_network.data_import.survey import Survey
 
 IMPORT_FILE = "import.json"  # beside the annotations of imported data
 FORMAT_VERSION = 2  # 2: names of patients are hashed in one spelling
-IMPORT_RULES = 2  # changes where a source gives other pictures or masks: training imports it anew
+IMPORT_RULES = 3  # changes where a source gives other pictures or masks: training imports it anew
 
 
 def import_notes(data_root: Path) -> tuple[str, ...]:
@@ -43,6 +44,11 @@ def import_notes(data_root: Path) -> tuple[str, ...]:
         " images of one patient may be in training and test, and intervals may be too narrow.",
         *remarks,
     )
+
+
+def imported_grey(data_root: Path) -> dict[str, list[int]] | None:
+    """The window in which an import wrote images of more than 8 bit; None of other data. Raises as `import_notes`."""
+    return _origin_of(data_root).get("grey_levels")
 
 
 def is_ungrouped(data_root: Path) -> bool:
@@ -130,7 +136,18 @@ def write_import(survey: Survey, to: Path) -> None:
             write_json(folder / CLASSES_FILE, as_json(survey.named))
         if survey.skipped:
             (folder / SKIPPED_FILE).write_text("\n".join(survey.skipped) + "\n", encoding="utf-8")
-        write_json(folder / IMPORT_FILE, _origin(survey))
+        grey = _as_8_bit(folder, survey.options.bit_depth)
+        write_json(folder / IMPORT_FILE, {**_origin(survey), "grey_levels": grey})
+
+
+def _as_8_bit(folder: Path, bit_depth: int | None) -> dict[str, list[int]] | None:
+    """Write images of more than 8 bit as training would see them, so that viewers show them, too; their grey window."""
+    samples = read_annotations(folder, bit_depth=bit_depth)
+    deep = {sample.image_path: sample for sample in samples if sample.grey is not None}
+    with ThreadPoolExecutor() as threads:
+        for _ in threads.map(lambda one: Image.fromarray(one.load_image()[..., 0]).save(one.image_path), deep.values()):
+            pass
+    return recorded_grey(samples)
 
 
 def _hidden(groups: Groups, key: bytes) -> Groups:
@@ -155,8 +172,7 @@ def _asked(survey: Survey) -> dict[str, Asked]:
         return {item.name: {survey.phrase: ("masks", tuple(survey.classes or ()))} for item in survey.found.items}
     asked: dict[str, Asked] = {}
     for image in survey.seen:
-        there = present(image.pixels or {})
-        categories = {number: one.asked(there) for number, one in enumerate(survey.named)}
+        categories = {number: one.asked(image.present) for number, one in enumerate(survey.named)}
         asked[image.item.name] = {
             survey.named[number].name: (f"masks/{number}", names)
             for number, names in categories.items()

@@ -7,7 +7,7 @@ mask is right.
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,20 +15,17 @@ from statistics import median
 
 import numpy as np
 import torch
+from scipy.ndimage import distance_transform_edt, label
+from skimage.morphology import skeletonize
 
 from rl_reward_network.atomic_io import NAMES_ALONE
-from rl_reward_network.bit_depth import levels_of_bits
 from rl_reward_network.data.annotations import recognise_annotations
 from rl_reward_network.data.identity import TRAIN_ANEW, check_apart, judged_parts, same_in_two_groups, thumbnail
-from rl_reward_network.data.images import DATA_SET, given_levels
-from rl_reward_network.data.items import RegionSample, Sample, levels_of, region_fingerprint
-from rl_reward_network.data.mask_checks import has_filled_loops
+from rl_reward_network.data.items import RegionSample, Sample, region_fingerprint
 from rl_reward_network.data.names import classes_of
 from rl_reward_network.data.readers import REGIONS, read_region_data, recognise
-from rl_reward_network.data.ridges import IMAGES, check_labels
-from rl_reward_network.data.splits import Split, make_split, patient_key, select, spellings, subsample
+from rl_reward_network.data.splits import Split, make_split, patient_key, select, spellings
 from rl_reward_network.data_import.files import some, unread_note
-from rl_reward_network.data_import.survey import ImportOptions
 from rl_reward_network.data_import.write import import_notes, is_ungrouped
 from rl_reward_network.embedded.datasets import (
     DEFAULT_DATA,
@@ -39,19 +36,17 @@ from rl_reward_network.embedded.datasets import (
 )
 from rl_reward_network.inputs.config import RegionConfig, RunConfig
 from rl_reward_network.inputs.loading import (
-    check_model_apart,
+    FLAG,
     check_named,
     check_one_phrase,
-    check_readable,
     decode_files,
     images_summary,
-    imported_root,
+    join_unlabelled,
+    nameless_note,
+    open_samples,
     own_format,
-    read_samples,
     regions_summary,
-    split_samples,
 )
-from rl_reward_network.inputs.unlabelled import FLAG, unlabelled_of
 from rl_reward_network.models.default import is_small
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.checkpoint_sa2va import CheckpointFolder, open_checkpoint
@@ -64,6 +59,10 @@ PACKAGES = ("torch", "transformers", "peft", "stable-baselines3", "gymnasium", "
 FREE_DISK_GB = 5
 CHECKED = 1000  # captioned regions that are decoded, spread over all
 OUTLINED = 200  # masks whose outlines are measured, spread over all: annotators draw all trees alike
+FILLED = (12.0, 0.5)  # times the branches' width, and share of the mask; real trees reach 11, filled ones 17 to 48
+WIDE = 3.0  # times the branches' width
+BRANCHES = 0.35  # quantile of the widths along all centre lines, those of filled loops included: the branches' width
+PIXELS = 10**6  # of an outline; a larger one is subsampled
 # The shell files keep the embedded data in the clone. Of an installed wheel this is site-packages, where no data are.
 CLONE = Path(__file__).resolve().parents[2]
 
@@ -102,12 +101,10 @@ class ImageStatistics:
 
 def checks(config: RunConfig, regions: RegionConfig, reward_net: str = "") -> dict[str, Callable[[], Finding]]:
     """The lines of the pre-flight table in their order: what is checked -> the check."""
-    unlabelled = {"unlabelled images": partial(check_unlabelled, config, regions)} if config.unlabelled_root else {}
     return {
         "packages": check_packages,
         "model": partial(check_model, config.model_path, config.data_root),
         "data and split": partial(check_data, config, regions),
-        **unlabelled,
         "reward network": partial(check_reward_network, reward_net, config),
         "device": partial(check_gpu, config.gpu),
         f"disk, {FREE_DISK_GB} GB free": partial(check_disk, config.output_dir),
@@ -150,25 +147,8 @@ def check_data(config: RunConfig, regions: RegionConfig) -> Finding:
     if _to_be_rendered(config.data_root):
         return Finding("embedded data, not there yet: the run renders them")
     if regions.dataset_name not in REGIONS:
-        options = ImportOptions(config.patients_csv, config.group_regex, config.label)
-        root = imported_root(config.data_root, config.output_dir, options) or config.data_root
-        config = replace(config, data_root=root)
+        config = own_format(config)
     return _regions(config, regions) if _captioned(config, regions) else _images(config)
-
-
-def check_unlabelled(config: RunConfig, regions: RegionConfig) -> Finding:
-    """Decode every unlabelled image once, and check that no patient is also in the reward, val or test split."""
-    if _to_be_rendered(config.data_root):
-        raise ValueError(f"{config.data_root}: not there yet, so its patients cannot be compared; run sa2va-rl data")
-    if _captioned(config, regions):
-        raise ValueError(f"{config.unlabelled_root}: {FLAG} is for images, but {config.data_root} holds captions")
-    config = own_format(config)
-    samples = read_samples(config.data_root, config.group_regex, given_levels(config.bit_depth, None))
-    unlabelled = unlabelled_of(config, samples, split_samples(samples, config.data_root, config.split_seed))
-    assert unlabelled is not None
-    check_readable([sample.load_image for sample in unlabelled.samples])
-    look = tuple(f"look: {note}" for note in (*unread_note(unlabelled.root), unlabelled.note) if note)
-    return Finding(f"{unlabelled.summary}; none of them in the reward, val or test split", look)
 
 
 def _to_be_rendered(root: Path) -> bool:
@@ -191,15 +171,14 @@ def _captioned(config: RunConfig, regions: RegionConfig) -> bool:
 def _images(config: RunConfig) -> Finding:
     """Annotated images, for all three trainings."""
     root = config.data_root
-    samples = read_samples(root, config.group_regex, given_levels(config.bit_depth, None))
+    samples, split = open_samples(config)
     by_name = []
     if classes := classes_of(root):
         by_name = [f"asked for by name, in GRPO with labels alone: {', '.join(one.name for one in classes.values())}"]
     else:
         check_one_phrase(samples, root)
-    split = split_samples(samples, root, config.split_seed)
-    check_model_apart(config.model_path, samples, split)
-    images = sample_statistics(samples, root / "images")
+    samples, split, _ = join_unlabelled(config, samples, split)
+    images = sample_statistics(samples)
     few = {
         ("policy", "val"): "step 2 will deploy the model as it is",
         ("test",): "there will be no verdict",
@@ -210,19 +189,19 @@ def _images(config: RunConfig) -> Finding:
         if len({s.group_id for name in names for s in select(samples, split, name) if s.labelled}) < MIN_PATIENTS
     )
     summary = f"{images_summary(samples, root)}; patients: {_sizes(split)}{hints}"
-    origin = import_notes(root)
-    some = subsample([sample for sample in samples if sample.labelled], IMAGES, seed=0)
-    pairs = ((sample.load_image(), sample.load_mask()) for sample in some)
-    labels = check_labels((image, mask) for image, mask in pairs if mask is not None)
-    look = [f"look: {note}" for note in (*unread_note(root), labels.note) if note]
-    notes = (*origin, *_notes(images), *look, *(() if is_ungrouped(root) else _spelling_note(samples)))
+    joined = [sample for sample in samples if sample.joined]
+    unread = [note for folder in (root, config.unlabelled_root) if folder for note in unread_note(folder)]
+    look = [f"look: {note}" for note in (*unread, nameless_note(joined)) if note]
+    notes = (*import_notes(root), *_notes(images), *look, *(() if is_ungrouped(root) else _spelling_note(samples)))
     return Finding("\n".join([summary, *by_name, *_grey(samples, config.bit_depth), *_foreground(images)]), notes)
 
 
 def _regions(config: RunConfig, settings: RegionConfig) -> Finding:
     """Captioned regions, for GRPO."""
-    root, levels = config.data_root, levels_of_bits(config.bit_depth)
-    regions, summary = read_region_data(root, settings.dataset_name, settings.max_regions, levels)
+    root = config.data_root
+    if config.unlabelled_root is not None:
+        raise ValueError(f"{config.unlabelled_root}: {FLAG} is for images, but {root} holds captions")
+    regions, summary = read_region_data(root, settings.dataset_name, settings.max_regions, config.bit_depth)
     split = make_split(regions, config.split_seed, region_fingerprint)
     images = region_statistics(regions)
     words = [len(region.caption.split()) for region in regions]
@@ -235,17 +214,46 @@ def _sizes(split: Split) -> str:
     return ", ".join(f"{name} {len(ids)}" for name, ids in split.groups.items())
 
 
-def sample_statistics(samples: Sequence[Sample], images: Path) -> list[ImageStatistics]:
-    """Statistics of every image and mask; names are below the folder `images`. Raises as `decode_files`."""
+def sample_statistics(samples: Sequence[Sample]) -> list[ImageStatistics]:
+    """Statistics of every image and mask. Raises as `decode_files`."""
     outlined = [s for s in samples if s.mask_parts and s.mask_parts.polygons and not s.mask_parts.pngs]
     measured = {s.sample_id for s in outlined[:: -(-len(outlined) // OUTLINED) or 1]}
 
     def read(sample: Sample) -> ImageStatistics:
-        name, mask = sample.image_path.relative_to(images).as_posix(), sample.load_mask()
+        mask = sample.load_mask()
         filled = mask is not None and sample.sample_id in measured and has_filled_loops(mask)
-        return image_statistics(name, patient_key(sample.group), sample.load_image(), mask, filled)
+        place = str(sample.image_path).rpartition("/images/")[2]  # with the folders below
+        return image_statistics(place, patient_key(sample.group), sample.load_image(), mask, filled)
 
     return decode_files([partial(read, sample) for sample in samples])
+
+
+def has_filled_loops(mask: np.ndarray) -> bool:
+    """Whether a bool (H, W) mask is probably the outer outline of a tree of thin branches, with its loops filled.
+
+    Width is measured along the centre lines of the largest part. An outer outline round a tree with loops is thin along
+    many of its lines, while most of its pixels lie in the filled loops.
+    """
+    if not mask.any():
+        return False
+    part = _largest_part(mask)
+    radius = distance_transform_edt(part)
+    thin = np.quantile(radius[skeletonize(part)], BRANCHES)
+    deep = radius > WIDE * thin
+    if radius.max() <= FILLED[0] * thin or not deep.any():
+        return False
+    wide = (distance_transform_edt(~deep) <= WIDE * thin) & part
+    return bool(wide.sum() > FILLED[1] * part.sum())
+
+
+def _largest_part(mask: np.ndarray) -> np.ndarray:
+    """The largest connected part of a mask, cut out with a border, every k-th pixel of a very large one."""
+    parts, _ = label(mask, np.ones((3, 3)))
+    part = parts == np.bincount(parts.ravel())[1:].argmax() + 1
+    rows, cols = np.flatnonzero(part.any(axis=1)), np.flatnonzero(part.any(axis=0))
+    cut = part[rows[0] : rows[-1] + 1, cols[0] : cols[-1] + 1]
+    step = int(np.ceil(np.sqrt(cut.size / PIXELS)))
+    return np.pad(cut[::step, ::step], 1)
 
 
 def region_statistics(regions: Sequence[RegionSample]) -> list[ImageStatistics]:
@@ -269,16 +277,17 @@ def duplicates(images: Sequence[ImageStatistics]) -> list[str]:
 
 
 def _grey(samples: list[Sample], bit_depth: int | None) -> list[str]:
-    """The levels, where images have more than 8 bit."""
-    levels = levels_of(samples)
-    if not levels:
+    """The grey windows, where images have more than 8 bit: from the lowest to the highest end of several."""
+    deep = [sample for sample in samples if sample.grey is not None]
+    if not deep:
         return []
-    images = len({sample.image_path for sample in samples if sample.levels is not None})
+    windows = {(one.series_id, one.grey) for one in deep if one.grey is not None}
+    ends = [{getattr(window, end) for _, window in windows} for end in ("black", "white")]
+    black, white = (f"{min(values)} to {max(values)}" if len(values) > 1 else f"{min(values)}" for values in ends)
+    series = sum(window.of_series for _, window in windows)
+    among = f" in {series} series" if series else ""
     source = f"--bit_depth {bit_depth}" if bit_depth else "beyond each are 0.1 % of the pixels; --bit_depth sets them"
-    series = [pair for key, pair in levels.items() if key != DATA_SET]
-    ranges = [f"{min(values)} to {max(values)}" for values in zip(*series, strict=True)]
-    black, white = ranges or levels[DATA_SET]
-    among = f" in {len(series)} series" if series else ""
+    images = len({sample.image_path for sample in deep})
     return [f"grey above 8 bit in {images} images: black is {black}, white is {white}{among} ({source})"]
 
 
@@ -324,8 +333,7 @@ def check_reward_network(path: str, config: RunConfig) -> Finding:
     if not network.pictures:
         return Finding(f"{known}; its images are not recorded: {NAMES_ALONE}")
     if not _to_be_rendered(config.data_root) and recognise_annotations((config := own_format(config)).data_root):
-        samples = read_samples(config.data_root, config.group_regex, given_levels(config.bit_depth, None))
-        split = split_samples(samples, config.data_root, config.split_seed)
+        samples, split = open_samples(config)
         check_apart(network.pictures, judged_parts(samples, split), f"{path}: the reward network", TRAIN_ANEW)
     return Finding(known)
 

@@ -8,8 +8,7 @@ from scipy.ndimage import binary_dilation, binary_fill_holes, gaussian_filter
 from skimage import filters
 
 from rl_reward_network.data.annotations import read_annotations
-from rl_reward_network.data.mask_checks import has_filled_loops, looks_like_mask
-from rl_reward_network.data.masks import MaskParts, parse_polygon, rasterise
+from rl_reward_network.data.masks import MaskParts, looks_like_mask, parse_polygon, rasterise
 from rl_reward_network.data.readers import read_images
 from rl_reward_network.data.ridges import (
     MIN_IMAGES,
@@ -19,6 +18,7 @@ from rl_reward_network.data.ridges import (
     ridge_strength,
     unlabelled_ratio,
 )
+from rl_reward_network.inputs.doctor import has_filled_loops
 from tests.conftest import CHASE, SHARED, needs_chase, smooth_image
 
 ROWS, COLS = np.mgrid[0:200, 0:200]

@@ -6,43 +6,12 @@ from typing import Any
 import numpy as np
 import pydicom
 import pytest
-from pydicom.dataset import FileDataset, FileMetaDataset
-from pydicom.uid import ExplicitVRLittleEndian, XRayAngiographicImageStorage, generate_uid
 
 from rl_reward_network.data.annotations import read_annotations
-from rl_reward_network.data_import.dicom import read_dicom, recognise_dicom
-from rl_reward_network.data_import.dicom_pixels import load_frame
+from rl_reward_network.data_import.dicom import load_frame, read_dicom, recognise_dicom
 from rl_reward_network.data_import.survey import ImportOptions, report_lines, survey_source
 from rl_reward_network.data_import.write import import_notes, write_import
-from tests.data_import.sources import SIZE, as_255, save, truth
-
-SECRET = "DOE^JANE"
-
-
-def series_uid(patient: str) -> str:
-    return generate_uid(entropy_srcs=[patient])
-
-
-def write_dicom(path: Path, pixels: np.ndarray, bits: int = 12, patient: str = "4711", **tags: Any) -> Path:
-    """pixels: (H, W) or (frames, H, W) of the stored values."""
-    meta = FileMetaDataset()
-    meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID = XRayAngiographicImageStorage, generate_uid()
-    meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    data = FileDataset(str(path), {}, file_meta=meta, preamble=b"\0" * 128)
-    data.SOPClassUID, data.SOPInstanceUID = meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID
-    data.PatientName, data.PatientID, data.SeriesInstanceUID = SECRET, patient, series_uid(patient)
-    data.Rows, data.Columns = pixels.shape[-2:]
-    if pixels.ndim == 3:
-        data.NumberOfFrames = len(pixels)
-    data.SamplesPerPixel, data.PhotometricInterpretation = 1, "MONOCHROME2"
-    data.BitsAllocated, data.BitsStored, data.HighBit = 8 if bits == 8 else 16, bits, bits - 1
-    data.PixelRepresentation = 0
-    data.PixelData = pixels.astype(np.uint8 if bits == 8 else "<u2").tobytes()
-    for name, value in tags.items():
-        setattr(data, name, value)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    data.save_as(path, enforce_file_format=True)
-    return path
+from tests.data_import.sources import SECRET, SIZE, as_255, save, series_uid, truth, write_dicom
 
 
 def grid(high: int) -> np.ndarray:

@@ -16,10 +16,9 @@ from pydicom.uid import (
     RLELossless,
 )
 
-from rl_reward_network.data_import.dicom import recognise_dicom
-from rl_reward_network.data_import.dicom_pixels import load_frame, read_header, stored_values
-from tests.data_import.sources import SIZE
-from tests.data_import.test_dicom import grid, write_dicom
+from rl_reward_network.data_import.dicom import load_frame, read_header, recognise_dicom, stored_values
+from tests.data_import.sources import SIZE, write_dicom
+from tests.data_import.test_dicom import grid
 
 
 @pytest.mark.parametrize("high", [11, 13, 15])

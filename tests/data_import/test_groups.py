@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rl_reward_network.data_import.groups import groups_of
-from rl_reward_network.data_import.items import Item
+from rl_reward_network.data_import.items import Item, groups_of
 
 
 def item(found_as: str, **fields: str) -> Item:

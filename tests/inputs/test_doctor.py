@@ -62,22 +62,23 @@ def test_good_data_are_described_without_a_note(check: Check) -> None:
     assert "grey above" not in row
 
 
-def test_unlabelled_images_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.filterwarnings("ignore:.*name no patient")
+def test_unlabelled_images_are_told_and_decoded(check: Check) -> None:
     data, new = write_tiny_data(Path("data"), 8, 48), Path("new")
     new.mkdir()
     Image.fromarray(tube_image(48, 99)[0]).save(new / "a.png")
-    config = RunConfig(data_root=data, unlabelled_root=new)
-    with pytest.warns(UserWarning, match="1 of 1 unlabelled images name no patient"):
-        finding = doctor.check_unlabelled(config, RegionConfig())
-    assert finding.details.startswith("1 unlabelled images of 1 groups; none of them in")
-    assert finding.notes[0].startswith("look: 1 of 1 unlabelled images name no patient")
+    row = check(data_root=data, unlabelled_root=new)
+    assert "8 annotated images, 8 with a mask; 1 unlabelled images of 1 groups; patients: reward 3, policy 2" in row
+    assert "look: 1 of 1 unlabelled images name no patient" in row
     (new / "b.png").write_bytes((new / "a.png").read_bytes()[:200])
     with pytest.raises(ValueError, match=r"b\.png"):
-        doctor.check_unlabelled(config, RegionConfig())
+        check(data_root=data, unlabelled_root=new)
+    write_regions(Path("scenes"), 6, 3, 96)
+    with pytest.raises(ValueError, match="--unlabelled_root is for images, but scenes holds captions"):
+        check(data_root=Path("scenes"), unlabelled_root=new)
 
 
-def test_the_levels_are_described(check: Check) -> None:
+def test_the_grey_window_is_described(check: Check) -> None:
     data = write_deep_data(Path("data"), 14)
     row = check(data_root=data)
     assert row.startswith("OK ")
@@ -122,22 +123,6 @@ def test_outlines_that_fill_loops_are_noted(check: Check) -> None:
     row = check(data_root=data)
     assert "look: 5 outline(s)" in row
     assert row.count("_1_frame_000001.png") == 3, "three are named"
-
-
-def test_labels_that_leave_out_branches_are_noted(check: Check) -> None:
-    folder = write_tiny_data(Path("data"), 8, 48)
-    whole, part = np.zeros((2, 120, 120), dtype=bool)
-    whole[10:110, 40:44] = part[10:110, 40:44] = True
-    for top in (20, 50, 80):
-        whole[top : top + 4, 40:112] = True
-    grey = np.where(whole & ~part, 20, np.where(part, 80, 150)).astype(np.uint8)
-    records = json.loads((folder / "annotations.json").read_text())
-    for number, record in enumerate(records):  # moved, since the same picture would be the same patient
-        moved = np.roll(grey, 9 * number, axis=0)
-        Image.fromarray(np.repeat(moved[..., None], 3, axis=2)).save(folder / "images" / record["image"])
-    for mask, noted in ((part, True), (whole, False)):
-        rewrite(folder, lambda n, record, mask=mask: drawn(np.roll(mask, 9 * n, axis=0))(record))
-        assert ("labels seem to leave out" in check(data_root=folder)) == noted
 
 
 def test_several_kinds_of_object_are_refused_here_as_in_training(check: Check) -> None:
@@ -220,7 +205,7 @@ def test_outlines_alone_are_measured_and_not_all_of_them(tmp_path: Path, monkeyp
     monkeypatch.setattr(doctor, "has_filled_loops", lambda mask: True)
     monkeypatch.setattr(doctor, "OUTLINED", 4)
     for found, expected in ((samples, [False] * 8), (outlined, [False, True] * 4)):
-        assert [image.filled for image in sample_statistics(found, tmp_path / "data" / "images")] == expected
+        assert [image.filled for image in sample_statistics(found)] == expected
 
 
 def test_regions_are_checked_up_to_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,7 @@ from rl_reward_network.inputs.doctor import check_data
 from rl_reward_network.inputs.loading import describe_run, imported_root, open_inputs, own_format, saved_config
 from rl_reward_network.run import REWARD_RUN, Run
 from tests.conftest import write_tiny_data
-from tests.data_import.sources import coco_content, picture, save, truth, write_json, write_pairs
-from tests.data_import.test_coco import annotation
+from tests.data_import.sources import annotation, coco_content, picture, save, truth, write_json, write_pairs
 
 
 @pytest.fixture(autouse=True)
