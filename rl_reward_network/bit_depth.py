@@ -91,7 +91,8 @@ def grey_to_rgb(grey: np.ndarray, window: GreyWindow | None = None) -> np.ndarra
 
 def common_window(frames: Iterable[np.ndarray]) -> GreyWindow:
     """The robust window of all pixels of some images, integers (H, W) in 0..65535."""
-    return robust_window(sum((np.bincount(grey.ravel(), minlength=WHITEST + 1) for grey in frames), np.int64(0)))
+    histograms = (np.bincount(grey.ravel(), minlength=WHITEST + 1) for grey in frames)
+    return robust_window(sum(histograms, np.zeros(WHITEST + 1, np.int64)))
 
 
 def every_few(paths: list[Any], most: int) -> list[Any]:

@@ -71,10 +71,9 @@ def _bytes(model: torch.nn.Module) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
-def stage_gib(counted: Counted, device: str) -> dict[str, float]:
-    """GiB of loading and of segmenting at their peaks."""
-    base = counted.weights / GIB + (CONTEXT if device == "cuda" else PROCESS + counted.files / GIB)
-    return {stage: base + _measured(counted.size, stage, device) for stage in ("load", "segment")}
+def base_gib(counted: Counted, device: str) -> float:
+    """GiB before anything is computed."""
+    return counted.weights / GIB + (CONTEXT if device == "cuda" else PROCESS + counted.files / GIB)
 
 
 def train_gib(counted: Counted, device: str, settings: GRPOSettings, bits: str | None = None) -> float:
@@ -90,8 +89,7 @@ def train_gib(counted: Counted, device: str, settings: GRPOSettings, bits: str |
     tokens = OTHER_TOKENS + settings.num_generations * int(settings.max_completion_length or 1)
     step = _measured(counted.size, name, device) * (1.0 if labels else tokens / (OTHER_TOKENS + CAPTION_TOKENS))
     groups = max(1, int(settings.per_device_train_batch_size or 1) // settings.num_generations)
-    loaded = stage_gib(counted, device)["load"] - _measured(counted.size, "load", device)
-    return loaded + (counted.added + copies * counted.trained - saved) / GIB + step * groups / GROUPS
+    return base_gib(counted, device) + (counted.added + copies * counted.trained - saved) / GIB + step * groups / GROUPS
 
 
 def _measured(size: int, name: str, device: str) -> float:
@@ -104,22 +102,27 @@ def _measured(size: int, name: str, device: str) -> float:
 def needed_gib(config: Sa2VAConfig, device: str, small: bool) -> dict[str, float]:
     """GiB of each stage by the defaults of full training, and of training with each flag that lowers them."""
     counted = count(config, device, small)
+    needed = {
+        stage: base_gib(counted, device) + _measured(counted.size, stage, device) for stage in ("load", "segment")
+    }
     plain = with_preset(GRPOSettings(), "full", small)
-    less, eight = replace(plain, activation_checkpointing=True), replace(plain, optim="adamw_8bit")
     half = int(plain.per_device_train_batch_size or 2) // 2
-    needed = {**stage_gib(counted, device), "train": train_gib(counted, device, plain)}
-    needed["train --gradient_checkpointing"] = train_gib(counted, device, less)
-    needed["train --optim adamw_8bit"] = train_gib(counted, device, eight)
-    halved = replace(plain, per_device_train_batch_size=half)
-    needed[f"train --batch_size {half} --gradient_accumulation_steps 2"] = train_gib(counted, device, halved)
+    needed["train"] = train_gib(counted, device, plain)
+    for flags, changes in {
+        "--gradient_checkpointing": {"activation_checkpointing": True},
+        "--optim adamw_8bit": {"optim": "adamw_8bit"},
+        f"--batch_size {half} --gradient_accumulation_steps 2": {"per_device_train_batch_size": half},
+        "--objective supervised": {"objective": "supervised"},
+    }.items():
+        changed: Any = changes
+        needed[f"train {flags}"] = train_gib(counted, device, with_preset(GRPOSettings(**changed), "full", small))
+    less = replace(plain, activation_checkpointing=True)
     if device == "cuda":
         needed["train --quantization 4bit"] = train_gib(counted, device, plain, "4bit")
         needed["train --gradient_checkpointing --quantization 4bit"] = train_gib(counted, device, less, "4bit")
     if config.family.body == "qwen_vl":
         frozen = count(config, device, small, freeze_embeddings=True)
         needed["train --gradient_checkpointing --freeze_embeddings"] = train_gib(frozen, device, less)
-    supervised = with_preset(GRPOSettings(objective="supervised"), "full", small)
-    needed["train --objective supervised"] = train_gib(counted, device, supervised)
     return needed
 
 

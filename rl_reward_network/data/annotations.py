@@ -111,16 +111,10 @@ def read_annotations(
         except ValueError as error:
             faults.append(f"record {index}{_image_named(record)}: {error}")
     if faults:
-        raise ValueError(f"{path}: {_fault_list(faults)}")
+        told = [f"{len(faults)} records have faults", *first_faults(faults)] if len(faults) > 1 else faults
+        raise ValueError("\n  ".join([f"{path}: {told[0]}", *told[1:]]))
     notes.warn(annotations)
     return with_windows(list(samples.values()), notes.deep, bit_depth)
-
-
-def _fault_list(faults: list[str]) -> str:
-    """The first faults and their number; a single fault as it is."""
-    if len(faults) == 1:
-        return faults[0]
-    return "\n  ".join([f"{len(faults)} records have faults", *first_faults(faults)])
 
 
 def first_faults(faults: list[str]) -> list[str]:
@@ -136,11 +130,7 @@ def _image_named(record: Any) -> str:
 
 
 def compile_group_regex(group_regex: str | None) -> re.Pattern[str]:
-    """The pattern that finds groups in file names; None: `VESSEL_NAME`.
-
-    Raises:
-        ValueError: not a regular expression, or without a named group `group`.
-    """
+    """The pattern that finds groups in file names, with a named group `group`; None: `VESSEL_NAME`."""
     try:
         pattern = re.compile(group_regex or VESSEL_NAME)
     except re.error as error:
@@ -196,7 +186,12 @@ def _read_record(record: dict[str, Any], root: Path, pattern: re.Pattern[str], n
     name, path = _image_file(root / "images", record.get("image"))
     group, series = _group_and_series(record, name, pattern)
     size, deep = image_header(path)
-    _check_declared_size(record, size)
+    for key, axis in SIZE_KEYS.items():
+        if record.get(key) is not None and record[key] != size[axis]:  # its masks were drawn on another picture
+            raise ValueError(
+                f"`{key}` is {record[key]!r}, but the image is {size[1]} x {size[0]} (width x height, after EXIF"
+                " rotation); rescale the mask to this image, or correct the field"
+            )
     phrases = _phrases(record.get("text"))
     objects: dict[str, MaskParts] = {}
     dropped_before = notes.dropped
@@ -272,16 +267,6 @@ def _name_field(record: dict[str, Any], key: str) -> str | None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip()):
         raise ValueError(f"`{key}` must be a non-empty text or a whole number, got {type(value).__name__}")
     return None if value is None else str(value).strip()
-
-
-def _check_declared_size(record: dict[str, Any], size: tuple[int, int]) -> None:
-    """Raise if a size in the record is not the image's: its masks were drawn on another picture."""
-    for key, axis in SIZE_KEYS.items():
-        if record.get(key) is not None and record[key] != size[axis]:
-            raise ValueError(
-                f"`{key}` is {record[key]!r}, but the image is {size[1]} x {size[0]} (width x height, after EXIF"
-                " rotation); rescale the mask to this image, or correct the field"
-            )
 
 
 def _phrases(text: Any) -> list[str]:

@@ -74,12 +74,8 @@ def read_describe_anything(
     """Every region, subset by subset in the order of `annotations.json`; images are not decoded, nothing is unpacked.
 
     `annotations.json` is read whole (of subset SAM some gigabytes of memory); each needed tar is scanned once for its
-    headers, which stay in memory.
-
-    Args:
-        root: a subset, or the parent of subsets.
-        limit: stop after so many regions (a frame of a video is one); None: all.
-        bit_depth: as `decode_image` takes it.
+    headers, which stay in memory. `root` is a subset, or the parent of subsets. Stops after `limit` regions (a frame of
+    a video is one); `bit_depth` is that of `decode_image`.
 
     Raises:
         ValueError: no such layout, a tar or member that is missing (with their count), a damaged tar, a caption that is
@@ -177,7 +173,13 @@ def _read_subset(subset: Path, tars: _Tars, left_out: Counter[str], bit_depth: i
     for key, index, region in tqdm(_entries(path), f"reading {subset.name}", unit="region", leave=False, delay=2):
         where = f"{path}: entry {key!r}, region {index}"
         video = isinstance(region.get("mask_rle"), list)
-        if members := tars.find(_tar_file(region, subset, where), _names(key, region), video):
+        name = region.get("tar_file")
+        if not isinstance(name, str) or not PurePosixPath(name).name:
+            raise ValueError(
+                f"{where}: tar_file is {name!r}, expected the name of a tar in images/; download the file again"
+            )
+        tar = subset / "images" / PurePosixPath(name).name  # whatever folder is written before it
+        if members := tars.find(tar, _names(key, region), video):
             group = pseudonym("video", subset.name, str(region.get("video_id") or key)) if video else None
             for member, rle in _frames(members, region.get("mask_rle"), where, left_out):
                 place = f"{where} ({member.tar.name}: {member.name})"
@@ -215,16 +217,6 @@ def _entries(path: Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
                     f"{type(region).__name__}; download the file again"
                 )
             yield key, index, region
-
-
-def _tar_file(region: dict[str, Any], subset: Path, where: str) -> Path:
-    """The tar a region names; always one in `images/`, whatever folder is written before it."""
-    name = region.get("tar_file")
-    if not isinstance(name, str) or not PurePosixPath(name).name:
-        raise ValueError(
-            f"{where}: tar_file is {name!r}, expected the name of a tar in images/; download the file again"
-        )
-    return subset / "images" / PurePosixPath(name).name
 
 
 def _names(key: str, region: dict[str, Any]) -> list[str]:

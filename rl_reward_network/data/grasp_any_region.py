@@ -53,10 +53,7 @@ def read_grasp_any_region(
 ) -> list[RegionSample]:
     """Every captioned region, in the order of shards and rows; of images only the first and last bytes are read.
 
-    Args:
-        path: what `locate` takes.
-        limit: stop after so many regions; None: all.
-        bit_depth: as `decode_image` takes it.
+    Stops after `limit` regions; `path` is what `locate` takes, `bit_depth` what `decode_image` takes.
 
     Raises:
         ValueError: no Arrow file, one that is cut off or has other columns, or a row without a caption, with a damaged
@@ -68,13 +65,17 @@ def read_grasp_any_region(
         raise ValueError(f"{folder}: no *.arrow file in it; give a folder of Grasp-Any-Region, or download it again")
     left_out: Counter[str] = Counter()
     bar = tqdm(shards, "reading shards", unit="shard", leave=False, delay=2)
-    named = shards if GROUP in _open_shard(shards[0]).column_names else []
-    patients = one_spelling(name for shard in named for name in _group_names(shard))
+    tables = map(_open_shard, shards if GROUP in _open_shard(shards[0]).column_names else [])
+    columns = (table.column(GROUP).to_pylist() for table in tables if GROUP in table.column_names)
+    patients = one_spelling(str(name) for column in columns for name in column if name not in (None, ""))
     regions = collect(
         (region for shard in bar for region in _read_shard(shard, patients, left_out, bit_depth)), limit, left_out
     )
     report_left_out(folder, regions, left_out)
-    _check_groups(regions)
+    groups: dict[str, RegionSample] = {}
+    for region in regions:
+        if (other := groups.setdefault(region.image_id, region)).group_id != region.group_id:
+            raise ValueError(f"{region.where}: the same image is in another group at {other.where}; name one group")
     return regions
 
 
@@ -128,9 +129,6 @@ def locate(path: Path | str) -> Path:
 
     A folder may be written by `save_to_disk`, hold some shards without the JSON files, or be a parent of such folders.
     To read a part of the data set, download that part and give its folder.
-
-    Raises:
-        ValueError: no such folder, and not a hub id that can be fetched.
     """
     if Path(path).is_dir():
         return Path(path)
@@ -143,13 +141,6 @@ def locate(path: Path | str) -> Path:
         if full := write_remedy(error):
             raise ValueError(f"{path}: cannot be downloaded ({error}); {full}") from error
         raise ValueError(f"{remedy} ({type(error).__name__})") from error
-
-
-def _group_names(shard: Path) -> set[str]:
-    """The groups that a shard names."""
-    table = _open_shard(shard)
-    names = table.column(GROUP).to_pylist() if GROUP in table.column_names else []
-    return {str(name) for name in names if name not in (None, "")}
 
 
 def _read_shard(
@@ -169,14 +160,6 @@ def _read_shard(
             opened, group = partial(_open_image, shard, row, bit_depth), _group(stored, patients, where)
             for index, caption in captions:
                 yield make_region(caption, rles[index], image_id, f"{where}, region {index}", opened, group)
-
-
-def _check_groups(regions: Iterable[RegionSample]) -> None:
-    """Raise if an image is in several groups: it could be in training and test at once."""
-    groups: dict[str, RegionSample] = {}
-    for region in regions:
-        if (other := groups.setdefault(region.image_id, region)).group_id != region.group_id:
-            raise ValueError(f"{region.where}: the same image is in another group at {other.where}; name one group")
 
 
 def _group(stored: Mapping[str, Any], patients: Mapping[str, str], where: str) -> str | None:

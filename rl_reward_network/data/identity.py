@@ -72,20 +72,14 @@ def thumbnails(samples: Sequence[Sample]) -> np.ndarray:
 
 
 def among(small: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """bool (N,): which pictures are among others, in any of the eight orientations.
-
-    Args:
-        small, others: int8 (N, SIDE, SIDE) and (M, SIDE, SIDE), as `thumbnail` gives them.
-    """
+    """bool (N,): which of N thumbnails (N, SIDE, SIDE) are among others, in any of the eight orientations."""
     return np.concatenate([np.zeros(0, bool), *((block > SAME).any(axis=1) for _, block in _likeness(small, others))])
 
 
 def same_in_two_groups(small: np.ndarray, groups: Sequence[str]) -> list[tuple[int, int, float]]:
     """Pairs of images of two groups that are the same picture, the most similar first: index, index, correlation.
 
-    Args:
-        small: int8 (N, SIDE, SIDE) as `thumbnail` gives them.
-        groups: N group names.
+    `small` are N thumbnails, `groups` their N groups.
     """
     _, number = np.unique(groups, return_inverse=True)
     pairs = list[tuple[int, int, float]]()

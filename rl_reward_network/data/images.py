@@ -151,11 +151,7 @@ def image_size(path: Path) -> tuple[int, int]:
 
 
 def image_header(path: Path) -> tuple[tuple[int, int], bool]:
-    """`image_size` of an image to work on, and whether it is grey of more than 8 bit.
-
-    Raises:
-        ValueError: as `image_size`, or a side is shorter than `SMALLEST`.
-    """
+    """`image_size` of an image to work on, whose sides are checked, and whether it is grey of more than 8 bit."""
     image = _read(path, decode=False)
     size = _upright_size(image)
     check_sides(size, path)
@@ -163,11 +159,7 @@ def image_header(path: Path) -> tuple[tuple[int, int], bool]:
 
 
 def check_sides(size: tuple[int, int], name: Path | str) -> None:
-    """Refuse an image too small to work on.
-
-    Raises:
-        ValueError: a side is shorter than `SMALLEST`.
-    """
+    """Refuse an image too small to work on: a side is shorter than `SMALLEST`."""
     if min(size) < SMALLEST:
         raise ValueError(
             f"{name}: the image has {size[1]} x {size[0]} pixels (width x height), expected at least {SMALLEST} x"
@@ -188,12 +180,8 @@ def load_grid(path: Path, palette_colours: bool = False) -> np.ndarray:
     begins with another colour, as PNG optimisers write them, in any order. A colour that is declared transparent gives
     an alpha channel.
 
-    Args:
-        path: the file.
-        palette_colours: give the colours of every palette; an index may have another meaning in another file.
-
-    Raises:
-        ValueError: as `load_image`.
+    With `palette_colours`, every palette gives its colours; an index may have another meaning in another file. Raises
+    as `load_image`.
     """
     image = _read(path)
     if image.mode == "P":
@@ -212,11 +200,7 @@ def decode_grid(data: bytes, name: str, most_pixels: int) -> np.ndarray:
 
 
 def check_name(path: Path) -> None:
-    """Refuse a name that is not UTF-8, as old archives write it: it can be neither printed nor stored.
-
-    Raises:
-        ValueError: shows the name as far as it can be read, and the remedy.
-    """
+    """Refuse a name that is not UTF-8, as old archives write it: it can be neither printed nor stored."""
     try:
         str(path).encode()
     except UnicodeEncodeError:

@@ -167,12 +167,9 @@ def make_region(
         caption: text; anything else counts as missing.
         rle: COCO RLE {"size": [H, W], "counts": ...}; `load` checks that it is the image's size.
         image_id: from `image_key`.
-        where: file and row or key.
+        where: file and row or key, with which a ValueError begins: no caption, none with a word, or a damaged RLE.
         open_image: decodes the image.
         group_id: pseudonym of group and series, such as a video; None: `image_id`.
-
-    Raises:
-        ValueError: the caption is missing or has no word, or the RLE is damaged; begins with `where`.
     """
     text = caption.strip() if isinstance(caption, str) else ""
     if not text:
@@ -181,22 +178,17 @@ def make_region(
     if not any(letter.isalnum() for letter in text):
         raise ValueError(f"{where}: the caption {text!r} has no word; write one there, or leave the region out")
     try:
-        parts = parse_rle(rle, _stated_size(rle))
+        if not isinstance(rle, dict):
+            raise ValueError(f'expected an RLE {{"size": [H, W], "counts": ...}}, got {type(rle).__name__}')
+        size = rle.get("size", [1, 1])  # `parse_rle` reports a missing key
+        if not isinstance(size, list) or len(size) != 2 or not all(type(side) is int and side > 0 for side in size):
+            raise ValueError(f"RLE size is {size}, expected [H, W], two numbers above 0")
+        parts = parse_rle(rle, (size[0], size[1]))
     except ValueError as error:
         raise ValueError(f"{where}: mask_rle: {error}") from error
     group = group_id or image_id
     sample_id = pseudonym("region", image_id, parts.digest(), text)
     return RegionSample(text, group, group, image_id, sample_id, where, parts, open_image)
-
-
-def _stated_size(rle: Any) -> tuple[int, int]:
-    """The size (H, W) in an RLE."""
-    if not isinstance(rle, dict):
-        raise ValueError(f'expected an RLE {{"size": [H, W], "counts": ...}}, got {type(rle).__name__}')
-    size = rle.get("size", [1, 1])  # `parse_rle` reports a missing key
-    if not isinstance(size, list) or len(size) != 2 or not all(type(side) is int and side > 0 for side in size):
-        raise ValueError(f"RLE size is {size}, expected [H, W], two numbers above 0")
-    return size[0], size[1]
 
 
 def image_key(file: BinaryIO, offset: int, size: int) -> str:
@@ -219,13 +211,7 @@ def image_key(file: BinaryIO, offset: int, size: int) -> str:
 def collect(regions: Iterable[RegionSample], limit: int | None, left_out: Counter[str]) -> list[RegionSample]:
     """The first `limit` regions (None: all), in order, without exact repeats and masks of no pixel.
 
-    Args:
-        regions: consumed up to the limit.
-        limit: at least 1.
-        left_out: reason -> count; updated.
-
-    Raises:
-        ValueError: `limit` is below 1.
+    Regions are consumed up to the limit; `left_out` (reason -> count) is updated.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"limit is {limit}, expected at least 1 region")
@@ -241,11 +227,7 @@ def collect(regions: Iterable[RegionSample], limit: int | None, left_out: Counte
 
 
 def report_left_out(source: Path | str, regions: list[RegionSample], left_out: Counter[str]) -> None:
-    """One warning that counts what was left out of `source`.
-
-    Raises:
-        ValueError: there is no region at all.
-    """
+    """One warning that counts what was left out of `source`; ValueError where there is no region at all."""
     counts = ", ".join(f"{count} {reason}" for reason, count in sorted(left_out.items()) if count)
     if not regions:
         raise ValueError(

@@ -36,13 +36,8 @@ def read_named_regions(
 
     Phrases with an empty mask, or without one, are left out. `GRPOInputs` splits the patients as it does for images.
 
-    Args:
-        folder: holds annotations.json and images/.
-        limit: stop after so many regions; None: all.
-        bit_depth, group_regex: as `read_annotations` takes them.
-
-    Raises:
-        ValueError: as `read_annotations`, a mask that cannot be read, or no region at all.
+    Stops after `limit` regions; the other arguments are those of `read_annotations`. ValueError as it raises, and for a
+    mask that cannot be read, or no region at all.
     """
     regions: list[RegionSample] = []
     for sample in read_annotations(folder, group_regex, bit_depth=bit_depth):
@@ -96,7 +91,13 @@ def recognise(path: Path | str, dataset_name: str = "auto") -> str:
         raise ValueError(f"dataset_name is {dataset_name!r}, expected {', '.join(DATASET_NAMES)}")
     folder = Path(path)
     if not folder.is_dir():
-        return _recognise_hub_id(path) if dataset_name in ("auto", "gar") else dataset_name
+        if dataset_name not in ("auto", "gar"):
+            return dataset_name
+        if not is_hub_id(path):
+            raise ValueError(f"{path}: no such folder; {EXPECTED}")
+        if "describe-anything" in str(path).lower():
+            raise ValueError(f"{path}: describe-anything is read from a folder; download it ({DOWNLOAD}) and give that")
+        return "gar"
     tried = {name: reader for name, reader in READERS.items() if name == dataset_name or name not in BY_REQUEST}
     descriptions = {name: text for name, (recognises, _) in tried.items() if (text := recognises(folder))}
     if dataset_name in descriptions or (dataset_name != "auto" and not descriptions):
@@ -105,7 +106,10 @@ def recognise(path: Path | str, dataset_name: str = "auto") -> str:
         descriptions.pop("annotations", None)  # the other formats have an annotations.json, too
     if not descriptions:
         _refuse_bare_images(folder)
-        raise ValueError(f"{folder}: no known data format ({_listing(folder)}); {EXPECTED}")
+        names = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())
+        more = f" and {len(names) - MAX_NAMES_LISTED} more" if len(names) > MAX_NAMES_LISTED else ""
+        holds = f"it holds {', '.join(names[:MAX_NAMES_LISTED])}{more}" if names else "it is empty"
+        raise ValueError(f"{folder}: no known data format ({holds}); {EXPECTED}")
     if len(descriptions) > 1:
         raise ValueError(
             f"{folder}: holds {' and '.join(descriptions.values())}; give --dataset_name {' or '.join(descriptions)}"
@@ -120,14 +124,7 @@ def recognise(path: Path | str, dataset_name: str = "auto") -> str:
 
 
 def read_images(folder: Path, group_regex: str | None = None, bit_depth: int | None = None) -> list[Sample]:
-    """The samples of a folder of images, of whatever format; without a recognised format as `read_annotations`.
-
-    Args:
-        folder, group_regex, bit_depth: as `read_annotations` takes them.
-
-    Raises:
-        ValueError: as the reader.
-    """
+    """The samples of a folder of images, of whatever format; by default, and with arguments, as `read_annotations`."""
     names = [name for name, (recognises, _) in IMAGES.items() if recognises(folder)]
     _, read = IMAGES[names[0] if names else "annotations"]
     return read(folder, group_regex, bit_depth=bit_depth)
@@ -179,19 +176,3 @@ def _refuse_bare_images(folder: Path) -> None:
         "may be missing where --reward_net gives the reward); captions of regions come as Arrow rows. Both are in "
         "docs/how-to/your-data.md"
     )
-
-
-def _recognise_hub_id(path: Path | str) -> str:
-    """Raise unless this is a hub id, which is read as Grasp-Any-Region."""
-    if not is_hub_id(path):
-        raise ValueError(f"{path}: no such folder; {EXPECTED}")
-    if "describe-anything" in str(path).lower():
-        raise ValueError(f"{path}: describe-anything is read from a folder; download it ({DOWNLOAD}) and give that")
-    return "gar"
-
-
-def _listing(folder: Path) -> str:
-    """What lies in `folder`, for a message."""
-    names = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())
-    more = f" and {len(names) - MAX_NAMES_LISTED} more" if len(names) > MAX_NAMES_LISTED else ""
-    return f"it holds {', '.join(names[:MAX_NAMES_LISTED])}{more}" if names else "it is empty"

@@ -129,12 +129,17 @@ def _items(
         found = [*masks.get(f"{stem}_{frame + 1}", []), *masks.get(stem, [])]
         if several := several_masks(found, source):
             raise ValueError(several[0])
+        load_masks: Callable[[Size], ClassMasks] | None = None  # a DICOM mask has one frame or as many as the image
+        if found:
+            load_masks = partial(load_dicom_masks, found[0], frame, total)
+            if found[0].suffix.lower() in IMAGE_SUFFIXES:
+                load_masks = partial(load_class_masks, found[0])
         items.append(
             Item(
                 name=f"{name}.png" if total == 1 else f"{name}_frame_{frame + 1:04d}.png",
                 found_as=relative_path(path, source).as_posix(),
                 load_image=partial(load_frame, path, frame),
-                load_masks=_reader_of(found[0], frame, total) if found else None,
+                load_masks=load_masks,
                 group=patient or None,
                 series=series or None,
                 aspect=partial(pixel_aspect, header),
@@ -155,24 +160,14 @@ def _masks_by_stem(masks: list[Path], images: list[Path], source: Path) -> dict[
     return grouped(masks, stem_of)
 
 
-def _reader_of(mask: Path, frame: int, total: int) -> Callable[[Size], ClassMasks]:
-    """Reads the mask of a frame from a picture, or from a DICOM file of one frame or of as many as the image has."""
-    if mask.suffix.lower() in IMAGE_SUFFIXES:
-        return partial(load_class_masks, mask)
-    return partial(load_dicom_masks, mask, frame, total)
-
-
 def load_dicom_masks(path: Path, frame: int, total: int, size: Size) -> ClassMasks:
     """The classes of a DICOM file by its stored values, without window or inversion; see `load_class_masks`.
 
     Args:
-        path: the file.
+        path: the file; ValueError if it cannot be decoded, or has another size or number of frames.
         frame: of the image, from 0; a mask with a single frame is that of every image.
         total: frames of the image.
         size: (H, W) of the image.
-
-    Raises:
-        ValueError: it cannot be decoded, or has another size or number of frames.
     """
     header = read_header(path)
     own = int(header.get("NumberOfFrames") or 1)
@@ -210,20 +205,14 @@ def _stem(path: Path, source: Path) -> str:
 def load_frame(path: Path, frame: int) -> np.ndarray:
     """A frame, from 0, as it is meant to be seen: uint8 (H, W, 3) of colour, uint8 or uint16 (H, W) of grey.
 
-    Grey keeps the range of its stored bits, e.g. 0..4095 of 12 bit.
-
-    Raises:
-        ValueError: damaged, or compressed in a way that no installed package decodes.
+    Grey keeps the range of its stored bits, e.g. 0..4095 of 12 bit. ValueError for a file that is damaged, or
+    compressed in a way that no installed package decodes.
     """
     return next(iter_frames(path, [frame]))
 
 
 def iter_frames(path: Path, frames: Iterable[int]) -> Iterator[np.ndarray]:
-    """Frames of a file as `load_frame` gives them, read one at a time; the header is read once.
-
-    Raises:
-        ValueError: as `load_frame`.
-    """
+    """Frames of a file as `load_frame` gives them, read one at a time; the header is read once. Raises as it does."""
     header = Dataset()
     for frame in frames:
         header = header or read_header(path)
@@ -259,11 +248,7 @@ def stored_values(path: Path, frame: int = 0, header: Dataset | None = None) -> 
 
 
 def read_header(path: Path, tags: list[str] | None = None) -> Dataset:
-    """The tags before the pixels: those of the keywords `tags`, or all.
-
-    Raises:
-        ValueError: not there, not DICOM, or damaged; names the file and the remedy.
-    """
+    """The tags before the pixels, those of the keywords `tags` or all; ValueError for what is no whole DICOM file."""
     start = start_of(path)
     if found := not_fetched(start):
         raise ValueError(f"{path}: not a DICOM file ({found[0]}); {found[1]}")

@@ -163,11 +163,7 @@ class OutlineMasks:
     shares: bool = False
 
     def __call__(self, size: Size) -> ClassMasks:
-        """Class -> bool (H, W).
-
-        Raises:
-            ValueError: the outlines were drawn on another size, or one is not an outline or covers no pixel.
-        """
+        """Class -> bool (H, W); ValueError for outlines on another size, or one that is none or covers no pixel."""
         if self.declared is not None and self.declared != size:
             drawn = f"{self.declared[1]} x {self.declared[0]}"
             raise ValueError(
@@ -210,13 +206,13 @@ Groups = list[tuple[str, str | None]]
 
 
 def groups_of(
-    items: Sequence[Item], groups: str | None, group_regex: str | None, own: bool = False
+    items: Sequence[Item], patients_csv: str | None, group_regex: str | None, own: bool = False
 ) -> tuple[Groups, str]:
     """Group and series of each item, a patient in one spelling, and where they are from.
 
     Args:
         items: the images.
-        groups: a CSV file, "none", or None.
+        patients_csv: a CSV file, "none", or None.
         group_regex: with a named group `group` and perhaps `series`; searched in the path below the source; by default
             `VESSEL_NAME`, where the layout does not give all groups.
         own: whether an image whose group is not known is a group of its own, instead of an error.
@@ -224,12 +220,12 @@ def groups_of(
     Raises:
         ValueError: both are given, an image has no group, or the table does not fit the images.
     """
-    if groups is not None and group_regex is not None:
-        raise ValueError(f"groups is {groups!r} and group_regex is {group_regex!r}: leave one of them out")
-    if groups == NONE:
+    if patients_csv is not None and group_regex is not None:
+        raise ValueError(f"patients_csv is {patients_csv!r} and group_regex is {group_regex!r}: leave one of them out")
+    if patients_csv == NONE:
         return [(picture_name(item.found_as), item.series) for item in items], NONE
-    if groups is not None:
-        found, source = _from_table(items, Path(groups)), "table"
+    if patients_csv is not None:
+        found, source = _from_table(items, Path(patients_csv)), "table"
     elif group_regex is None and items and all(item.group for item in items):
         found, source = [(item.group or "", item.series) for item in items], "layout"
     else:

@@ -70,11 +70,7 @@ def recognise_paired_folders(source: Path) -> str:
 
 
 def read_paired_folders(source: Path, frames: str = "") -> Found:
-    """One item per image; images without a mask are unlabelled.
-
-    Raises:
-        ValueError: no image has a mask.
-    """
+    """One item per image; images without a mask are unlabelled."""
     files = files_below(source, *IMAGE_SUFFIXES)
     images, masks = images_and_masks(files, source)
     pairs, faults, notes = pair_by_name(images, masks, source)
@@ -122,11 +118,15 @@ def pair_by_name(images: list[Path], masks: list[Path], source: Path) -> tuple[P
     notes += [f"{len(lost)} mask(s) without an image, left out: {listed(lost, source)}"] if lost else []
     left_out: list[tuple[Path, str]] = []
     for image, fitting in pairs.items():
-        pairs[image], others = _preferred(fitting)
-        if others:
-            taken = listed(pairs[image][:1], source)
-            left_out.append((others[0], taken))
-        faults += [] if _parts_of_one(pairs[image]) else several_masks(pairs[image], source)
+        # A first observer's drawing comes before all others; beside it, mask/ is the field of view in DRIVE and HRF.
+        best = min(map(_rank, fitting), default=0)
+        pairs[image] = [mask for mask in fitting if _rank(mask) == best]
+        if others := [mask for mask in fitting if _rank(mask) != best]:
+            left_out.append((others[0], listed(pairs[image][:1], source)))
+        parts = [AFFIX.fullmatch(mask.stem) for mask in pairs[image]]  # X_mask, X_mask_1, X_mask_2 ... as in BUSI
+        wholes = {(mask.parent, m and (m["base"], m["word"])) for mask, m in zip(pairs[image], parts, strict=True)}
+        numbered = {m["number"] for m in parts if m and m["word"].lower().startswith("mask")}
+        faults += [] if len(wholes) == 1 and len(numbered) == len(parts) else several_masks(pairs[image], source)
     for other, taken in left_out[:1]:
         of = f"such as {listed([other], source)}"
         notes.append(f"masks of {len(left_out)} image(s) left out, {of}, since each has one such as {taken}")
@@ -160,30 +160,12 @@ def _looser(key: PurePosixPath) -> list[PurePosixPath]:
     return higher + [key.with_name(key.name[:cut]) for cut in reversed(cuts)]
 
 
-def _preferred(masks: list[Path]) -> tuple[list[Path], list[Path]]:
-    """The masks to take and those to leave out: a first observer's drawing (1st_manual) comes before all others.
-
-    Beside it, `mask/` is the field of view of the camera in DRIVE and HRF.
-    """
-    ranks = {mask: _rank(mask) for mask in masks}
-    best = min(ranks.values(), default=0)
-    return [m for m in masks if ranks[m] == best], [m for m in masks if ranks[m] != best]
-
-
 def _rank(mask: Path) -> int:
     """0 of a first observer's drawing and of VOC's classes, 2 of a second observer's, 1 of all others."""
     name = f"{mask.parent.name}/{mask.stem}".lower()
     if SECOND_OBSERVER.search(name):
         return 2
     return 0 if FIRST_OBSERVER.search(name) or mask.parent.name.lower() == "segmentationclass" else 1
-
-
-def _parts_of_one(masks: list[Path]) -> bool:
-    """Whether the files hold parts of one mask: X_mask, X_mask_1, X_mask_2 ... as in BUSI."""
-    found = [AFFIX.fullmatch(mask.stem) for mask in masks]
-    names = {(mask.parent, match and (match["base"], match["word"])) for mask, match in zip(masks, found, strict=True)}
-    numbered = [match["number"] for match in found if match and match["word"].lower().startswith("mask")]
-    return len(masks) < 2 or (len(names) == 1 and len(set(numbered)) == len(masks))
 
 
 # ---- the table ------------------------------------------------------------------------------------------------------
@@ -216,11 +198,7 @@ AUTO = "auto"
 
 
 def recognise_layout(source: Path, layout: str = AUTO) -> tuple[str, str]:
-    """Key of `LAYOUTS` for a folder, and the description of what it holds.
-
-    Args:
-        source: the folder.
-        layout: "auto", or a key that is taken as it is.
+    """Key of `LAYOUTS` for a folder, and the description of what it holds; a `layout` that is named is taken as it is.
 
     Raises:
         ValueError: no folder, no known layout, several, or `layout` is unknown.

@@ -44,11 +44,7 @@ def recognise_nnunet(source: Path) -> str:
 
 
 def read_nnunet(source: Path, frames: str = "") -> Found:
-    """One item per case of imagesTr (and of imagesTs, unlabelled without labelsTs).
-
-    Raises:
-        ValueError: volumes, several channels per case, or a damaged dataset.json.
-    """
+    """One item per case of imagesTr (and of imagesTs, unlabelled without labelsTs); ValueError for volumes."""
     volumes = [path for path in files_below(source) if path.name.lower().endswith(VOLUMES)]
     if volumes:
         raise ValueError(
@@ -110,13 +106,8 @@ def _is_value(value: Any) -> bool:
 def load_named_masks(path: Path, values: dict[str, list[int]], size: Size) -> ClassMasks:
     """The classes of a label map by the names of dataset.json.
 
-    Args:
-        path: the label map.
-        values: class -> its values; {}: the values are the classes.
-        size: (H, W) of the image.
-
-    Raises:
-        ValueError: as `load_class_masks`, or the map has a value that dataset.json does not name.
+    `values` are class -> its values; {}: the values are the classes. Raises as `load_class_masks`, and a ValueError for
+    a value that dataset.json does not name.
     """
     masks = load_class_masks(path, size, palette_colours=False)
     if not values:
@@ -140,11 +131,7 @@ def recognise_yolo(source: Path) -> str:
 
 
 def read_yolo(source: Path, frames: str = "") -> Found:
-    """One item per image; an empty text file is an empty mask, an image without text file is unlabelled.
-
-    Raises:
-        ValueError: data.yaml cannot be read.
-    """
+    """One item per image; an empty text file is an empty mask, an image without text file is unlabelled."""
     names = _class_names(source)
     images, mask_files = pictures_below(source)
     labels = grouped(_label_files(source), lambda path: _key(path, source))

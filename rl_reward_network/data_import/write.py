@@ -31,8 +31,7 @@ IMPORT_RULES = 3  # changes where a source gives other pictures or masks: traini
 def import_notes(data_root: Path) -> tuple[str, ...]:
     """What reports on imported data repeat: that their groups are not known, and remarks; () for all other data.
 
-    Raises:
-        ValueError: import.json is damaged or of another version.
+    ValueError where import.json is damaged or of another version.
     """
     origin = _origin_of(data_root)
     remarks = tuple(map(str, origin.get("remarks", ())))
@@ -61,30 +60,18 @@ SKIPPED_FILE = "skipped.txt"  # what --skip has left out
 KEY_FILE = ".group_key"  # in the parent of imported data: the imports of a folder name patients alike
 
 
-def _is_private(folder: Path) -> bool:
-    """Whether a folder was imported from a layout that may name patients."""
-    layout = LAYOUTS.get(_origin_of(folder).get("layout", ""))
-    return layout is not None and layout.private
-
-
 def check_named_alike(*folders: Path) -> None:
-    """Refuse imports of DICOM files in different parents or by different versions, which name one patient differently.
-
-    Raises:
-        ValueError: names the folders and the remedy.
-    """
-    private = [folder for folder in folders if _is_private(folder)]
-    keys = {path.read_bytes() if path.is_file() else path for path in map(_key_file, private)}
+    """Refuse imports of DICOM files in different parents, or by different versions: they name a patient differently."""
+    layouts = {folder: LAYOUTS.get(_origin_of(folder).get("layout", "")) for folder in folders}
+    private = [folder for folder, layout in layouts.items() if layout is not None and layout.private]
+    files = [folder.resolve().parent / KEY_FILE for folder in private]
+    keys = {path.read_bytes() if path.is_file() else path for path in files}
     if len(keys) > 1 or len({_origin_of(folder).get("format_version") for folder in private}) > 1:
         raise ValueError(
             f"{' and '.join(map(str, private))}: imports of DICOM files in different folders, or by different versions,"
             " name one patient differently, so shared patients cannot be found; import both into one parent folder"
             " (sa2va-rl data import)"
         )
-
-
-def _key_file(folder: Path) -> Path:
-    return folder.resolve().parent / KEY_FILE
 
 
 def _origin_of(folder: Path) -> dict[str, Any]:
@@ -97,11 +84,7 @@ def _origin_of(folder: Path) -> dict[str, Any]:
 
 
 def check_target(source: Path, to: Path) -> None:
-    """Refuse a target that holds something, lies in the source, or has the source in it.
-
-    Raises:
-        ValueError: names both folders and the remedy.
-    """
+    """Refuse a target that holds something, lies in the source, or has the source in it."""
     inner, outer = to.resolve(), source.resolve()
     if inner.is_relative_to(outer) or outer.is_relative_to(inner):
         raise ValueError(
@@ -115,8 +98,7 @@ def check_target(source: Path, to: Path) -> None:
 def write_import(survey: Survey, to: Path) -> None:
     """Write the images of a survey, whole or not at all; the source is only read.
 
-    Raises:
-        ValueError: the survey has open points, the target is refused, or a file has changed and cannot be read.
+    ValueError where the survey has open points, the target is refused, or a file has changed and cannot be read.
     """
     survey.check()
     check_target(survey.source, to)

@@ -7,11 +7,11 @@ mask is right.
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -67,36 +67,21 @@ PIXELS = 10**6  # of an outline; a larger one is subsampled
 CLONE = Path(__file__).resolve().parents[2]
 
 
-@dataclass(frozen=True)
-class Finding:
-    """Result of a check.
-
-    Attributes:
-        details: one or more lines.
-        notes: suspicious but readable files, each with its remedy.
-    """
+class Finding(NamedTuple):
+    """Result of a check; notes are suspicious but readable files, each with its remedy."""
 
     details: str
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class ImageStatistics:
-    """What is measured of one image and its mask.
+class ImageStatistics(NamedTuple):
+    """What is measured of one image and its mask."""
 
-    Attributes:
-        name: file, or file and row; for the screen only, since it may name a patient.
-        group: key of the patient or group, as the data name it.
-        small: its thumbnail.
-        share: of the pixels that are foreground; None without a mask.
-        filled: whether the mask is probably the outer outline of a tree of thin branches, with its loops filled.
-    """
-
-    name: str
-    group: str
-    small: np.ndarray
-    share: float | None
-    filled: bool
+    name: str  # file, or file and row; for the screen only, since it may name a patient
+    group: str  # key of the patient or group, as the data name it
+    small: np.ndarray  # thumbnail
+    share: float | None  # of the pixels that are foreground; None without a mask
+    filled: bool  # whether the mask is probably the outer outline of a tree of thin branches, with its loops filled
 
 
 def checks(config: RunConfig, regions: RegionConfig, reward_net: str = "") -> dict[str, Callable[[], Finding]]:
@@ -236,7 +221,12 @@ def has_filled_loops(mask: np.ndarray) -> bool:
     """
     if not mask.any():
         return False
-    part = _largest_part(mask)
+    parts, _ = label(mask, np.ones((3, 3)))
+    part = parts == np.bincount(parts.ravel())[1:].argmax() + 1  # the largest, cut out with a border
+    rows, cols = np.flatnonzero(part.any(axis=1)), np.flatnonzero(part.any(axis=0))
+    cut = part[rows[0] : rows[-1] + 1, cols[0] : cols[-1] + 1]
+    step = int(np.ceil(np.sqrt(cut.size / PIXELS)))
+    part = np.pad(cut[::step, ::step], 1)
     radius = distance_transform_edt(part)
     thin = np.quantile(radius[skeletonize(part)], BRANCHES)
     deep = radius > WIDE * thin
@@ -244,16 +234,6 @@ def has_filled_loops(mask: np.ndarray) -> bool:
         return False
     wide = (distance_transform_edt(~deep) <= WIDE * thin) & part
     return bool(wide.sum() > FILLED[1] * part.sum())
-
-
-def _largest_part(mask: np.ndarray) -> np.ndarray:
-    """The largest connected part of a mask, cut out with a border, every k-th pixel of a very large one."""
-    parts, _ = label(mask, np.ones((3, 3)))
-    part = parts == np.bincount(parts.ravel())[1:].argmax() + 1
-    rows, cols = np.flatnonzero(part.any(axis=1)), np.flatnonzero(part.any(axis=0))
-    cut = part[rows[0] : rows[-1] + 1, cols[0] : cols[-1] + 1]
-    step = int(np.ceil(np.sqrt(cut.size / PIXELS)))
-    return np.pad(cut[::step, ::step], 1)
 
 
 def region_statistics(regions: Sequence[RegionSample]) -> list[ImageStatistics]:

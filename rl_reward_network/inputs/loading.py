@@ -192,23 +192,14 @@ def segmenter_with(model_path: str | Path, config: RunConfig, limits: PromptConf
 
 
 def check_inputs(config: RunConfig) -> None:
-    """Check what can be checked before anything is read.
-
-    Raises:
-        ValueError: no data are named for another model than the embedded one, the GPU is missing, or the regular
-            expression has no group.
-    """
+    """Refuse, before anything is read, a wrong regular expression, data that nobody named, or a missing GPU."""
     compile_group_regex(config.group_regex)
     check_named(config.model_path, config.data_root, DEFAULT_DATA)
     check_device(config.device)
 
 
 def check_named(model_path: str, data_root: Path, default: Path) -> None:
-    """Refuse to run another model than the embedded one on rendered data that nobody named.
-
-    Raises:
-        ValueError: `data_root` is the object `default` itself, since none were named; names the remedy.
-    """
+    """Refuse to run another model than the embedded one on rendered data that nobody named: the object `default`."""
     if model_path != DEFAULT_MODEL and data_root is default:
         raise ValueError(
             f"model_path is {model_path}, but no data are named for it; name them by DATA_ROOT or --data_root "
@@ -219,8 +210,7 @@ def check_named(model_path: str, data_root: Path, default: Path) -> None:
 def check_model_apart(model_path: str, samples: Sequence[Sample], split: Split) -> None:
     """Refuse a model that was trained on images of the val or test split, or chosen on some of the latter.
 
-    Raises:
-        ValueError: counts and names them. A model without recorded pictures, such as a published one, passes.
+    A model without recorded pictures, such as a published one, passes.
     """
     parts = judged_parts(samples, split, ("val", "test"))
     remedy = "use the data and --split_seed of that training, or leave these images out"
@@ -464,13 +454,7 @@ def own_format(config: RunConfig) -> RunConfig:
 def imported_root(data_root: Path, output_dir: Path, options: ImportOptions) -> Path | None:
     """The folder of imported data, made if it is missing; None for data that are read as they are.
 
-    Args:
-        data_root: any data folder.
-        output_dir: parent of the run folders; holds `imported/<name>_<hash of the files and options>`.
-        options: of the import.
-
-    Raises:
-        ValueError: as `survey_source` and `write_import`.
+    It is `<output_dir>/imported/<name>_<hash of the files and options>`. Raises as `survey_source` and `write_import`.
     """
     if not data_root.is_dir() or _read_as_it_is(data_root):
         return None
@@ -524,13 +508,10 @@ def describe_run(
     """Make the folder of a run on annotated images with config.json and split.json, and return the former.
 
     Args:
-        run: a new run.
-        inputs: inputs of the run; paths are written as `portable` returns them.
+        run: a new run; ValueError if its folder holds one already.
+        inputs: of the run.
         settings: those that a run to resume must share.
         facts: further entries of the stage (plan, reward network, ...).
-
-    Raises:
-        ValueError: the folder holds a run already.
     """
     run.check_new()
     described = {
@@ -553,10 +534,7 @@ def describe_run(
 def portable_settings(run: Path, config: RunConfig, *further: Any) -> dict[str, Any]:
     """Settings as "inputs" of config.json: a flat mapping, paths as `portable` returns them, names and hub ids as is.
 
-    Args:
-        run: run folder.
-        config: model, data, seeds and device.
-        further: dataclasses with more settings of the stage.
+    `further` are dataclasses with more settings of the stage.
     """
     values = {name: value for settings in (config, *further) for name, value in asdict(settings).items()}
     values = {name: portable(value, run) if isinstance(value, Path) else value for name, value in values.items()}
@@ -569,13 +547,7 @@ def saved_config(
 ) -> tuple[RunConfig, PromptConfig]:
     """Settings of a run of step 1 or 2 in its present folder; the prompts are in `config` itself.
 
-    Args:
-        run: run folder.
-        config: its config.json.
-        data_root, model_path: where data and model are now, if not where they were.
-
-    Raises:
-        ValueError: data or model are missing; names the flag for their place.
+    `data_root` and `model_path` are where data and model are now, if not where they were. Raises as `located_model`.
     """
     saved = config["inputs"]
     output_dir = (run / saved["output_dir"]).resolve()
@@ -596,8 +568,7 @@ def located_data(run: Path, config: dict[str, Any]) -> Path:
 def located_model(run: Path, config: dict[str, Any], flag: str) -> str:
     """The model of a run: a folder that exists, the name of an embedded model, or a hub id.
 
-    Raises:
-        ValueError: it was a folder and is missing; names `flag`, for its place.
+    ValueError where it was a folder and is missing; names `flag`, for its place.
     """
     return _located(run, config, "model_path", f"{flag}, the folder where the same model is now")
 

@@ -82,7 +82,7 @@ def test_unknown_groups_are_an_error_with_three_remedies(tmp_path: Path) -> None
     )
     with pytest.raises(ValueError, match=r"nowhere\.csv: file not found.*--patients_csv none"):
         groups_of(ITEMS, str(tmp_path / "nowhere.csv"), None)
-    with pytest.raises(ValueError, match="groups is 'none' and group_regex is"):
+    with pytest.raises(ValueError, match="patients_csv is 'none' and group_regex is"):
         groups_of(ITEMS, "none", "(?P<group>a)")
 
 
