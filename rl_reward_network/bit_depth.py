@@ -95,11 +95,6 @@ def common_window(frames: Iterable[np.ndarray]) -> GreyWindow:
     return robust_window(sum(histograms, np.zeros(WHITEST + 1, np.int64)))
 
 
-def every_few(paths: list[Any], most: int) -> list[Any]:
-    """At most `most` of a list, spread over all."""
-    return paths[:: -(-len(paths) // most)]
-
-
 def windows_of(
     images: Mapping[Path, str | None], bit_depth: int | None, load: Callable[[Path], np.ndarray]
 ) -> dict[Path, GreyWindow]:
@@ -123,8 +118,8 @@ def windows_of(
     found: dict[str | None, GreyWindow] = {}
     with ThreadPoolExecutor() as threads:  # decoders run beside each other
         for key, paths in tqdm(files.items(), "grey windows", leave=False, unit="series", delay=2):
-            measured = every_few(paths, MAX_IMAGES if key is None else MAX_FRAMES)
-            found[key] = common_window(threads.map(load, measured))._replace(of_series=key is not None)
+            step = -(-len(paths) // (MAX_IMAGES if key is None else MAX_FRAMES))
+            found[key] = common_window(threads.map(load, paths[::step]))._replace(of_series=key is not None)
     return {path: found[key] for path, key in images.items()}
 
 

@@ -109,7 +109,8 @@ def read_annotations(
                 if series_of.setdefault(sample.image_path, sample.series_id) != sample.series_id:
                     raise ValueError("this image came before with another `group` or `series`; make them equal")
         except ValueError as error:
-            faults.append(f"record {index}{_image_named(record)}: {error}")
+            name = record.get("image") if isinstance(record, dict) else None
+            faults.append(f"record {index}{f' (image {name!r})' if isinstance(name, str) else ''}: {error}")
     if faults:
         told = [f"{len(faults)} records have faults", *first_faults(faults)] if len(faults) > 1 else faults
         raise ValueError("\n  ".join([f"{path}: {told[0]}", *told[1:]]))
@@ -121,12 +122,6 @@ def first_faults(faults: list[str]) -> list[str]:
     """At most `MAX_FAULTS_LISTED` faults, and a line that counts the others."""
     more = [f"... and {len(faults) - MAX_FAULTS_LISTED} more"] if len(faults) > MAX_FAULTS_LISTED else []
     return [*faults[:MAX_FAULTS_LISTED], *more]
-
-
-def _image_named(record: Any) -> str:
-    """The image of a record, for messages; "" without one."""
-    name = record.get("image") if isinstance(record, dict) else None
-    return f" (image {name!r})" if isinstance(name, str) else ""
 
 
 def compile_group_regex(group_regex: str | None) -> re.Pattern[str]:

@@ -85,8 +85,10 @@ def read_dicom(source: Path, frames: str = "middle") -> Found:
         name = f"dicom_{number:05d}"
         try:
             header = read_header(path, TAGS)
-            if kind := _other_kind(header):
-                other[kind] += 1
+            segments = str(header.get("SOPClassUID")).startswith(SEGMENTATION)
+            kind = "SEG" if segments else str(header.get("Modality"))
+            if kind in NO_PICTURES or "Rows" not in header:
+                other[kind if kind in NO_PICTURES else "blank"] += 1
                 continue
             check_sides((header.Rows, header.get("Columns") or 0), path)
         except ValueError as error:
@@ -105,14 +107,6 @@ def read_dicom(source: Path, frames: str = "middle") -> Found:
     notes += [f"{assumed} mask(s) without a frame, taken for the {frames} one; name them X_<n>.png"] if assumed else []
     notes += [f"{burned} file(s) say that text is burned into the picture, perhaps a name; look"] if burned else []
     return Found(items, {}, faults, notes, private=True, broken=broken, read=tuple(files))
-
-
-def _other_kind(header: Dataset) -> str:
-    """The modality of an object that is no image, "blank" of one without a picture; "" of an image."""
-    if str(header.get("SOPClassUID")).startswith(SEGMENTATION):
-        return "SEG"
-    modality = str(header.get("Modality"))
-    return modality if modality in NO_PICTURES else "" if "Rows" in header else "blank"
 
 
 def _items(

@@ -104,7 +104,13 @@ def write_import(survey: Survey, to: Path) -> None:
     check_target(survey.source, to)
     items, groups = survey.found.items, survey.groups or []
     groups = _hidden(groups, secret_key(to.parent / KEY_FILE)) if survey.found.private else groups
-    masks, asked = _mask_names(items), _asked(survey)
+    stems = Counter(PurePosixPath(item.name).with_suffix("") for item in items)
+    paths = {item.name: PurePosixPath(item.name) for item in items}  # of a mask: the stem, or the whole if two share it
+    masks = {
+        name: f"{path.with_suffix('') if stems[path.with_suffix('')] == 1 else path}.png"
+        for name, path in paths.items()
+    }
+    asked = _asked(survey)
     with whole_folder(to) as folder:
         with ThreadPoolExecutor() as threads:
             jobs = threads.map(lambda item: _write_item(folder, item, masks[item.name], asked[item.name]), items)
@@ -139,13 +145,6 @@ def _hidden(groups: Groups, key: bytes) -> Groups:
         return hmac.new(key, name.encode(), "sha256").hexdigest()[:12]
 
     return [(digest(patient_key(group)), series and digest(series)) for group, series in groups]
-
-
-def _mask_names(items: list[Item]) -> dict[str, str]:
-    """Image name -> name of its mask: the stem, or the whole name where two images share it."""
-    stems = Counter(PurePosixPath(item.name).with_suffix("") for item in items)
-    paths = [PurePosixPath(item.name) for item in items]
-    return {str(path): f"{path.with_suffix('') if stems[path.with_suffix('')] == 1 else path}.png" for path in paths}
 
 
 def _asked(survey: Survey) -> dict[str, Asked]:

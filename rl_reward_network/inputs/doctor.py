@@ -26,7 +26,7 @@ from rl_reward_network.data.names import classes_of
 from rl_reward_network.data.readers import REGIONS, read_region_data, recognise
 from rl_reward_network.data.splits import Split, make_split, patient_key, select, spellings
 from rl_reward_network.data_import.files import some, unread_note
-from rl_reward_network.data_import.write import import_notes, is_ungrouped
+from rl_reward_network.data_import.write import import_notes, imported_grey, is_ungrouped
 from rl_reward_network.embedded.datasets import (
     DEFAULT_DATA,
     DEFAULT_FOLDER,
@@ -178,7 +178,7 @@ def _images(config: RunConfig) -> Finding:
     unread = [note for folder in (root, config.unlabelled_root) if folder for note in unread_note(folder)]
     look = [f"look: {note}" for note in (*unread, nameless_note(joined)) if note]
     notes = (*import_notes(root), *_notes(images), *look, *(() if is_ungrouped(root) else _spelling_note(samples)))
-    return Finding("\n".join([summary, *by_name, *_grey(samples, config.bit_depth), *_foreground(images)]), notes)
+    return Finding("\n".join([summary, *by_name, *_grey(samples, root, config.bit_depth), *_foreground(images)]), notes)
 
 
 def _regions(config: RunConfig, settings: RegionConfig) -> Finding:
@@ -207,7 +207,7 @@ def sample_statistics(samples: Sequence[Sample]) -> list[ImageStatistics]:
     def read(sample: Sample) -> ImageStatistics:
         mask = sample.load_mask()
         filled = mask is not None and sample.sample_id in measured and has_filled_loops(mask)
-        place = str(sample.image_path).rpartition("/images/")[2]  # with the folders below
+        place = sample.image_path.as_posix().rpartition("/images/")[2]  # with the folders below
         return image_statistics(place, patient_key(sample.group), sample.load_image(), mask, filled)
 
     return decode_files([partial(read, sample) for sample in samples])
@@ -249,18 +249,12 @@ def image_statistics(
     return ImageStatistics(name, group, thumbnail(image), None if mask is None else float(mask.mean()), filled)
 
 
-def duplicates(images: Sequence[ImageStatistics]) -> list[str]:
-    """Names of two images of two groups that are the same picture: one line per pair."""
-    images = list({image.name: image for image in images}.values())  # of several phrases, each image once
-    pairs = same_in_two_groups(np.stack([image.small for image in images]), [image.group for image in images])
-    return [f"{images[first].name} = {images[other].name}" for first, other, _ in pairs]
-
-
-def _grey(samples: list[Sample], bit_depth: int | None) -> list[str]:
+def _grey(samples: list[Sample], root: Path, bit_depth: int | None) -> list[str]:
     """The grey windows, where images have more than 8 bit: from the lowest to the highest end of several."""
     deep = [sample for sample in samples if sample.grey is not None]
     if not deep:
-        return []
+        ends = (imported_grey(root) or {}).values()
+        return [f"grey above 8 bit, imported as 8 bit: black was {black}, white was {white}" for black, white in ends]
     windows = {(one.series_id, one.grey) for one in deep if one.grey is not None}
     ends = [{getattr(window, end) for _, window in windows} for end in ("black", "white")]
     black, white = (f"{min(values)} to {max(values)}" if len(values) > 1 else f"{min(values)}" for values in ends)
@@ -282,6 +276,8 @@ def _foreground(images: list[ImageStatistics]) -> list[str]:
 
 def _notes(images: list[ImageStatistics]) -> tuple[str, ...]:
     """Files that are readable but suspicious, each kind with its remedy."""
+    once = list({image.name: image for image in images}.values())  # of several phrases, each image once
+    pairs = same_in_two_groups(np.stack([image.small for image in once]), [image.group for image in once])
     kinds: dict[str, list[str]] = {
         "empty mask(s), which mean that the object is absent; leave `mask` out where an image is not annotated": [
             image.name for image in images if image.share == 0
@@ -290,7 +286,9 @@ def _notes(images: list[ImageStatistics]) -> tuple[str, ...]:
             image.name for image in images if image.filled
         ],
         "picture(s) that are the same in two patients or groups, perhaps mirrored or in another format: a run takes "
-        "such groups of annotated images for one; give both one `group`, or delete one": duplicates(images),
+        "such groups of annotated images for one; give both one `group`, or delete one": [
+            f"{once[first].name} = {once[other].name}" for first, other, _ in pairs
+        ],
     }
     return tuple(f"look: {len(names)} {kind} ({some(names)})" for kind, names in kinds.items() if names)
 

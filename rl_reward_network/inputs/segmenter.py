@@ -90,7 +90,10 @@ def load_segmenter(
 
     One tile by default: a choice among prompts does not need the 12 of prediction, which cost 7 to 10 times as much.
     """
-    key = (_stamps(model_path), device, batch_size, max_new_tokens, max_tiles, dtype, image_resize)
+    folder = Path(model_path)
+    files = map(file_stamp, sorted(folder.iterdir())) if folder.is_dir() else ()
+    stamps = (str(folder.resolve() if folder.is_dir() else model_path), *files)
+    key = (stamps, device, batch_size, max_new_tokens, max_tiles, dtype, image_resize)
     if (loaded := _LOADED.get(key)) is not None:
         return loaded
     model, processor = load_sa2va_model(model_path, device, dtype=dtype)
@@ -102,12 +105,6 @@ def load_segmenter(
 
 _LOADED: WeakValueDictionary[Hashable, Sa2VASegmenter] = WeakValueDictionary()
 """The segmenters that are in use: steps that run in one process share one."""
-
-
-def _stamps(model_path: str | Path) -> Hashable:
-    """The files of a model's folder with their times, or the name of one that is no folder."""
-    folder = Path(model_path)
-    return (str(folder.resolve()), *map(file_stamp, sorted(folder.iterdir()))) if folder.is_dir() else str(model_path)
 
 
 def answers_fingerprint(model: Sa2VAForConditionalGeneration, processor: Sa2VAProcessor, max_new_tokens: int) -> str:
