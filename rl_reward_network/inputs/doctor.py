@@ -253,8 +253,8 @@ def _grey(samples: list[Sample], root: Path, bit_depth: int | None) -> list[str]
     """The grey windows, where images have more than 8 bit: from the lowest to the highest end of several."""
     deep = [sample for sample in samples if sample.grey is not None]
     if not deep:
-        ends = (imported_grey(root) or {}).values()
-        return [f"grey above 8 bit, imported as 8 bit: black was {black}, white was {white}" for black, white in ends]
+        pairs = (imported_grey(root) or {}).values()
+        return [f"grey above 8 bit, imported as 8 bit: black was {black}, white was {white}" for black, white in pairs]
     windows = {(one.series_id, one.grey) for one in deep if one.grey is not None}
     ends = [{getattr(window, end) for _, window in windows} for end in ("black", "white")]
     black, white = (f"{min(values)} to {max(values)}" if len(values) > 1 else f"{min(values)}" for values in ends)
