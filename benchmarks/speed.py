@@ -69,9 +69,9 @@ from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGen
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 from rl_reward_network.models.sa2va.prediction_sa2va import answer_batch
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
-from rl_reward_network.rewards.table import iou_reward, meteor_reward
 from rl_reward_network.rewards.learned import score_masks
 from rl_reward_network.rewards.metrics import iou
+from rl_reward_network.rewards.table import iou_reward, meteor_reward
 from rl_reward_network.run import peak_memory_gib
 
 SIDE = 512  # pixels of rendered scenes

@@ -59,7 +59,7 @@ class Answers:
             raise ValueError("there is no image yet: upload one, or pick an example")
         file = check_upload(path, self.folder)
         try:
-            image, _ = load_for_model(file, self.maker.levels, MOST_PIXELS)
+            image, _ = load_for_model(file, self.maker.grey, MOST_PIXELS)
         except ValueError as error:
             raise ValueError(str(error).replace(str(file), file.name)) from None
         height, width = image.shape[:2]

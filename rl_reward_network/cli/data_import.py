@@ -39,6 +39,8 @@ class Args:
     skip: Rare[int] = 0
     """Leave out broken files, images with a broken mask among them, if there are at most so many; they are listed here
     and in skipped.txt."""
+    bit_depth: Rare[int | None] = None
+    """Bits of grey images above 8 bit, which are written as 8 bit, as `--bit_depth` of a training that imports."""
     layout: Rare[str] = "auto"
     """auto, or one of the layouts, where a folder holds two; a wrong name lists them."""
 
@@ -53,7 +55,7 @@ def main(args: Args) -> None:
     if args.to is not None:
         check_target(args.source, args.to)
     flags = args.patients_csv, args.group_regex, args.label, args.phrase, args.layout, args.frames, args.skip
-    options = ImportOptions(*flags, classes=args.classes)
+    options = ImportOptions(*flags, classes=args.classes, bit_depth=args.bit_depth)
     survey = survey_source(args.source, options)
     print("\n".join(report_lines(survey)))
     survey.check()

@@ -117,7 +117,7 @@ def _reward_network(folder: Path | None, inputs: "GRPOInputs") -> "RewardNetwork
     from rl_reward_network.reward_training.stage import check_no_leak
 
     network = RewardNetwork.from_pretrained(folder)
-    check_no_leak(inputs.split, network, folder, inputs.unlabelled, inputs.samples)
+    check_no_leak(inputs.split, network, folder, inputs.samples)
     return network
 
 

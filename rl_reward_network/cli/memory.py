@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 
-from rl_reward_network.cli.doctor import MemorySettings
-from rl_reward_network.grpo.settings import LARGE, LORA_R, OF_LABELS, SMALL
+from rl_reward_network.grpo.settings import LORA_R, OF_LABELS, GRPOSettings, with_preset
 from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.models.ema import trainable_tensors
 from rl_reward_network.models.sa2va.arguments_sa2va import BLOCKS
@@ -28,7 +27,6 @@ MEASURED: dict[str, tuple[float, float]] = {
     "grpo, 4 bit": (1.0, 3.5),
     "supervised": (1.1, 3.1),
     "gradient checkpointing": (0.4, 0.7),
-    "encoder": (10.4, 10.4),  # more, where SAM 2's image encoder trains
 }
 GROUPS, CAPTION_TOKENS, OTHER_TOKENS = 2, 4 * 24, 496  # of that step; of a group; the last: of image and questions
 CONTEXT, PROCESS = 0.6, 0.55  # GiB of CUDA, which torch does not count; of Python with torch, in main memory
@@ -48,20 +46,11 @@ class Counted(NamedTuple):
     added: int  # by LoRA, by float32 in place of the weights' dtype, and by the reference of what trains beside LoRA
 
 
-def complete(settings: MemorySettings, small: bool) -> MemorySettings:
-    """The settings with the device of this machine and the presets of a kind of model in place of None."""
-    preset: dict[str, Any] = {**(SMALL if small else LARGE), "lora_r": LORA_R["small" if small else "large"]}
-    preset["device"] = "cuda" if torch.cuda.is_available() else "cpu"
-    names = ("device", "lora_r", "per_device_train_batch_size", "max_completion_length")
-    return replace(settings, **{name: preset[name] for name in names if getattr(settings, name) is None})
-
-
-def count(config: Sa2VAConfig, settings: MemorySettings) -> Counted:
-    """Count on the meta device, which has no values; `settings` are complete."""
-    r, text = int(settings.lora_r or 1), config.text_config
-    dtype = weight_dtype(str(settings.device), settings.dtype)
+def count(config: Sa2VAConfig, device: str, small: bool, freeze_embeddings: bool = False) -> Counted:
+    """Count on the meta device, which has no values; a `small` model is of the embedded one's size."""
+    r, text = LORA_R["small" if small else "large"], config.text_config
+    dtype = weight_dtype(device, "auto")
     stored: Any = config.dtype or torch.bfloat16  # of the released weights, where config.json does not say it
-    encoder = {"frozen": None, "full": {"train": "full"}, "lora": {"train": "lora", "lora_r": 16}}[settings.encoder]
     with torch.device("meta"):
         model: Any = Sa2VAForConditionalGeneration(config)
         model.to(dtype)
@@ -69,7 +58,7 @@ def count(config: Sa2VAConfig, settings: MemorySettings) -> Counted:
         blocks = [p for name, p in model.named_parameters() if name.startswith(BLOCKS) and p.dim() == 2]
         quantizable = sum(p.numel() for p in blocks), sum(p.nbytes for p in blocks)
         files = 0 if stored == dtype else number * stored.itemsize
-        prepare_model(model, r, 2 * r, 0.0, settings.freeze_embeddings, None, encoder)
+        prepare_model(model, r, 2 * r, 0.0, freeze_embeddings)
     trained = {name: tensor.nbytes for name, tensor in trainable_tensors(model).items()}
     added = _bytes(model) - weights + sum(size for name, size in trained.items() if "lora_" not in name)
     size = text.num_hidden_layers * text.hidden_size
@@ -82,28 +71,59 @@ def _bytes(model: torch.nn.Module) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
-def needed_gib(counted: Counted, settings: MemorySettings) -> dict[str, float]:
-    """GiB of each stage at its peak; `settings` are complete."""
-    float32 = settings.device == "cpu" or settings.dtype == "float32"  # CPU kernels widen bfloat16
-    measured = {name: _of_size(counted.size, *ends) * (1 + float32) for name, ends in MEASURED.items()}
-    base = counted.weights / GIB + (CONTEXT if settings.device == "cuda" else PROCESS + counted.files / GIB)
-    labels, bits = settings.objective in OF_LABELS, settings.quantization
-    copies = 1 + MOMENTS.get(str(settings.optim), 2.0) + (0.0 if float32 else 0.5)  # gradients; 0.5: by autocast
+def base_gib(counted: Counted, device: str) -> float:
+    """GiB before anything is computed."""
+    return counted.weights / GIB + (CONTEXT if device == "cuda" else PROCESS + counted.files / GIB)
+
+
+def train_gib(counted: Counted, device: str, settings: GRPOSettings, bits: str | None = None) -> float:
+    """GiB of training at its peak; `settings` are complete, `bits` are those of `--quantization`."""
+    labels = settings.objective in OF_LABELS
+    copies = (
+        1 + MOMENTS.get(str(settings.optim), 2.0) + (0.0 if device == "cpu" else 0.5)
+    )  # gradients; 0.5: by autocast
     copies += settings.ema_decay > 0 and settings.objective != "supervised"
     saved = counted.blocks[1] - counted.blocks[0] * BYTES_OF_BITS[bits] if bits else 0.0
     name = "grpo, 4 bit" if bits else "grpo, 8-bit AdamW" if "8bit" in str(settings.optim) else "grpo"
     name = "gradient checkpointing" if settings.activation_checkpointing else "supervised" if labels else name
     tokens = OTHER_TOKENS + settings.num_generations * int(settings.max_completion_length or 1)
-    step = measured[name] * (1.0 if labels else tokens / (OTHER_TOKENS + CAPTION_TOKENS))
-    step += measured["encoder"] if settings.encoder != "frozen" else 0.0
+    step = _measured(counted.size, name, device) * (1.0 if labels else tokens / (OTHER_TOKENS + CAPTION_TOKENS))
     groups = max(1, int(settings.per_device_train_batch_size or 1) // settings.num_generations)
-    train = (counted.added + copies * counted.trained - saved) / GIB + step * groups / GROUPS
-    return {"load": base + measured["load"], "segment": base + measured["segment"], "train": base + train}
+    return base_gib(counted, device) + (counted.added + copies * counted.trained - saved) / GIB + step * groups / GROUPS
 
 
-def _of_size(size: int, small: float, large: float) -> float:
-    """Linear through both `SIZES`; below the smaller one in proportion."""
-    return small * min(1, size / SIZES[0]) + (large - small) * max(0, size - SIZES[0]) / (SIZES[1] - SIZES[0])
+def _measured(size: int, name: str, device: str) -> float:
+    """Linear through both `SIZES`, below the smaller one in proportion; CPU kernels widen bfloat16."""
+    small, large = MEASURED[name]
+    grown = small * min(1, size / SIZES[0]) + (large - small) * max(0, size - SIZES[0]) / (SIZES[1] - SIZES[0])
+    return grown * (2 if device == "cpu" else 1)
+
+
+def needed_gib(config: Sa2VAConfig, device: str, small: bool) -> dict[str, float]:
+    """GiB of each stage by the defaults of full training, and of training with each flag that lowers them."""
+    counted = count(config, device, small)
+    needed = {
+        stage: base_gib(counted, device) + _measured(counted.size, stage, device) for stage in ("load", "segment")
+    }
+    plain = with_preset(GRPOSettings(), "full", small)
+    half = int(plain.per_device_train_batch_size or 2) // 2
+    needed["train"] = train_gib(counted, device, plain)
+    for flags, changes in {
+        "--gradient_checkpointing": {"activation_checkpointing": True},
+        "--optim adamw_8bit": {"optim": "adamw_8bit"},
+        f"--batch_size {half} --gradient_accumulation_steps 2": {"per_device_train_batch_size": half},
+        "--objective supervised": {"objective": "supervised"},
+    }.items():
+        changed: Any = changes
+        needed[f"train {flags}"] = train_gib(counted, device, with_preset(GRPOSettings(**changed), "full", small))
+    less = replace(plain, activation_checkpointing=True)
+    if device == "cuda":
+        needed["train --quantization 4bit"] = train_gib(counted, device, plain, "4bit")
+        needed["train --gradient_checkpointing --quantization 4bit"] = train_gib(counted, device, less, "4bit")
+    if config.family.body == "qwen_vl":
+        frozen = count(config, device, small, freeze_embeddings=True)
+        needed["train --gradient_checkpointing --freeze_embeddings"] = train_gib(frozen, device, less)
+    return needed
 
 
 def available_gib(device: str) -> float:

@@ -26,7 +26,7 @@ from rich.markup import escape
 from rich.table import Table
 from tqdm import tqdm
 
-from rl_reward_network.bit_depth import levels_of_bits
+from rl_reward_network.bit_depth import window_of_bits
 from rl_reward_network.flags import changed, check_at_least
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Args:
     """How images become patches of a Qwen-VL: resized twice, as in its official prediction, or once, as in its
     training; by default as in the policy's training, or as in the model's config."""
     bit_depth: int | None = None
-    """Bits of a grey image above 8 bit, 8 to 16. With a policy, the levels of its data are used; without either,
+    """Bits of a grey image above 8 bit, 8 to 16. With a policy, the grey window of its data is used; without either,
     percentiles of the image."""
     video: bool = False
     """Each path is a sequence of frames, with one answer. Its masks, an animation and numbers are written."""
@@ -88,7 +88,7 @@ class Args:
 def main(args: Args) -> None:
     """Find the images, load the models once, segment, write."""
     check_at_least(args, 1, "max_tiles")
-    levels_of_bits(args.bit_depth)
+    window_of_bits(args.bit_depth)
     if args.video:
         return segment_sequences(args)
     if flags := changed(args, *ONLY_WITH_VIDEO):
@@ -140,7 +140,7 @@ def segment_sequences(args: Args) -> None:
     from rl_reward_network.segment.sequence import SequenceMaker, check_sequence, sequence_targets
 
     targets = sequence_targets(args.images, args.output, args.prompt)
-    prompt, levels = args.prompt or PROMPTS[0], levels_of_bits(args.bit_depth)
+    prompt, grey = args.prompt or PROMPTS[0], window_of_bits(args.bit_depth)
     key_frames = args.key_frames or ("first" if args.sam2_memory else "uniform")
     names = [target.name for target in targets]
     if args.truth is not None and len(set(names)) < len(names):
@@ -150,10 +150,10 @@ def segment_sequences(args: Args) -> None:
     checked = []
     for target in targets:
         truth = args.truth and (args.truth / target.name if len(targets) > 1 else args.truth)
-        checked.append(check_sequence(target, prompt, levels, truth))
-        if (grey := checked[-1].frames.levels) is not None:
+        checked.append(check_sequence(target, prompt, grey, truth))
+        if (used := checked[-1].frames.grey) is not None:
             measured = ", beyond each are 0.1 % of the pixels of some frames; --bit_depth sets them"
-            print(f"{target.name}: grey of more than 8 bit, {grey}{measured if levels is None else ''}")
+            print(f"{target.name}: grey of more than 8 bit, {used}{measured if grey is None else ''}")
     limits = args.device, None, args.bit_depth, args.dtype, args.image_resize
     maker = load_mask_maker(args.model_path, prompt, None, args.reward_net, *limits)
     segment = SequenceMaker(maker, args.sam2_memory, key_frames)

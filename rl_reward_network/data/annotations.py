@@ -20,15 +20,14 @@ Polygons that cover no pixel, or are shares of the size, are an error: they do n
 
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from rl_reward_network.atomic_io import read_json
-from rl_reward_network.bit_depth import Levels
-from rl_reward_network.data.images import DATA_SET, image_header, measured_levels
-from rl_reward_network.data.items import Sample, pseudonym, with_levels
+from rl_reward_network.data.images import image_header
+from rl_reward_network.data.items import Sample, pseudonym, with_windows
 from rl_reward_network.data.masks import MaskParts, check_mask_size, check_outline, parse_polygon, parse_rle
 from rl_reward_network.data.splits import one_spelling
 
@@ -53,8 +52,8 @@ class _Notes:
     other_keys: set[str] = field(default_factory=set)
     dropped: int = 0
     left_bare: int = 0
-    deep: dict[Path, str] = field(default_factory=dict)
-    """Image of more than 8 bit -> key of its levels, see `images.measured_levels`."""
+    deep: dict[Path, str | None] = field(default_factory=dict)
+    """Image of more than 8 bit -> its series, where the record names it."""
     patients: dict[str, str] = field(default_factory=dict)
     """Name of a patient -> the spelling that stands for all of them, see `patients`."""
 
@@ -72,18 +71,18 @@ def read_annotations(
     root: Path,
     group_regex: str | None = None,
     annotations: str = "annotations.json",
-    grey_levels: Mapping[str, Levels] | None = None,
+    bit_depth: int | None = None,
 ) -> list[Sample]:
     """Every (image, phrase) of an annotation file, in its order.
 
-    Only image headers are read, and the pixels of some images of more than 8 bit, to measure their levels.
+    Only image headers are read, and the pixels of some images of more than 8 bit, to measure their window.
 
     Args:
         root: the data folder; holds `annotations` and `images/`.
         group_regex: searched in `image` for what a record's fields do not give; its named group `group` is the patient,
             the optional `series` the sequence. Default: `VESSEL_NAME`. Without it each image is a series of one.
         annotations: name of the annotation file inside `root`.
-        grey_levels: of images of more than 8 bit, from `grey_levels.levels_of`. By default measured, per series that
+        bit_depth: whose range is the window of grey of more than 8 bit. By default it is measured, per series that
             records name by the field `series`, and for all other images together.
 
     Raises:
@@ -99,30 +98,24 @@ def read_annotations(
     notes = _Notes(patients=one_spelling(_groups_named(records, pattern)))
     samples: dict[str, Sample] = {}
     series_of: dict[Path, str] = {}
-    levels: dict[int, int] = {}
+    nesting: dict[int, int] = {}
     faults = []
     for index, record in enumerate(records):
         try:
-            _check_levels(record, index, levels)
+            _check_nesting(record, index, nesting)
             for sample in _read_record(record, root, pattern, notes):
                 if samples.setdefault(sample.sample_id, sample) is not sample:
                     raise ValueError("this image and phrase came before; join the parts in one record or delete one")
                 if series_of.setdefault(sample.image_path, sample.series_id) != sample.series_id:
                     raise ValueError("this image came before with another `group` or `series`; make them equal")
         except ValueError as error:
-            faults.append(f"record {index}{_image_named(record)}: {error}")
+            name = record.get("image") if isinstance(record, dict) else None
+            faults.append(f"record {index}{f' (image {name!r})' if isinstance(name, str) else ''}: {error}")
     if faults:
-        raise ValueError(f"{path}: {_fault_list(faults)}")
+        told = [f"{len(faults)} records have faults", *first_faults(faults)] if len(faults) > 1 else faults
+        raise ValueError("\n  ".join([f"{path}: {told[0]}", *told[1:]]))
     notes.warn(annotations)
-    used = grey_levels or measured_levels(notes.deep)
-    return with_levels(list(samples.values()), notes.deep, used)
-
-
-def _fault_list(faults: list[str]) -> str:
-    """The first faults and their number; a single fault as it is."""
-    if len(faults) == 1:
-        return faults[0]
-    return "\n  ".join([f"{len(faults)} records have faults", *first_faults(faults)])
+    return with_windows(list(samples.values()), notes.deep, bit_depth)
 
 
 def first_faults(faults: list[str]) -> list[str]:
@@ -131,18 +124,8 @@ def first_faults(faults: list[str]) -> list[str]:
     return [*faults[:MAX_FAULTS_LISTED], *more]
 
 
-def _image_named(record: Any) -> str:
-    """The image of a record, for messages; "" without one."""
-    name = record.get("image") if isinstance(record, dict) else None
-    return f" (image {name!r})" if isinstance(name, str) else ""
-
-
 def compile_group_regex(group_regex: str | None) -> re.Pattern[str]:
-    """The pattern that finds groups in file names; None: `VESSEL_NAME`.
-
-    Raises:
-        ValueError: not a regular expression, or without a named group `group`.
-    """
+    """The pattern that finds groups in file names, with a named group `group`; None: `VESSEL_NAME`."""
     try:
         pattern = re.compile(group_regex or VESSEL_NAME)
     except re.error as error:
@@ -168,28 +151,28 @@ def _read_records(path: Path) -> list[Any]:
     return records
 
 
-def _check_levels(record: Any, index: int, levels: dict[int, int]) -> None:
-    """Raise on a nesting other than 2 or 3, or other than that of earlier records (`levels`: depth -> first record)."""
+def _check_nesting(record: Any, index: int, nesting: dict[int, int]) -> None:
+    """Raise on a nesting other than 2 or 3, or other than that of earlier records (`nesting`: depth -> first one)."""
     if not isinstance(record, dict):
         raise ValueError(f"a record must be an object {{image, mask, text}}, got {type(record).__name__}")
-    first_records = dict(levels)
-    for depth in [] if record.get("mask_png") else _levels(record.get("mask")):
+    first_records = dict(nesting)
+    for depth in [] if record.get("mask_png") else _depths(record.get("mask")):
         if depth not in NEST:
             raise ValueError(f"mask has its numbers {depth} list(s) deep, expected {' or '.join(NEST.values())}")
         first_records.setdefault(depth, index)
     if len(first_records) > 1:
         both = " and ".join(f"{NEST[depth]} in record {first}" for depth, first in sorted(first_records.items()))
         raise ValueError(f"masks of different nesting in one file: {both}; write the whole file in one format")
-    levels.update(first_records)  # not before the check: later records are not at fault
+    nesting.update(first_records)  # not before the check: later records are not at fault
 
 
-def _levels(value: Any, depth: int = 0) -> set[int]:
+def _depths(value: Any, depth: int = 0) -> set[int]:
     """Depths of nesting of the numbers; those of RLE counts are ignored."""
     if not isinstance(value, list):
         return set()
     if value and not isinstance(value[0], list | dict):
         return {depth + 1}
-    return {level for part in value for level in _levels(part, depth + 1)}
+    return {found for part in value for found in _depths(part, depth + 1)}
 
 
 def _read_record(record: dict[str, Any], root: Path, pattern: re.Pattern[str], notes: _Notes) -> list[Sample]:
@@ -198,7 +181,12 @@ def _read_record(record: dict[str, Any], root: Path, pattern: re.Pattern[str], n
     name, path = _image_file(root / "images", record.get("image"))
     group, series = _group_and_series(record, name, pattern)
     size, deep = image_header(path)
-    _check_declared_size(record, size)
+    for key, axis in SIZE_KEYS.items():
+        if record.get(key) is not None and record[key] != size[axis]:  # its masks were drawn on another picture
+            raise ValueError(
+                f"`{key}` is {record[key]!r}, but the image is {size[1]} x {size[0]} (width x height, after EXIF"
+                " rotation); rescale the mask to this image, or correct the field"
+            )
     phrases = _phrases(record.get("text"))
     objects: dict[str, MaskParts] = {}
     dropped_before = notes.dropped
@@ -210,7 +198,7 @@ def _read_record(record: dict[str, Any], root: Path, pattern: re.Pattern[str], n
     patient = notes.patients.get(group, group)
     series_id = pseudonym("series", patient, series)
     if deep:
-        notes.deep[path] = DATA_SET if record.get("series") is None else series_id
+        notes.deep[path] = None if record.get("series") is None else series_id
     return [
         Sample(
             image_path=path,
@@ -274,16 +262,6 @@ def _name_field(record: dict[str, Any], key: str) -> str | None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip()):
         raise ValueError(f"`{key}` must be a non-empty text or a whole number, got {type(value).__name__}")
     return None if value is None else str(value).strip()
-
-
-def _check_declared_size(record: dict[str, Any], size: tuple[int, int]) -> None:
-    """Raise if a size in the record is not the image's: its masks were drawn on another picture."""
-    for key, axis in SIZE_KEYS.items():
-        if record.get(key) is not None and record[key] != size[axis]:
-            raise ValueError(
-                f"`{key}` is {record[key]!r}, but the image is {size[1]} x {size[0]} (width x height, after EXIF"
-                " rotation); rescale the mask to this image, or correct the field"
-            )
 
 
 def _phrases(text: Any) -> list[str]:

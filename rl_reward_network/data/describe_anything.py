@@ -32,7 +32,6 @@ import numpy as np
 from tqdm import tqdm
 
 from rl_reward_network.atomic_io import read_json
-from rl_reward_network.bit_depth import Levels
 from rl_reward_network.data.images import decode_image, decoded_once, file_stamp
 from rl_reward_network.data.items import RegionSample, collect, image_key, make_region, pseudonym, report_left_out
 
@@ -50,15 +49,15 @@ class Member:
     offset: int
     size: int
 
-    def open_image(self, levels: Levels | None = None) -> np.ndarray:
+    def open_image(self, bit_depth: int | None = None) -> np.ndarray:
         """The image, uint8 (H, W, 3) RGB, read in one piece without unpacking the tar; see `decode_image`."""
 
         def decode() -> np.ndarray:
             with self.tar.open("rb") as file:
                 file.seek(self.offset)
-                return decode_image(file.read(self.size), f"{self.tar}: member {self.name}", levels)
+                return decode_image(file.read(self.size), f"{self.tar}: member {self.name}", bit_depth)
 
-        return decoded_once((file_stamp(self.tar), self.offset, levels), decode)
+        return decoded_once((file_stamp(self.tar), self.offset, bit_depth), decode)
 
     def key(self) -> str:
         """Its `image_key`."""
@@ -70,17 +69,13 @@ Names = dict[str, tuple[Member, ...]]  # name in a tar -> the picture, or the fr
 
 
 def read_describe_anything(
-    root: Path | str, limit: int | None = None, levels: Levels | None = None
+    root: Path | str, limit: int | None = None, bit_depth: int | None = None
 ) -> list[RegionSample]:
     """Every region, subset by subset in the order of `annotations.json`; images are not decoded, nothing is unpacked.
 
     `annotations.json` is read whole (of subset SAM some gigabytes of memory); each needed tar is scanned once for its
-    headers, which stay in memory.
-
-    Args:
-        root: a subset, or the parent of subsets.
-        limit: stop after so many regions (a frame of a video is one); None: all.
-        levels: of grey images of more than 8 bit, as `decode_image` takes it.
+    headers, which stay in memory. `root` is a subset, or the parent of subsets. Stops after `limit` regions (a frame of
+    a video is one); `bit_depth` is that of `decode_image`.
 
     Raises:
         ValueError: no such layout, a tar or member that is missing (with their count), a damaged tar, a caption that is
@@ -95,7 +90,7 @@ def read_describe_anything(
     left_out: Counter[str] = Counter()
     tars = _Tars()
     regions = collect(
-        (region for subset in subsets for region in _read_subset(subset, tars, left_out, levels)), limit, left_out
+        (region for subset in subsets for region in _read_subset(subset, tars, left_out, bit_depth)), limit, left_out
     )
     tars.check_missing()
     report_left_out(root, regions, left_out)
@@ -172,17 +167,23 @@ def _with_bare_names(names: Names) -> Names:
     return {name.lstrip("0"): members for name, members in names.items() if counts[name.lstrip("0")] == 1} | names
 
 
-def _read_subset(subset: Path, tars: _Tars, left_out: Counter[str], levels: Levels | None) -> Iterator[RegionSample]:
+def _read_subset(subset: Path, tars: _Tars, left_out: Counter[str], bit_depth: int | None) -> Iterator[RegionSample]:
     """The regions of one subset; those without an image are counted in `tars`."""
     path = subset / "annotations.json"
     for key, index, region in tqdm(_entries(path), f"reading {subset.name}", unit="region", leave=False, delay=2):
         where = f"{path}: entry {key!r}, region {index}"
         video = isinstance(region.get("mask_rle"), list)
-        if members := tars.find(_tar_file(region, subset, where), _names(key, region), video):
+        name = region.get("tar_file")
+        if not isinstance(name, str) or not PurePosixPath(name).name:
+            raise ValueError(
+                f"{where}: tar_file is {name!r}, expected the name of a tar in images/; download the file again"
+            )
+        tar = subset / "images" / PurePosixPath(name).name  # whatever folder is written before it
+        if members := tars.find(tar, _names(key, region), video):
             group = pseudonym("video", subset.name, str(region.get("video_id") or key)) if video else None
             for member, rle in _frames(members, region.get("mask_rle"), where, left_out):
                 place = f"{where} ({member.tar.name}: {member.name})"
-                opened = partial(member.open_image, levels)
+                opened = partial(member.open_image, bit_depth)
                 yield make_region(region.get("caption"), rle, tars.key(member), place, opened, group)
 
 
@@ -216,16 +217,6 @@ def _entries(path: Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
                     f"{type(region).__name__}; download the file again"
                 )
             yield key, index, region
-
-
-def _tar_file(region: dict[str, Any], subset: Path, where: str) -> Path:
-    """The tar a region names; always one in `images/`, whatever folder is written before it."""
-    name = region.get("tar_file")
-    if not isinstance(name, str) or not PurePosixPath(name).name:
-        raise ValueError(
-            f"{where}: tar_file is {name!r}, expected the name of a tar in images/; download the file again"
-        )
-    return subset / "images" / PurePosixPath(name).name
 
 
 def _names(key: str, region: dict[str, Any]) -> list[str]:

@@ -33,7 +33,6 @@ from PIL import Image
 from tqdm import tqdm
 
 from rl_reward_network.atomic_io import write_remedy
-from rl_reward_network.bit_depth import Levels
 from rl_reward_network.data.images import decode_image, decoded_once, file_stamp
 from rl_reward_network.data.items import RegionSample, collect, image_key, make_region, pseudonym, report_left_out
 from rl_reward_network.data.splits import one_spelling
@@ -50,14 +49,11 @@ HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+", re.ASCII)
 
 
 def read_grasp_any_region(
-    path: Path | str, limit: int | None = None, levels: Levels | None = None
+    path: Path | str, limit: int | None = None, bit_depth: int | None = None
 ) -> list[RegionSample]:
     """Every captioned region, in the order of shards and rows; of images only the first and last bytes are read.
 
-    Args:
-        path: what `locate` takes.
-        limit: stop after so many regions; None: all.
-        levels: of grey images of more than 8 bit, as `decode_image` takes it.
+    Stops after `limit` regions; `path` is what `locate` takes, `bit_depth` what `decode_image` takes.
 
     Raises:
         ValueError: no Arrow file, one that is cut off or has other columns, or a row without a caption, with a damaged
@@ -69,13 +65,17 @@ def read_grasp_any_region(
         raise ValueError(f"{folder}: no *.arrow file in it; give a folder of Grasp-Any-Region, or download it again")
     left_out: Counter[str] = Counter()
     bar = tqdm(shards, "reading shards", unit="shard", leave=False, delay=2)
-    named = shards if GROUP in _open_shard(shards[0]).column_names else []
-    patients = one_spelling(name for shard in named for name in _group_names(shard))
+    tables = map(_open_shard, shards if GROUP in _open_shard(shards[0]).column_names else [])
+    columns = (table.column(GROUP).to_pylist() for table in tables if GROUP in table.column_names)
+    patients = one_spelling(str(name) for column in columns for name in column if name not in (None, ""))
     regions = collect(
-        (region for shard in bar for region in _read_shard(shard, patients, left_out, levels)), limit, left_out
+        (region for shard in bar for region in _read_shard(shard, patients, left_out, bit_depth)), limit, left_out
     )
     report_left_out(folder, regions, left_out)
-    _check_groups(regions)
+    groups: dict[str, RegionSample] = {}
+    for region in regions:
+        if (other := groups.setdefault(region.image_id, region)).group_id != region.group_id:
+            raise ValueError(f"{region.where}: the same image is in another group at {other.where}; name one group")
     return regions
 
 
@@ -129,9 +129,6 @@ def locate(path: Path | str) -> Path:
 
     A folder may be written by `save_to_disk`, hold some shards without the JSON files, or be a parent of such folders.
     To read a part of the data set, download that part and give its folder.
-
-    Raises:
-        ValueError: no such folder, and not a hub id that can be fetched.
     """
     if Path(path).is_dir():
         return Path(path)
@@ -146,15 +143,8 @@ def locate(path: Path | str) -> Path:
         raise ValueError(f"{remedy} ({type(error).__name__})") from error
 
 
-def _group_names(shard: Path) -> set[str]:
-    """The groups that a shard names."""
-    table = _open_shard(shard)
-    names = table.column(GROUP).to_pylist() if GROUP in table.column_names else []
-    return {str(name) for name in names if name not in (None, "")}
-
-
 def _read_shard(
-    shard: Path, patients: Mapping[str, str], left_out: Counter[str], levels: Levels | None
+    shard: Path, patients: Mapping[str, str], left_out: Counter[str], bit_depth: int | None
 ) -> Iterator[RegionSample]:
     """The regions of one shard, row by row; `patients` gives the spelling that stands for all of a name."""
     table = _open_shard(shard)
@@ -167,17 +157,9 @@ def _read_shard(
         elif captions := _captions(stored["conversations"], len(rles), where, left_out):
             with _image_file(shard, row) as file:
                 image_id = image_key(file, 0, file.seek(0, 2))
-            opened, group = partial(_open_image, shard, row, levels), _group(stored, patients, where)
+            opened, group = partial(_open_image, shard, row, bit_depth), _group(stored, patients, where)
             for index, caption in captions:
                 yield make_region(caption, rles[index], image_id, f"{where}, region {index}", opened, group)
-
-
-def _check_groups(regions: Iterable[RegionSample]) -> None:
-    """Raise if an image is in several groups: it could be in training and test at once."""
-    groups: dict[str, RegionSample] = {}
-    for region in regions:
-        if (other := groups.setdefault(region.image_id, region)).group_id != region.group_id:
-            raise ValueError(f"{region.where}: the same image is in another group at {other.where}; name one group")
 
 
 def _group(stored: Mapping[str, Any], patients: Mapping[str, str], where: str) -> str | None:
@@ -303,11 +285,11 @@ def _bytes_in(cell: "pa.Array") -> "pa.Buffer":
     return data.slice(start, end - start)
 
 
-def _open_image(shard: Path, row: int, levels: Levels | None) -> np.ndarray:
+def _open_image(shard: Path, row: int, bit_depth: int | None) -> np.ndarray:
     """The image of a row, uint8 (H, W, 3) RGB."""
 
     def decode() -> np.ndarray:
         with _image_file(shard, row) as file:
-            return decode_image(file.read(), f"{shard}: row {row}", levels)
+            return decode_image(file.read(), f"{shard}: row {row}", bit_depth)
 
-    return decoded_once((file_stamp(shard), row, levels), decode)
+    return decoded_once((file_stamp(shard), row, bit_depth), decode)

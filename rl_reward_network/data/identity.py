@@ -55,14 +55,14 @@ def _mean_around(values: np.ndarray) -> np.ndarray:
 def thumbnails(samples: Sequence[Sample]) -> np.ndarray:
     """int8 (N, SIDE, SIDE): the thumbnails of samples, each image decoded once per process.
 
-    Each image has its own levels, so that a copy in another format or data set is found, too. A file that cannot be
-    read is blank here: whoever uses it says so.
+    Each image has its own grey window, so that a copy in another format or data set is found, too. A file that cannot
+    be read is blank here: whoever uses it says so.
     """
 
     def read(sample: Sample) -> np.ndarray:
         key = "thumbnail", file_stamp(sample.image_path)
         try:
-            return decoded_once(key, lambda: thumbnail(replace(sample, levels=None).load_image()))
+            return decoded_once(key, lambda: thumbnail(replace(sample, grey=None).load_image()))
         except ValueError:
             return np.zeros((SIDE, SIDE), np.int8)
 
@@ -72,20 +72,14 @@ def thumbnails(samples: Sequence[Sample]) -> np.ndarray:
 
 
 def among(small: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """bool (N,): which pictures are among others, in any of the eight orientations.
-
-    Args:
-        small, others: int8 (N, SIDE, SIDE) and (M, SIDE, SIDE), as `thumbnail` gives them.
-    """
+    """bool (N,): which of N thumbnails (N, SIDE, SIDE) are among others, in any of the eight orientations."""
     return np.concatenate([np.zeros(0, bool), *((block > SAME).any(axis=1) for _, block in _likeness(small, others))])
 
 
 def same_in_two_groups(small: np.ndarray, groups: Sequence[str]) -> list[tuple[int, int, float]]:
     """Pairs of images of two groups that are the same picture, the most similar first: index, index, correlation.
 
-    Args:
-        small: int8 (N, SIDE, SIDE) as `thumbnail` gives them.
-        groups: N group names.
+    `small` are N thumbnails, `groups` their N groups.
     """
     _, number = np.unique(groups, return_inverse=True)
     pairs = list[tuple[int, int, float]]()

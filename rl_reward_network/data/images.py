@@ -1,31 +1,32 @@
 """Image files as uint8 RGB arrays, rotated by their EXIF orientation; the only reader of pixels but that of DICOM.
 
-Grey of more than 8 bit needs the levels that are mapped to 0 and 255: one pair per data set, or per series that it
-names. Levels per image would not do: a frame without contrast medium would become brighter than the frame before, and a
-single hot pixel would turn a frame black.
+Grey of more than 8 bit becomes 8 bit here, by the window of its data set (`bit_depth.py`).
 """
 
 import io
 import math
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from statistics import median_low
 from threading import Lock
-from typing import Any
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
-from tqdm import tqdm
 
-from rl_reward_network.bit_depth import Levels, grey_to_rgb, is_cut, is_deep, levels_of_bits, robust_levels
+from rl_reward_network.bit_depth import (
+    WHITEST,
+    GreyWindow,
+    common_window,
+    grey_to_rgb,
+    is_cut,
+    is_deep,
+    window_of_bits,
+)
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")  # of images in a folder
 SMALLEST = 8  # pixels of a side; the observation of the prompt policy needs as many
 MOST_PIXELS = 178_956_970  # Pillow refuses more
 QUARTER_TURNS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
-WHITEST = 2**16 - 1
 OTHER_COLOURS = ("CMYK", "YCbCr", "LAB", "RGBX")  # modes whose channels are neither RGB nor alpha
 WHITE_IS_ZERO = 0  # of PhotometricInterpretation, TIFF 6.0
 DICOM_MARK, GZIP_MARK = b"DICM", b"\x1f\x8b"  # the former after 128 bytes
@@ -33,7 +34,7 @@ MOST_DECODED = 2**29  # bytes; 1200 grey images of 512 pixels with their masks n
 START = 200  # bytes that tell what a file is that is no image
 
 
-def load_image(path: Path, levels: Levels | None = None) -> np.ndarray:
+def load_image(path: Path, grey: GreyWindow | None = None) -> np.ndarray:
     """The picture in an image file, upright and in RGB.
 
     EXIF rotation is applied. Grey is repeated on the three channels. Alpha is dropped, not blended, as
@@ -41,7 +42,7 @@ def load_image(path: Path, levels: Levels | None = None) -> np.ndarray:
 
     Args:
         path: the file.
-        levels: of grey of more than 8 bit. None: the `robust_levels` of this image; frames of one series then differ.
+        grey: window of grey of more than 8 bit; None: that of this image alone, so that frames of one series differ.
 
     Returns:
         uint8 (H, W, 3) RGB, 0..255.
@@ -51,7 +52,7 @@ def load_image(path: Path, levels: Levels | None = None) -> np.ndarray:
             channel, or grey that is not an integer in 0..65535 or whose 0 is white; the message names the file and the
             remedy.
     """
-    return _to_rgb(_read(path), path, levels)
+    return _to_rgb(_read(path), path, grey)
 
 
 class _Decoded:
@@ -94,7 +95,7 @@ def decoded_once(key: Hashable, decode: Callable[[], np.ndarray]) -> np.ndarray:
     At most `MOST_DECODED` bytes are kept, so that memory does not grow with the data.
 
     Args:
-        key: tells the content, e.g. path, time stamp and levels.
+        key: tells the content, e.g. path, time stamp and window.
         decode: gives uint8 (H, W, 3), or bool (H, W).
 
     Returns:
@@ -116,16 +117,18 @@ def file_stamp(path: Path) -> Hashable:
     return str(path), stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino
 
 
-def load_for_model(path: Path, levels: Levels | None = None, most_pixels: int = MOST_PIXELS) -> tuple[np.ndarray, str]:
-    """`load_image` for a single picture, and a line that states its levels; "" for 8-bit images.
+def load_for_model(
+    path: Path, grey: GreyWindow | None = None, most_pixels: int = MOST_PIXELS
+) -> tuple[np.ndarray, str]:
+    """`load_image` for a single picture, and a line that states its window; "" for 8-bit images.
 
     A picture of more than `most_pixels` is refused before it is decoded.
     """
     image = _read(path, most_pixels=most_pixels)
     if not is_deep(image):
-        return _to_rgb(image, path, None), ""
-    used = levels or robust_levels(np.bincount(_grey(image, path).ravel()))
-    source = "" if levels else ", beyond each are 0.1 % of its pixels; --bit_depth sets them"
+        return _to_rgb(image, path), ""
+    used = grey or common_window([_grey(image, path)])
+    source = "" if grey else ", beyond each are 0.1 % of its pixels; --bit_depth sets them"
     return _to_rgb(image, path, used), f"{path.name}: grey of more than 8 bit, {used}{source}"
 
 
@@ -134,9 +137,12 @@ def load_deep(path: Path) -> np.ndarray:
     return _grey(_read(path), path).astype(np.uint16)
 
 
-def decode_image(data: bytes, name: str, levels: Levels | None = None) -> np.ndarray:
-    """As `load_image`, from the bytes of an image file; `name` stands for the path in messages."""
-    return _to_rgb(_still(io.BytesIO(data), name, data[:START]), name, levels)
+def decode_image(data: bytes, name: str, bit_depth: int | None = None) -> np.ndarray:
+    """As `load_image`, from the bytes of an image file; `name` stands for the path in messages.
+
+    The window of grey of more than 8 bit is the range of `bit_depth`, or that of this image.
+    """
+    return _to_rgb(_still(io.BytesIO(data), name, data[:START]), name, window_of_bits(bit_depth))
 
 
 def image_size(path: Path) -> tuple[int, int]:
@@ -145,11 +151,7 @@ def image_size(path: Path) -> tuple[int, int]:
 
 
 def image_header(path: Path) -> tuple[tuple[int, int], bool]:
-    """`image_size` of an image to work on, and whether it is grey of more than 8 bit.
-
-    Raises:
-        ValueError: as `image_size`, or a side is shorter than `SMALLEST`.
-    """
+    """`image_size` of an image to work on, whose sides are checked, and whether it is grey of more than 8 bit."""
     image = _read(path, decode=False)
     size = _upright_size(image)
     check_sides(size, path)
@@ -157,11 +159,7 @@ def image_header(path: Path) -> tuple[tuple[int, int], bool]:
 
 
 def check_sides(size: tuple[int, int], name: Path | str) -> None:
-    """Refuse an image too small to work on.
-
-    Raises:
-        ValueError: a side is shorter than `SMALLEST`.
-    """
+    """Refuse an image too small to work on: a side is shorter than `SMALLEST`."""
     if min(size) < SMALLEST:
         raise ValueError(
             f"{name}: the image has {size[1]} x {size[0]} pixels (width x height), expected at least {SMALLEST} x"
@@ -182,12 +180,8 @@ def load_grid(path: Path, palette_colours: bool = False) -> np.ndarray:
     begins with another colour, as PNG optimisers write them, in any order. A colour that is declared transparent gives
     an alpha channel.
 
-    Args:
-        path: the file.
-        palette_colours: give the colours of every palette; an index may have another meaning in another file.
-
-    Raises:
-        ValueError: as `load_image`.
+    With `palette_colours`, every palette gives its colours; an index may have another meaning in another file. Raises
+    as `load_image`.
     """
     image = _read(path)
     if image.mode == "P":
@@ -206,11 +200,7 @@ def decode_grid(data: bytes, name: str, most_pixels: int) -> np.ndarray:
 
 
 def check_name(path: Path) -> None:
-    """Refuse a name that is not UTF-8, as old archives write it: it can be neither printed nor stored.
-
-    Raises:
-        ValueError: shows the name as far as it can be read, and the remedy.
-    """
+    """Refuse a name that is not UTF-8, as old archives write it: it can be neither printed nor stored."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -305,12 +295,9 @@ def _unreadable(error: Exception, start: bytes) -> tuple[str, str]:
     return f"{type(error).__name__}: {error}", f"{again}save it again as PNG or JPEG"
 
 
-def _to_rgb(image: Image.Image, name: Path | str, levels: Levels | None) -> np.ndarray:
+def _to_rgb(image: Image.Image, name: Path | str, grey: GreyWindow | None = None) -> np.ndarray:
     """uint8 (H, W, 3) RGB of a decoded image, by the rule in `load_image`."""
-    if not is_deep(image):
-        return np.array(image.convert("RGB"))
-    grey = _grey(image, name)
-    return grey_to_rgb(grey, levels or robust_levels(np.bincount(grey.ravel())))
+    return grey_to_rgb(_grey(image, name), grey) if is_deep(image) else np.array(image.convert("RGB"))
 
 
 def _grey(image: Image.Image, name: Path | str) -> np.ndarray:
@@ -322,63 +309,6 @@ def _grey(image: Image.Image, name: Path | str) -> np.ndarray:
             " convert it to 8-bit PNG"
         )
     return grey
-
-
-DATA_SET = "data set"  # key of images whose record names no series
-MAX_IMAGES = 64  # measured for the levels of the data set, spread over all
-MAX_FRAMES = 4  # measured per series, whose frames are nearly identical
-
-
-def measured_levels(images: Mapping[Path, str]) -> dict[str, Levels]:
-    """Key -> `robust_levels` of the pixels of its images, with an entry for `DATA_SET`; {} without images.
-
-    Equal files give equal levels, whatever their order and folder. If every record names a series, those of
-    `DATA_SET` are the medians of theirs.
-
-    Args:
-        images: grey images of more than 8 bit, each with its key: the pseudonym of its series, or `DATA_SET`.
-
-    Raises:
-        ValueError: an image that is measured cannot be read.
-    """
-    files: dict[str, list[Path]] = defaultdict(list)
-    for path in sorted(images):
-        files[images[path]].append(path)
-    with ThreadPoolExecutor() as threads:  # decoders run beside each other
-        bar = tqdm(files.items(), "grey levels", leave=False, unit="series", delay=2)
-        return with_data_set({key: _levels(key, paths, threads) for key, paths in bar})
-
-
-def given_levels(bit_depth: int | None, grey_levels: dict[str, Levels] | None) -> dict[str, Levels] | None:
-    """The levels that settings give: those of an earlier run, else the full range of `bit_depth`; None: measure them.
-
-    Raises:
-        ValueError: as `levels_of_bits`.
-    """
-    full = levels_of_bits(bit_depth)
-    return grey_levels or (None if full is None else {DATA_SET: full})
-
-
-def saved_levels(saved: Mapping[str, Any]) -> dict[str, Levels] | None:
-    """The levels in the settings of a run; those of version 0.11 and before are of white alone, with black at 0."""
-    white_alone = {key: (0, white) for key, white in (saved.get("white_levels") or {}).items()}
-    levels = saved.get("grey_levels") or white_alone
-    return {key: Levels(*pair) for key, pair in levels.items()} or None
-
-
-def _levels(key: str, paths: list[Path], threads: ThreadPoolExecutor) -> Levels:
-    """The levels of the images of one key, measured on a few of them."""
-    step = -(-len(paths) // (MAX_IMAGES if key == DATA_SET else MAX_FRAMES))
-    histograms = threads.map(lambda path: np.bincount(load_deep(path).ravel(), minlength=WHITEST + 1), paths[::step])
-    return robust_levels(sum(histograms, np.zeros(WHITEST + 1, dtype=np.int64)))
-
-
-def with_data_set(levels: dict[str, Levels]) -> dict[str, Levels]:
-    """`levels` with an entry for `DATA_SET`, the medians, unless it has one; {} without any."""
-    if not levels:
-        return {}
-    median = Levels(*map(median_low, zip(*levels.values(), strict=True)))
-    return {DATA_SET: median, **levels}
 
 
 def ridge_strength(grey: np.ndarray, sigmas: Sequence[float]) -> np.ndarray:

@@ -12,8 +12,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from pycocotools import mask as coco
 
-from rl_reward_network.bit_depth import Levels
-from rl_reward_network.data.images import DATA_SET, decoded_once, file_stamp, load_image, with_data_set
+from rl_reward_network.bit_depth import GreyWindow, recorded_window, windows_of
+from rl_reward_network.data.images import decoded_once, file_stamp, load_deep, load_image
 from rl_reward_network.data.masks import MaskParts, parse_rle, rasterise
 
 SALT = "rl_reward_network/data/v1"
@@ -44,8 +44,8 @@ class Sample:
         size: (H, W) in pixels after EXIF rotation.
         mask_parts: how the mask is stored; None when unlabelled.
         group: the original group name; in memory only.
-        levels: in grey of more than 8 bit, the values that are mapped to 0 and 255; None for 8-bit images.
-        levels_key: key of these levels, a `series_id` or `DATA_SET`.
+        grey: how grey of more than 8 bit becomes 8 bit; None for 8-bit images.
+        joined: whether it is of `--unlabelled_root`, whose masks are not read.
     """
 
     image_path: Path = field(repr=False)
@@ -56,8 +56,8 @@ class Sample:
     size: tuple[int, int]
     mask_parts: MaskParts | None = field(repr=False, compare=False)
     group: str = field(repr=False)
-    levels: Levels | None = None
-    levels_key: str = DATA_SET
+    grey: GreyWindow | None = None
+    joined: bool = False
 
     @property
     def labelled(self) -> bool:
@@ -70,9 +70,8 @@ class Sample:
         Raises:
             ValueError: the file cannot be read, or its size has changed since the annotations were read.
         """
-        image = decoded_once(
-            (file_stamp(self.image_path), self.levels), lambda: load_image(self.image_path, self.levels)
-        )
+        key = file_stamp(self.image_path), self.grey
+        image = decoded_once(key, lambda: load_image(self.image_path, self.grey))
         if image.shape[:2] != self.size:
             raise ValueError(
                 f"{self.image_path}: image is {image.shape[:2]} (H, W), its header gave {self.size};"
@@ -93,19 +92,15 @@ class Sample:
         return decoded_once((drawn, self.size, *map(file_stamp, parts.pngs)), lambda: rasterise(parts, self.size))
 
 
-def with_levels(samples: list[Sample], deep: Mapping[Path, str], levels: Mapping[str, Levels]) -> list[Sample]:
-    """The samples, those with images of more than 8 bit with their levels.
+def with_windows(samples: list[Sample], deep: Mapping[Path, str | None], bit_depth: int | None) -> list[Sample]:
+    """The samples, those with images of more than 8 bit with their grey window; arguments as of `windows_of`."""
+    windows = windows_of(deep, bit_depth, load_deep)
+    return [replace(one, grey=windows[one.image_path]) if one.image_path in windows else one for one in samples]
 
-    Args:
-        samples: of any images.
-        deep: image of more than 8 bit -> key of its levels, a `series_id` or `DATA_SET`.
-        levels: key -> levels, as `grey_levels.measured_levels` gives them.
-    """
-    keys = [deep.get(sample.image_path) for sample in samples]
-    return [
-        sample if key is None else replace(sample, levels=levels.get(key, levels[DATA_SET]), levels_key=key)
-        for sample, key in zip(samples, keys, strict=True)
-    ]
+
+def recorded_grey(samples: Iterable[Sample]) -> dict[str, list[int]] | None:
+    """`recorded_window` of samples; None if all images are of 8 bit."""
+    return recorded_window({one.series_id: one.grey for one in samples if not one.joined})
 
 
 KEY_BYTES = 4096  # at each end of a compressed image file: large data sets are grouped without reading them whole
@@ -172,12 +167,9 @@ def make_region(
         caption: text; anything else counts as missing.
         rle: COCO RLE {"size": [H, W], "counts": ...}; `load` checks that it is the image's size.
         image_id: from `image_key`.
-        where: file and row or key.
+        where: file and row or key, with which a ValueError begins: no caption, none with a word, or a damaged RLE.
         open_image: decodes the image.
         group_id: pseudonym of group and series, such as a video; None: `image_id`.
-
-    Raises:
-        ValueError: the caption is missing or has no word, or the RLE is damaged; begins with `where`.
     """
     text = caption.strip() if isinstance(caption, str) else ""
     if not text:
@@ -186,22 +178,17 @@ def make_region(
     if not any(letter.isalnum() for letter in text):
         raise ValueError(f"{where}: the caption {text!r} has no word; write one there, or leave the region out")
     try:
-        parts = parse_rle(rle, _stated_size(rle))
+        if not isinstance(rle, dict):
+            raise ValueError(f'expected an RLE {{"size": [H, W], "counts": ...}}, got {type(rle).__name__}')
+        size = rle.get("size", [1, 1])  # `parse_rle` reports a missing key
+        if not isinstance(size, list) or len(size) != 2 or not all(type(side) is int and side > 0 for side in size):
+            raise ValueError(f"RLE size is {size}, expected [H, W], two numbers above 0")
+        parts = parse_rle(rle, (size[0], size[1]))
     except ValueError as error:
         raise ValueError(f"{where}: mask_rle: {error}") from error
     group = group_id or image_id
     sample_id = pseudonym("region", image_id, parts.digest(), text)
     return RegionSample(text, group, group, image_id, sample_id, where, parts, open_image)
-
-
-def _stated_size(rle: Any) -> tuple[int, int]:
-    """The size (H, W) in an RLE."""
-    if not isinstance(rle, dict):
-        raise ValueError(f'expected an RLE {{"size": [H, W], "counts": ...}}, got {type(rle).__name__}')
-    size = rle.get("size", [1, 1])  # `parse_rle` reports a missing key
-    if not isinstance(size, list) or len(size) != 2 or not all(type(side) is int and side > 0 for side in size):
-        raise ValueError(f"RLE size is {size}, expected [H, W], two numbers above 0")
-    return size[0], size[1]
 
 
 def image_key(file: BinaryIO, offset: int, size: int) -> str:
@@ -224,13 +211,7 @@ def image_key(file: BinaryIO, offset: int, size: int) -> str:
 def collect(regions: Iterable[RegionSample], limit: int | None, left_out: Counter[str]) -> list[RegionSample]:
     """The first `limit` regions (None: all), in order, without exact repeats and masks of no pixel.
 
-    Args:
-        regions: consumed up to the limit.
-        limit: at least 1.
-        left_out: reason -> count; updated.
-
-    Raises:
-        ValueError: `limit` is below 1.
+    Regions are consumed up to the limit; `left_out` (reason -> count) is updated.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"limit is {limit}, expected at least 1 region")
@@ -246,11 +227,7 @@ def collect(regions: Iterable[RegionSample], limit: int | None, left_out: Counte
 
 
 def report_left_out(source: Path | str, regions: list[RegionSample], left_out: Counter[str]) -> None:
-    """One warning that counts what was left out of `source`.
-
-    Raises:
-        ValueError: there is no region at all.
-    """
+    """One warning that counts what was left out of `source`; ValueError where there is no region at all."""
     counts = ", ".join(f"{count} {reason}" for reason, count in sorted(left_out.items()) if count)
     if not regions:
         raise ValueError(
@@ -260,29 +237,19 @@ def report_left_out(source: Path | str, regions: list[RegionSample], left_out: C
         warnings.warn(f"{source}: left out {counts}", stacklevel=3)
 
 
-def levels_of(samples: Iterable[Sample]) -> dict[str, Levels]:
-    """The levels of samples, to be saved with a run; {} if all images are of 8 bit."""
-    return with_data_set({s.levels_key: s.levels for s in samples if s.levels is not None})
-
-
 def data_fingerprint(samples: Iterable[Sample]) -> str:
-    """64 hex digits that change with any image, phrase, mask, group, series or level, but not with order."""
+    """64 hex digits that change with any image, phrase, mask, group, series or grey window, but not with order."""
     rows = sorted(
         json.dumps(
             [
                 *(s.sample_id, s.text, s.size, s.group_id, s.series_id, s.mask_parts and s.mask_parts.digest()),
                 hashlib.sha256(s.image_path.read_bytes()).hexdigest(),
-                *_level_fields(s.levels),
+                *(() if s.grey is None else s.grey[:2] if s.grey.black else s.grey[1:2]),  # as in version 0.11
             ]
         )
         for s in samples
     )
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()
-
-
-def _level_fields(levels: Levels | None) -> tuple[int, ...]:
-    """The levels without a black of 0, which version 0.11 did not know."""
-    return () if levels is None else levels if levels.black else (levels.white,)
 
 
 def region_fingerprint(samples: Iterable[RegionSample]) -> str:

@@ -38,13 +38,23 @@ IGNORED = {
 IGNORED_BESIDE_OTHERS = {"#e0e0c0", "-1"}  # the former is 255 in VOC's palette
 FULL = "255"  # beside numbers up to MAX_CLASSES in one file it is no class, but the "ignore" of VOC and Cityscapes
 BACKGROUND = {"background", "bg", "nolabel", "noobject"}
+FLAT_VALUES = 8  # colours, up to which a picture is no photograph
+
+
+def looks_like_mask(image: np.ndarray) -> bool:
+    """Whether a picture, uint8 (H, W, 3) or grey (H, W), holds two to eight flat colours.
+
+    A picture of one colour does not look like a mask: a recording may begin with a blank frame.
+    """
+    codes = image if image.ndim == 2 else image.astype(np.uint32) @ np.array([2**16, 2**8, 1], np.uint32)
+    some = codes.ravel()[:: max(1, codes.size // 4096)]
+    return len(np.unique(some)) <= FLAT_VALUES and 2 <= len(np.unique(codes)) <= FLAT_VALUES
 
 
 def ignored_classes(files: Iterable[Iterable[str]]) -> tuple[set[str], set[str]]:
     """The classes that no mask is made of: those of pixels that are to be ignored, and those of the background.
 
-    Args:
-        files: the classes of each image. A number or colour alone is the mask, whatever it is.
+    `files` are the classes of each image. A number or colour alone is the mask, whatever it is.
 
     >>> sorted(ignored_classes([["1", "255"], ["2", "__void__"]])[0]), sorted(ignored_classes([["1"], ["255"]])[0])
     (['255', '__void__'], [])
@@ -69,15 +79,15 @@ def load_class_masks(path: Path, size: Size, palette_colours: bool = True) -> Cl
     are the object, "255". Soft edges of black and white, and lossy masks of these, are cut at 128.
 
     Args:
-        path: the mask.
+        path: the mask; ValueError if it is unreadable, of another size, or a picture rather than a mask.
         size: (H, W) of its image, after EXIF rotation.
         palette_colours: see `load_grid`; False where the indices of all files have one meaning.
-
-    Raises:
-        ValueError: unreadable, of another size, or a picture rather than a mask.
     """
     check_mask_size(path, size)
-    return classes_of(load_grid(path, palette_colours), path, _is_lossy(path))
+    suffix = path.suffix.lower()
+    # WebP without a lossless chunk (RFC 9649)
+    lossy = suffix in JPEG or (suffix == ".webp" and b"VP8L" not in path.read_bytes())
+    return classes_of(load_grid(path, palette_colours), path, lossy)
 
 
 def load_joined_masks(paths: Sequence[Path], size: Size) -> ClassMasks:
@@ -90,11 +100,7 @@ def load_joined_masks(paths: Sequence[Path], size: Size) -> ClassMasks:
 
 
 def load_mask(path: Path, size: Size) -> np.ndarray:
-    """bool (H, W) from a file of 0 and 1, or 0 and 255, which `load_class_masks` reads.
-
-    Raises:
-        ValueError: as `load_class_masks`, or other values: they may be classes, which differ from file to file.
-    """
+    """bool (H, W) from a file of 0 and 1, or 0 and 255; ValueError for others, which may be classes of each file."""
     classes = load_class_masks(path, size, palette_colours=False)
     if len(classes) > 1 or not classes.keys() <= {"1", FULL}:
         ignored, _ = ignored_classes([classes])
@@ -107,11 +113,7 @@ def load_mask(path: Path, size: Size) -> np.ndarray:
 
 
 def check_mask_size(path: Path, size: Size) -> None:
-    """Check the header of a mask.
-
-    Raises:
-        ValueError: the file is missing or unreadable, a volume, or its size is not (H, W) of the image.
-    """
+    """Refuse, by its header, a mask that is missing, unreadable, a volume, or not of the image's size (H, W)."""
     if path.name.lower().endswith(VOLUMES):
         raise ValueError(f"{path}: a volume, which is not read; write each slice as PNG")
     own = image_size(path)
@@ -162,12 +164,11 @@ def _opaque(grid: np.ndarray, path: Path) -> np.ndarray:
 def _colours(grid: np.ndarray, path: Path) -> ClassMasks:
     """One mask per colour of a uint8 (H, W, 3) grid."""
     codes = grid.astype(np.int64) @ np.array([2**16, 2**8, 1])
-    return {_colour_name(code): codes == code for code in _values(codes, path) if code != 0}
-
-
-def _colour_name(code: int) -> str:
-    """ "#rrggbb", or the value of a grey, as in files without any other colour."""
-    return str(code & 255) if len(set(code.to_bytes(3, "big"))) == 1 else f"#{code:06x}"
+    names = {  # "#rrggbb", or the value of a grey, as in files without any other colour
+        code: str(code & 255) if len(set(code.to_bytes(3, "big"))) == 1 else f"#{code:06x}"
+        for code in _values(codes, path)
+    }
+    return {name: codes == code for code, name in names.items() if code != 0}
 
 
 def _values(grid: np.ndarray, path: Path) -> list[int]:
@@ -179,12 +180,6 @@ def _values(grid: np.ndarray, path: Path) -> list[int]:
             f" at most {MAX_CLASSES} classes: threshold it and save it as PNG"
         )
     return values
-
-
-def _is_lossy(path: Path) -> bool:
-    """Whether it is JPEG, or WebP without a lossless chunk (RFC 9649)."""
-    suffix = path.suffix.lower()
-    return suffix in JPEG or (suffix == ".webp" and b"VP8L" not in path.read_bytes())
 
 
 def without_soft_edges(grid: np.ndarray) -> np.ndarray:
@@ -247,15 +242,14 @@ class MaskParts:
 def rasterise(parts: MaskParts, size: tuple[int, int]) -> np.ndarray:
     """The union of all parts, as pixels.
 
+    Polygons inside each other are a union too, not a hole.
+
     Args:
-        parts: what is stored; polygons inside each other are a union too, not a hole.
+        parts: what is stored; ValueError for a PNG that is unreadable, of another size, or not binary.
         size: (H, W) of the image.
 
     Returns:
         bool (H, W).
-
-    Raises:
-        ValueError: a PNG is unreadable, of another size, or not binary.
     """
     mask = np.zeros(size, dtype=bool)
     if parts.polygons or parts.rles:
@@ -274,13 +268,7 @@ def _encoded(parts: MaskParts, size: Size) -> dict[str, Any]:
 def check_outline(parts: MaskParts, size: Size, shares: bool = False) -> None:
     """Refuse an outline without a pixel, which would say that the object is absent; an RLE of zeros does say that.
 
-    Args:
-        parts: of one object, in pixels.
-        size: (H, W) of the image.
-        shares: whether they were given as shares of the size.
-
-    Raises:
-        ValueError: polygons cover no pixel, or lie in 0..1, as shares of width and height do.
+    Polygons in 0..1 are refused, too, unless they were given as `shares` of the size (H, W).
     """
     if not parts.polygons or parts.pngs:
         return

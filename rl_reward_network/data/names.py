@@ -68,11 +68,7 @@ def definite(phrase: str) -> str:
 
 
 def read_classes(path: Path) -> list[NamedClass]:
-    """The classes of a file.
-
-    Raises:
-        ValueError: names file, class, field and remedy.
-    """
+    """The classes of a file; a ValueError names file, class, field and remedy."""
     value = read_json(path)
     if not isinstance(value, list) or not value:
         raise ValueError(

@@ -7,17 +7,15 @@ format is a module of this package with two functions, and one line in `IMAGES` 
 - `read(folder, ...)` returns the samples, see `ReadImages` and `ReadRegions`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rl_reward_network.bit_depth import Levels
 from rl_reward_network.data.annotations import read_annotations, recognise_annotations
 from rl_reward_network.data.describe_anything import DOWNLOAD, read_describe_anything, recognise_describe_anything
 from rl_reward_network.data.grasp_any_region import is_hub_id, locate, read_grasp_any_region, recognise_grasp_any_region
 from rl_reward_network.data.images import IMAGE_SUFFIXES
-from rl_reward_network.data.items import RegionSample, Sample
-from rl_reward_network.data.named_regions import read_named_regions, recognise_named_regions
+from rl_reward_network.data.items import RegionSample, Sample, image_key
 
 MAX_NAMES_LISTED = 6
 EXPECTED = (
@@ -26,11 +24,43 @@ EXPECTED = (
 )
 
 
+def recognise_named_regions(folder: Path) -> str:
+    """ "annotated images, captioned by their phrases"; "" where `folder` has no annotations.json."""
+    return "annotated images, captioned by their phrases" if recognise_annotations(folder) else ""
+
+
+def read_named_regions(
+    folder: Path, limit: int | None = None, bit_depth: int | None = None, group_regex: str | None = None
+) -> list[RegionSample]:
+    """Regions of annotated images, captioned by their phrases: which object is this? The masks are decoded.
+
+    Phrases with an empty mask, or without one, are left out. `GRPOInputs` splits the patients as it does for images.
+
+    Stops after `limit` regions; the other arguments are those of `read_annotations`. ValueError as it raises, and for a
+    mask that cannot be read, or no region at all.
+    """
+    regions: list[RegionSample] = []
+    for sample in read_annotations(folder, group_regex, bit_depth=bit_depth):
+        mask = sample.load_mask()
+        if mask is not None and mask.any() and sample.mask_parts is not None:
+            with sample.image_path.open("rb") as file:
+                image_id = image_key(file, 0, sample.image_path.stat().st_size)
+            ids = sample.group_id, sample.series_id, image_id, sample.sample_id
+            regions.append(RegionSample(sample.text, *ids, "annotations.json", sample.mask_parts, sample.load_image))
+        if len(regions) == limit:
+            break
+    if not regions:
+        raise ValueError(
+            f"{folder / 'annotations.json'}: no phrase has a mask with a pixel; draw some, or name other data"
+        )
+    return regions
+
+
 Recognise = Callable[[Path], str]
 ReadImages = Callable[..., list[Sample]]
-"""(folder, group_regex, *, grey_levels), as `read_annotations`; ValueError with file, field and remedy."""
-ReadRegions = Callable[[Path, int | None, Levels | None], list[RegionSample]]
-"""(folder, limit, levels): at most `limit` captioned regions, levels as `decode_image` takes them."""
+"""(folder, group_regex, *, bit_depth), as `read_annotations`; ValueError with file, field and remedy."""
+ReadRegions = Callable[..., list[RegionSample]]
+"""(folder, limit, bit_depth): at most `limit` captioned regions, bit_depth as `decode_image` takes it."""
 
 NAMES = "names"
 IMAGES: dict[str, tuple[Recognise, ReadImages]] = {
@@ -61,7 +91,13 @@ def recognise(path: Path | str, dataset_name: str = "auto") -> str:
         raise ValueError(f"dataset_name is {dataset_name!r}, expected {', '.join(DATASET_NAMES)}")
     folder = Path(path)
     if not folder.is_dir():
-        return _recognise_hub_id(path) if dataset_name in ("auto", "gar") else dataset_name
+        if dataset_name not in ("auto", "gar"):
+            return dataset_name
+        if not is_hub_id(path):
+            raise ValueError(f"{path}: no such folder; {EXPECTED}")
+        if "describe-anything" in str(path).lower():
+            raise ValueError(f"{path}: describe-anything is read from a folder; download it ({DOWNLOAD}) and give that")
+        return "gar"
     tried = {name: reader for name, reader in READERS.items() if name == dataset_name or name not in BY_REQUEST}
     descriptions = {name: text for name, (recognises, _) in tried.items() if (text := recognises(folder))}
     if dataset_name in descriptions or (dataset_name != "auto" and not descriptions):
@@ -70,7 +106,10 @@ def recognise(path: Path | str, dataset_name: str = "auto") -> str:
         descriptions.pop("annotations", None)  # the other formats have an annotations.json, too
     if not descriptions:
         _refuse_bare_images(folder)
-        raise ValueError(f"{folder}: no known data format ({_listing(folder)}); {EXPECTED}")
+        names = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())
+        more = f" and {len(names) - MAX_NAMES_LISTED} more" if len(names) > MAX_NAMES_LISTED else ""
+        holds = f"it holds {', '.join(names[:MAX_NAMES_LISTED])}{more}" if names else "it is empty"
+        raise ValueError(f"{folder}: no known data format ({holds}); {EXPECTED}")
     if len(descriptions) > 1:
         raise ValueError(
             f"{folder}: holds {' and '.join(descriptions.values())}; give --dataset_name {' or '.join(descriptions)}"
@@ -84,27 +123,18 @@ def recognise(path: Path | str, dataset_name: str = "auto") -> str:
     return name
 
 
-def read_images(
-    folder: Path, group_regex: str | None = None, grey_levels: Mapping[str, Levels] | None = None
-) -> list[Sample]:
-    """The samples of a folder of images, of whatever format; without a recognised format as `read_annotations`.
-
-    Args:
-        folder, group_regex, grey_levels: as `read_annotations` takes them.
-
-    Raises:
-        ValueError: as the reader.
-    """
+def read_images(folder: Path, group_regex: str | None = None, bit_depth: int | None = None) -> list[Sample]:
+    """The samples of a folder of images, of whatever format; by default, and with arguments, as `read_annotations`."""
     names = [name for name, (recognises, _) in IMAGES.items() if recognises(folder)]
     _, read = IMAGES[names[0] if names else "annotations"]
-    return read(folder, group_regex, grey_levels=grey_levels)
+    return read(folder, group_regex, bit_depth=bit_depth)
 
 
 def read_region_data(
     path: Path | str,
     dataset_name: str = "auto",
     limit: int | None = None,
-    levels: Levels | None = None,
+    bit_depth: int | None = None,
     group_regex: str | None = None,
 ) -> tuple[list[RegionSample], str]:
     """The regions, and one line on what was read, e.g. "Grasp-Any-Region, 2 shards, 400 images, 1402 regions".
@@ -112,7 +142,7 @@ def read_region_data(
     Args:
         path, dataset_name: as `recognise` takes them; a hub id is downloaded whole.
         limit: at most so many regions; None: all.
-        levels: of grey images of more than 8 bit, as `decode_image` takes it.
+        bit_depth: of grey images of more than 8 bit, as `decode_image` takes it.
         group_regex: of `names`, as `read_annotations` takes it.
 
     Raises:
@@ -125,7 +155,8 @@ def read_region_data(
         )
     recognises, read = REGIONS[name]
     folder = locate(path) if name == "gar" else Path(path)
-    samples = read_named_regions(folder, limit, levels, group_regex) if name == NAMES else read(folder, limit, levels)
+    more = (group_regex,) if name == NAMES else ()
+    samples = read(folder, limit, bit_depth, *more)
     images = len({sample.image_id for sample in samples})
     limited = " (the limit)" if len(samples) == limit else ""
     return samples, f"{recognises(folder)}, {images} images, {len(samples)} regions{limited}"
@@ -145,19 +176,3 @@ def _refuse_bare_images(folder: Path) -> None:
         "may be missing where --reward_net gives the reward); captions of regions come as Arrow rows. Both are in "
         "docs/how-to/your-data.md"
     )
-
-
-def _recognise_hub_id(path: Path | str) -> str:
-    """Raise unless this is a hub id, which is read as Grasp-Any-Region."""
-    if not is_hub_id(path):
-        raise ValueError(f"{path}: no such folder; {EXPECTED}")
-    if "describe-anything" in str(path).lower():
-        raise ValueError(f"{path}: describe-anything is read from a folder; download it ({DOWNLOAD}) and give that")
-    return "gar"
-
-
-def _listing(folder: Path) -> str:
-    """What lies in `folder`, for a message."""
-    names = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())
-    more = f" and {len(names) - MAX_NAMES_LISTED} more" if len(names) > MAX_NAMES_LISTED else ""
-    return f"it holds {', '.join(names[:MAX_NAMES_LISTED])}{more}" if names else "it is empty"

@@ -12,7 +12,7 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -59,21 +59,25 @@ class Split:
         groups: split name -> sorted group ids (pseudonyms, safe to write).
         seed: of the shuffling of the groups.
         fingerprint: `data_fingerprint` of the data that were split.
+        joined: further groups of `policy`, those of `--unlabelled_root`; not saved.
     """
 
     groups: dict[str, tuple[str, ...]]
     seed: int
     fingerprint: str
+    joined: tuple[str, ...] = field(default=(), compare=False)
+
+    def ids(self, name: str) -> set[str]:
+        """The groups of a split, with those that join it."""
+        return {*self.groups[name], *(self.joined if name == "policy" else ())}
 
 
 def make_split(samples: Sequence[Grouped], seed: int, fingerprint: Callable[[Any], str] = data_fingerprint) -> Split:
     """Shuffle the groups and cut them 30 / 30 / 15 / 25 % (largest remainder: at least one group each).
 
     Equal for equal data and seed, whatever the order of `samples`. Groups without any mask go to `policy`, the only
-    split that can use them, in addition to its share; if no group has a mask, all groups are cut.
-
-    Raises:
-        ValueError: fewer than 4 groups have a mask, or there are fewer than 4 at all.
+    split that can use them, in addition to its share; if no group has a mask, all groups are cut. ValueError for fewer
+    than 4 groups.
     """
     all_groups = {sample.group_id for sample in samples}
     labelled = {sample.group_id for sample in samples if sample.labelled}
@@ -103,16 +107,12 @@ def _counts(total: int) -> list[int]:
 
 def save_split(split: Split, path: Path) -> None:
     """Write a split as JSON, whole or not at all; it holds no names."""
-    write_json(path, {"format_version": FORMAT_VERSION, **asdict(split)})
+    content = {"groups": split.groups, "seed": split.seed, "fingerprint": split.fingerprint}
+    write_json(path, {"format_version": FORMAT_VERSION, **content})
 
 
 def load_split(path: Path, samples: Sequence[Grouped], fingerprint: Callable[[Any], str] = data_fingerprint) -> Split:
-    """Read a split and check that it fits the data and has no leak.
-
-    Raises:
-        ValueError: not a split file, another version, a group in two splits or in none, or not the data it was
-            made for.
-    """
+    """Read a split; ValueError for one of other data, of another version, or with a group in two splits or in none."""
     split = _parse(read_json(path), path)
     owners = Counter(group for ids in split.groups.values() for group in ids)
     if leaks := [group for group, count in owners.items() if count > 1]:
@@ -148,14 +148,10 @@ def _some(ids: Iterable[str]) -> str:
 
 
 def select(samples: Iterable[S], split: Split, name: str) -> list[S]:
-    """The samples of one split, in the given order.
-
-    Raises:
-        ValueError: no split has that name.
-    """
+    """The samples of one split, in the given order."""
     if name not in SPLITS:
         raise ValueError(f"split {name!r} is unknown, expected one of {', '.join(SPLITS)}")
-    groups = set(split.groups[name])
+    groups = split.ids(name)
     return [sample for sample in samples if sample.group_id in groups]
 
 
@@ -164,9 +160,6 @@ def subsample(samples: Iterable[S], count: int, seed: int) -> list[S]:
 
     Frames of one series are nearly identical, so a few of them are representative. Equal for equal samples and seed,
     whatever their order.
-
-    Raises:
-        ValueError: `count` is negative.
     """
     if count < 0:
         raise ValueError(f"count must be >= 0, got {count}")

@@ -109,9 +109,6 @@ def augmented(
         truths: bool (K, H, W), of K questions about it.
         rng: source of randomness.
         mirror: whether half of the views are mirrored; not where left and right matter.
-
-    Returns:
-        uint8 (H, W, 3) and bool (K, H, W).
     """
     window = _draw_window(image, truths, truths.shape[1:], rng, mirror)
     return _pixels(_recoloured(window, rng)), (window[0, 3:] > 0.5).numpy()
@@ -120,16 +117,7 @@ def augmented(
 def strongly_augmented(
     image: np.ndarray, probs: np.ndarray, rng: np.random.Generator, mirror: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A random view as `augmented`, then `perturbed`; soft masks turn with it.
-
-    Args:
-        image: uint8 (H, W, 3).
-        probs: float32 (K, H, W) in [0, 1].
-        rng, mirror: as in `augmented`.
-
-    Returns:
-        uint8 (H, W, 3) and float32 (K, H, W).
-    """
+    """A random view as `augmented`, then `perturbed`; soft masks, float32 (K, H, W) in [0, 1], turn with it."""
     window = _draw_window(image, probs, probs.shape[1:], rng, mirror)
     return _pixels(perturbed(_recoloured(window, rng), rng)), window[0, 3:].numpy()
 

@@ -1,28 +1,30 @@
-"""DICOM files: one image per frame or file, as grey PNG of 8 or 16 bit, and masks/ with the stem of the file.
+"""DICOM files: one image per frame or file, as it is meant to be seen, and masks/ with the stem of the file.
 
-Written names are neutral, and no tag is kept: patient and series are written as keyed hashes, see `write.py`. What a
-frame looks like is decided in `dicom_pixels`.
+Written names are neutral, and no tag is kept: patient and series are written as keyed hashes, see `write.py`.
+
+The modality transform and the first window (or lookup table) of the file or frame are applied, MONOCHROME1 is inverted.
+Files without preamble or meta information, as old archives write them, are read, too. Source: DICOM PS3.3, C.7.6.3,
+C.7.6.16 and C.11.2; PS3.5, 8.1.1; pydicom.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
 
+import numpy as np
+import pydicom
 from pydicom.dataset import Dataset
+from pydicom.pixels.processing import apply_color_lut, apply_modality_lut, apply_voi_lut
+from pydicom.pixels.utils import pixel_array
+from pydicom.uid import ExplicitVRBigEndian, ExplicitVRLittleEndian, ImplicitVRLittleEndian, RLELossless
 
-from rl_reward_network.data.images import IMAGE_SUFFIXES, check_sides
+from rl_reward_network.bit_depth import BRIGHTEST_SHARE, DARKEST_SHARE
+from rl_reward_network.data.images import DICOM_MARK, IMAGE_SUFFIXES, check_sides, missing_file, not_fetched, start_of
 from rl_reward_network.data.masks import ClassMasks, Size, classes_of, load_class_masks
-from rl_reward_network.data_import.dicom_pixels import (
-    SPACINGS,
-    SUFFIXES,
-    begins_as_dicom,
-    load_frame,
-    pixel_aspect,
-    read_header,
-    stored_values,
-)
 from rl_reward_network.data_import.files import (
+    DICOM_SUFFIXES,
     files_below,
     grouped,
     image_keys,
@@ -33,6 +35,12 @@ from rl_reward_network.data_import.files import (
 )
 from rl_reward_network.data_import.items import Found, Item
 
+BARE = (b"\x02\0", b"\x08\0")  # without a preamble: the groups of tags that come first
+SPACINGS = ("PixelSpacing", "ImagerPixelSpacing", "NominalScannedPixelSpacing", "PixelAspectRatio")  # rows, columns
+MAY_BE_EMPTY = ("VOILUTFunction", "WindowCenter", "WindowWidth", "RescaleSlope", "RescaleIntercept")
+DEEPEST = 16  # bits of what is written
+VISIBLE = 32  # range of stored values, from which on a picture of one grey is an error; a blank frame has less
+EXPORT = "export it again from the archive"
 FRAMES = ("first", "middle", "all")
 TAGS = [
     *("PatientID", "SeriesInstanceUID", "NumberOfFrames", "BurnedInAnnotation", "Rows", "Columns"),
@@ -77,8 +85,10 @@ def read_dicom(source: Path, frames: str = "middle") -> Found:
         name = f"dicom_{number:05d}"
         try:
             header = read_header(path, TAGS)
-            if kind := _other_kind(header):
-                other[kind] += 1
+            segments = str(header.get("SOPClassUID")).startswith(SEGMENTATION)
+            kind = "SEG" if segments else str(header.get("Modality"))
+            if kind in NO_PICTURES or "Rows" not in header:
+                other[kind if kind in NO_PICTURES else "blank"] += 1
                 continue
             check_sides((header.Rows, header.get("Columns") or 0), path)
         except ValueError as error:
@@ -99,14 +109,6 @@ def read_dicom(source: Path, frames: str = "middle") -> Found:
     return Found(items, {}, faults, notes, private=True, broken=broken, read=tuple(files))
 
 
-def _other_kind(header: Dataset) -> str:
-    """The modality of an object that is no image, "blank" of one without a picture; "" of an image."""
-    if str(header.get("SOPClassUID")).startswith(SEGMENTATION):
-        return "SEG"
-    modality = str(header.get("Modality"))
-    return modality if modality in NO_PICTURES else "" if "Rows" in header else "blank"
-
-
 def _items(
     source: Path, path: Path, name: str, header: Dataset, frames: str, masks: dict[str, list[Path]]
 ) -> list[Item]:
@@ -121,12 +123,17 @@ def _items(
         found = [*masks.get(f"{stem}_{frame + 1}", []), *masks.get(stem, [])]
         if several := several_masks(found, source):
             raise ValueError(several[0])
+        load_masks: Callable[[Size], ClassMasks] | None = None  # a DICOM mask has one frame or as many as the image
+        if found:
+            load_masks = partial(load_dicom_masks, found[0], frame, total)
+            if found[0].suffix.lower() in IMAGE_SUFFIXES:
+                load_masks = partial(load_class_masks, found[0])
         items.append(
             Item(
                 name=f"{name}.png" if total == 1 else f"{name}_frame_{frame + 1:04d}.png",
                 found_as=relative_path(path, source).as_posix(),
                 load_image=partial(load_frame, path, frame),
-                load_masks=_reader_of(found[0], frame, total) if found else None,
+                load_masks=load_masks,
                 group=patient or None,
                 series=series or None,
                 aspect=partial(pixel_aspect, header),
@@ -147,24 +154,14 @@ def _masks_by_stem(masks: list[Path], images: list[Path], source: Path) -> dict[
     return grouped(masks, stem_of)
 
 
-def _reader_of(mask: Path, frame: int, total: int) -> Callable[[Size], ClassMasks]:
-    """Reads the mask of a frame from a picture, or from a DICOM file of one frame or of as many as the image has."""
-    if mask.suffix.lower() in IMAGE_SUFFIXES:
-        return partial(load_class_masks, mask)
-    return partial(load_dicom_masks, mask, frame, total)
-
-
 def load_dicom_masks(path: Path, frame: int, total: int, size: Size) -> ClassMasks:
     """The classes of a DICOM file by its stored values, without window or inversion; see `load_class_masks`.
 
     Args:
-        path: the file.
+        path: the file; ValueError if it cannot be decoded, or has another size or number of frames.
         frame: of the image, from 0; a mask with a single frame is that of every image.
         total: frames of the image.
         size: (H, W) of the image.
-
-    Raises:
-        ValueError: it cannot be decoded, or has another size or number of frames.
     """
     header = read_header(path)
     own = int(header.get("NumberOfFrames") or 1)
@@ -179,18 +176,208 @@ def load_dicom_masks(path: Path, frame: int, total: int, size: Size) -> ClassMas
 
 def is_dicom(path: Path) -> bool:
     """Whether a file has DICOM's suffix, or begins as DICOM files do."""
-    return path.suffix.lower() in SUFFIXES or begins_as_dicom(path)
+    return path.suffix.lower() in DICOM_SUFFIXES or begins_as_dicom(path)
 
 
 def _dicom_files(source: Path) -> list[Path]:
     """Files of DICOM's suffix, and those of any other that no image has, or of none, that begin as DICOM files do."""
-    others = (path for path in files_below(source) if path.suffix.lower() not in (*SUFFIXES, *IMAGE_SUFFIXES))
+    others = (path for path in files_below(source) if path.suffix.lower() not in (*DICOM_SUFFIXES, *IMAGE_SUFFIXES))
     begun = [path for path in others if path.name != "DICOMDIR" and begins_as_dicom(path)]
-    return sorted([*files_below(source, *SUFFIXES), *begun])
+    return sorted([*files_below(source, *DICOM_SUFFIXES), *begun])
 
 
 def _stem(path: Path, source: Path) -> str:
     """The path below the source without the folder "images" / "masks" and without a suffix that is known."""
     place = without_role(relative_path(path, source))
-    known = path.suffix.lower() in (*SUFFIXES, *IMAGE_SUFFIXES)
+    known = path.suffix.lower() in (*DICOM_SUFFIXES, *IMAGE_SUFFIXES)
     return str(place.with_suffix("") if known else place)
+
+
+# ---- pixels ---------------------------------------------------------------------------------------------------------
+
+
+def load_frame(path: Path, frame: int) -> np.ndarray:
+    """A frame, from 0, as it is meant to be seen: uint8 (H, W, 3) of colour, uint8 or uint16 (H, W) of grey.
+
+    Grey keeps the range of its stored bits, e.g. 0..4095 of 12 bit. ValueError for a file that is damaged, or
+    compressed in a way that no installed package decodes.
+    """
+    return next(iter_frames(path, [frame]))
+
+
+def iter_frames(path: Path, frames: Iterable[int]) -> Iterator[np.ndarray]:
+    """Frames of a file as `load_frame` gives them, read one at a time; the header is read once. Raises as it does."""
+    header = Dataset()
+    for frame in frames:
+        header = header or read_header(path)
+        stored = stored_values(path, frame, header)
+        try:
+            seen = _as_seen(stored, _of_frame(header, frame))
+        except Exception as error:  # of tags of any kind: AttributeError, IndexError, TypeError, OverflowError, ...
+            raise ValueError(
+                f"{path}: its window or table is not usable ({error}); correct it, or export it again"
+            ) from error
+        yield seen
+
+
+def stored_values(path: Path, frame: int = 0, header: Dataset | None = None) -> np.ndarray:
+    """The stored values of a frame, without any transform: integers (H, W), or (H, W, 3) of colour, which becomes RGB.
+
+    `header` is that of the file, where it was read before. Raises as `load_frame`.
+    """
+    header = header or read_header(path)
+    try:
+        syntax = header.file_meta.get("TransferSyntaxUID")
+        shifted = header.get("HighBit", 0) >= header.get("BitsStored", 16) and (not syntax or _in_words(syntax))
+        source = path if syntax and not syntax.is_deflated else _whole(path)
+        if not shifted:
+            return pixel_array(source, index=frame)
+        return _without_unused_bits(pixel_array(source, index=frame, correct_unused_bits=False), header)
+    except Exception as error:  # decoders raise RuntimeError, NotImplementedError, ValueError, AttributeError, ...
+        reason = (str(error).splitlines() or [""])[0]
+        raise ValueError(
+            f"{path}: pixels cannot be decoded (frame {frame + 1}, {type(error).__name__}: {reason}); decompress it,"
+            f" e.g. by dcmdjpeg or gdcmconv --raw, or {EXPORT}"
+        ) from error
+
+
+def read_header(path: Path, tags: list[str] | None = None) -> Dataset:
+    """The tags before the pixels, those of the keywords `tags` or all; ValueError for what is no whole DICOM file."""
+    start = start_of(path)
+    if found := not_fetched(start):
+        raise ValueError(f"{path}: not a DICOM file ({found[0]}); {found[1]}")
+    if not path.is_file():
+        raise ValueError(missing_file(path))
+    if not begins_as_dicom(path):
+        what = "it begins otherwise" if start else "the file is empty"
+        raise ValueError(f"{path}: not a DICOM file ({what}); copy it again, {EXPORT}, or leave it out")
+    try:
+        header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=tags, force=True)
+        if tags:
+            list(header)  # damaged values are met when they are parsed
+    except Exception as error:  # of a damaged header: InvalidDicomError, EOFError, KeyError, struct.error, ...
+        raise ValueError(
+            f"{path}: not a readable DICOM file ({type(error).__name__}: {error}); copy it again, or {EXPORT}"
+        ) from error
+    return header
+
+
+def pixel_aspect(header: Dataset) -> float:
+    """Height of a pixel, as a multiple of its width, by the first tag that gives it; 1.0 without any."""
+    with suppress(AttributeError, IndexError, TypeError, ValueError, ZeroDivisionError):  # missing, or damaged
+        measures = header.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0]
+        return float(measures.PixelSpacing[0]) / float(measures.PixelSpacing[1])
+    for tag in SPACINGS:
+        with suppress(IndexError, TypeError, ValueError, ZeroDivisionError):
+            return float(header.get(tag)[0]) / float(header.get(tag)[1])
+    return 1.0
+
+
+def begins_as_dicom(path: Path) -> bool:
+    """Whether a file has DICOM's mark; or begins with tags, without a preamble, and has no suffix of another format."""
+    start, suffix = start_of(path), path.suffix.lower()
+    bare = start[:2] in BARE and start[3:4] == b"\0" and (suffix in ("", *DICOM_SUFFIXES) or suffix[1:].isdecimal())
+    return bare or start[128:132] == DICOM_MARK
+
+
+def _whole(path: Path) -> Dataset:
+    """A whole file; one that does not say how it is encoded is taken for what pydicom found it to be."""
+    dataset = pydicom.dcmread(path, force=True)
+    if "TransferSyntaxUID" not in dataset.file_meta:
+        implicit, little = dataset.original_encoding
+        explicit = ExplicitVRLittleEndian if little else ExplicitVRBigEndian
+        dataset.file_meta.TransferSyntaxUID = ImplicitVRLittleEndian if implicit else explicit
+    return dataset
+
+
+def _in_words(syntax: pydicom.uid.UID) -> bool:
+    """Whether pixels are stored as whole words, unused bits included; other codecs store the used bits alone."""
+    return not syntax.is_encapsulated or syntax == RLELossless
+
+
+def _without_unused_bits(values: np.ndarray, header: Dataset) -> np.ndarray:
+    """The values of words whose highest used bit is `HighBit`."""
+    above = header.BitsAllocated - 1 - header.HighBit
+    return values << above >> (header.BitsAllocated - header.BitsStored)  # with the sign, if there is one
+
+
+def _of_frame(header: Dataset, frame: int) -> Dataset:
+    """The header of a file, with the transforms that an enhanced file holds for all frames or for one of them."""
+    dataset = Dataset()
+    dataset.update(header)
+    dataset.set_original_encoding(*header.original_encoding)  # tables need it
+    shared, own = (header.get(f"{kind}FunctionalGroupsSequence") or [] for kind in ("Shared", "PerFrame"))
+    for group in [*shared[:1], *([own[frame]] if own else [])]:
+        for transform in ("PixelValueTransformationSequence", "FrameVOILUTSequence"):
+            for item in group.get(transform) or []:
+                dataset.update(item)
+    for keyword in MAY_BE_EMPTY:  # pydicom takes an empty one for a value, and needs both of a pair
+        if keyword in dataset and dataset.get(keyword) in (None, ""):
+            delattr(dataset, keyword)
+    for keyword, other in (("WindowWidth", "WindowCenter"), ("WindowCenter", "WindowWidth")):
+        if other not in dataset and keyword in dataset:
+            delattr(dataset, keyword)
+    if "RescaleSlope" in dataset or "RescaleIntercept" in dataset:
+        dataset.RescaleSlope = dataset.get("RescaleSlope", 1)
+        dataset.RescaleIntercept = dataset.get("RescaleIntercept", 0)
+    return dataset
+
+
+def _as_seen(stored: np.ndarray, dataset: Dataset) -> np.ndarray:
+    """The stored values by the palette, or by the transforms of grey."""
+    if dataset.PhotometricInterpretation == "PALETTE COLOR":
+        bits = dataset.RedPaletteColorLookupTableDescriptor[2]
+        return (apply_color_lut(stored, dataset)[..., :3] >> (bits - 8)).astype(np.uint8)
+    if stored.ndim == 3:
+        return (stored >> max(dataset.BitsStored - 8, 0)).astype(np.uint8)
+    seen = apply_voi_lut(apply_modality_lut(stored, dataset), dataset).astype(np.float64)
+    low, high = _range(dataset, stored)
+    if low == high:
+        raise ValueError("RescaleSlope is 0")
+    share = np.clip((seen - low) / (high - low), 0, 1)
+    share = 1 - share if dataset.PhotometricInterpretation == "MONOCHROME1" else share
+    padded = _padded(stored, dataset)
+    if padded.any() and not padded.all():
+        share[padded] = share[~padded].min()  # no picture: it is to widen no window
+    bits = min(dataset.BitsStored, DEEPEST)
+    grey = np.round(share * (2**bits - 1 if bits > 8 else 255)).astype(np.uint16 if bits > 8 else np.uint8)
+    _check_visible(grey[~padded], stored[~padded])
+    return grey
+
+
+def _padded(stored: np.ndarray, dataset: Dataset) -> np.ndarray:
+    """bool (H, W): the pixels outside of the picture, of the values that the file declares. PS3.3, C.7.5.1.1.2."""
+    ends = [dataset.get(tag) for tag in ("PixelPaddingValue", "PixelPaddingRangeLimit")]
+    ends = [int(end) % 2**dataset.BitsAllocated for end in ends if end not in (None, "")]  # its sign may be missing
+    ends = [end - 2**dataset.BitsAllocated * (end > np.iinfo(stored.dtype).max) for end in ends]
+    return (stored >= min(ends)) & (stored <= max(ends)) if ends else np.zeros(stored.shape, bool)
+
+
+def _check_visible(grey: np.ndarray, stored: np.ndarray) -> None:
+    """Raise if a picture, (N,) pixels as they are seen, is of one grey although its stored values differ."""
+    counts = np.bincount(grey)
+    if counts.max(initial=0) < (BRIGHTEST_SHARE - DARKEST_SHARE) * grey.size or not grey.size:
+        return
+    low, high = np.quantile(stored, (DARKEST_SHARE, BRIGHTEST_SHARE))
+    if high - low >= VISIBLE:
+        raise ValueError(f"all is of grey {counts.argmax()}, but stored values are {low:g} to {high:g}")
+
+
+def _range(dataset: Dataset, stored: np.ndarray) -> tuple[float, float]:
+    """The values that are black and white after the transforms: of the last table, else of the stored bits."""
+    for tables in ("VOILUTSequence", "ModalityLUTSequence"):
+        if dataset.get(tables):
+            return 0.0, float(2 ** dataset[tables][0].LUTDescriptor[2] - 1)
+    windowed = "WindowWidth" in dataset
+    used = dataset.BitsStored if windowed else _used_bits(dataset, stored)
+    low = -(2 ** (used - 1)) if dataset.PixelRepresentation else 0
+    slope, intercept = float(dataset.get("RescaleSlope", 1)), float(dataset.get("RescaleIntercept", 0))
+    ends = low * slope + intercept, (low + 2**used - 1) * slope + intercept
+    return ends if windowed else (min(ends), max(ends))  # pydicom's window ends where the stored bits do
+
+
+def _used_bits(dataset: Dataset, stored: np.ndarray) -> int:
+    """The stored bits; of more than 16, 16 where these hold all values, of which few greys would be left."""
+    low = -(2 ** (DEEPEST - 1)) if dataset.PixelRepresentation else 0
+    few = low <= stored.min() and stored.max() < low + 2**DEEPEST
+    return min(dataset.BitsStored, DEEPEST) if few else dataset.BitsStored

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 from rl_reward_network.atomic_io import read_json
 from rl_reward_network.data.images import IMAGE_SUFFIXES, check_name
 from rl_reward_network.data.masks import VOLUMES
-from rl_reward_network.data_import.dicom_pixels import SUFFIXES
 
 HIDDEN = (".", "__MACOSX")
-NAMED = (*IMAGE_SUFFIXES, *SUFFIXES, "")  # pictures; no suffix: DICOM
-READ = (*IMAGE_SUFFIXES, *SUFFIXES, ".json", ".txt", ".yaml", ".yml", *VOLUMES)  # or named, where it is there
+DICOM_SUFFIXES = (".dcm", ".dicom", ".ima")
+NAMED = (*IMAGE_SUFFIXES, *DICOM_SUFFIXES, "")  # pictures; no suffix: DICOM
+READ = (*IMAGE_SUFFIXES, *DICOM_SUFFIXES, ".json", ".txt", ".yaml", ".yml", *VOLUMES)  # or named, where it is there
 PICTURES = (".gif", ".ppm", ".pgm", ".pbm", ".jp2", ".jfif", ".heic", ".avif", ".svg", ".npy", ".npz", ".mat", ".h5")
 UNREAD = {
     PICTURES: "save them as PNG",
@@ -53,30 +53,22 @@ def check_files(folder: Path) -> None:
     """Refuse files that are named but cannot be used: links without a target, and pictures by their names.
 
     The name of a picture must be UTF-8, and the same on Windows, since annotations.json may be written there.
-
-    Raises:
-        ValueError: names the first few and the remedy.
     """
     files = sorted(path for path in _walk(folder) if not path.name.startswith(HIDDEN))
     for path in files:
         if path.suffix.lower() in NAMED:
             check_name(path)
-            _check_separators(path, folder)
+            relative = path.relative_to(folder)
+            if PureWindowsPath(relative).parts != relative.parts:
+                raise ValueError(
+                    f"{path}: a name with a backslash, or with a colon after its first letter, is read as folders;"
+                    " unpack the archive again by another program (7z, bsdtar), or rename it"
+                )
     lost = [path for path in files if path.name.lower().endswith(READ) and path.is_symlink() and not path.exists()]
     if lost:
         raise ValueError(
             f"{folder}: {len(lost)} link(s) whose target is missing: {listed(lost, folder)}; fetch the files (git annex"
             " get, datalad get), or delete the links"
-        )
-
-
-def _check_separators(path: Path, folder: Path) -> None:
-    """Refuse a backslash in a name, which archives made by Windows leave, and a letter with a colon before it."""
-    relative = path.relative_to(folder)
-    if PureWindowsPath(relative).parts != relative.parts:
-        raise ValueError(
-            f"{path}: a name with a backslash, or with a colon after its first letter, is read as folders; unpack"
-            " the archive again by another program (7z, bsdtar), or rename it"
         )
 
 
@@ -124,9 +116,7 @@ def _counted(what: str, files: list[Path], folder: Path, named: bool, remedy: st
 def unread_keys(contents: Iterable[Any], known: dict[str, set[str]]) -> list[str]:
     """A note on the keys of JSON files that say something and are not read; [] without any.
 
-    Args:
-        contents: of the files.
-        known: name of a list of records in a file, "" of the file itself -> the keys that are known.
+    `known` is the name of a list of records in a file, "" of the file itself -> the keys that are known.
     """
     counts = Counter[str]()
     for content in contents:
@@ -183,10 +173,8 @@ def listed(paths: list[Path], source: Path) -> str:
 def names_of(paths: list[Path], source: Path) -> dict[Path, str]:
     """Image file -> name to write: its path below `source` without the folder "images", or whole where two would agree.
 
-    Files that will be of one name as PNG ("a.tif", "a.png") keep their suffix before ".png".
-
-    Raises:
-        ValueError: two files would be written as one.
+    Files that will be of one name as PNG ("a.tif", "a.png") keep their suffix before ".png". ValueError where two files
+    would still be written as one.
     """
     short = {path: without_role(relative_path(path, source)) for path in paths}
     stems = Counter(name.with_suffix("") for name in short.values())

@@ -1,23 +1,29 @@
-"""What a layout yields: the images of a source, nothing of them decoded yet, and outlines as masks."""
+"""What a layout yields: images, nothing of them decoded yet, outlines as masks, and the group of each image."""
 
+import csv
 import re
-from collections.abc import Callable, Iterable
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from rl_reward_network.data.annotations import compile_group_regex
 from rl_reward_network.data.images import image_header, load_deep, load_image
 from rl_reward_network.data.masks import ClassMasks, MaskParts, Size, check_outline, parse_polygon, parse_rle, rasterise
+from rl_reward_network.data.splits import one_spelling
+from rl_reward_network.data_import.files import some
 
 OBLONG = (
     "image(s) whose pixels are no squares (height / width {}): the model sees them squashed, and distances such as hd95"
     " are in pixels of two lengths; resample images and masks to square pixels"
 )
-KEPT = (".png", ".jpg", ".jpeg", ".webp")  # copied as they are; others become PNG, 16-bit ones of 16 bit
+KEPT = (".png", ".jpg", ".jpeg", ".webp")  # copied as they are; others become PNG
 
 
 @dataclass(frozen=True)
@@ -157,11 +163,7 @@ class OutlineMasks:
     shares: bool = False
 
     def __call__(self, size: Size) -> ClassMasks:
-        """Class -> bool (H, W).
-
-        Raises:
-            ValueError: the outlines were drawn on another size, or one is not an outline or covers no pixel.
-        """
+        """Class -> bool (H, W); ValueError for outlines on another size, or one that is none or covers no pixel."""
         if self.declared is not None and self.declared != size:
             drawn = f"{self.declared[1]} x {self.declared[0]}"
             raise ValueError(
@@ -170,33 +172,152 @@ class OutlineMasks:
             )
         classes: ClassMasks = {}
         for outline in self.outlines:
-            mask = self._drawn(outline, size)
+            try:
+                parts = sum((self._parsed(part, size) for part in outline.parts), MaskParts())
+                check_outline(parts, size, self.shares)
+                mask = rasterise(parts, size)
+                if not mask.any():  # it would become "no object"
+                    raise ValueError("the outline covers no pixel; draw it as a polygon, or delete it")
+            except ValueError as error:
+                raise ValueError(f"{outline.where}: {error}") from error
             classes[outline.class_name] = mask | classes.get(outline.class_name, False)
         return classes
 
-    def _drawn(self, outline: Outline, size: Size) -> np.ndarray:
-        """bool (H, W) of an object; ValueError for one without a pixel, which would become "no object"."""
-        parts = sum((self._parsed(part, size, outline.where) for part in outline.parts), MaskParts())
-        try:
-            check_outline(parts, size, self.shares)
-        except ValueError as error:
-            raise ValueError(f"{outline.where}: {error}") from error
-        mask = rasterise(parts, size)
-        if not mask.any():
-            raise ValueError(f"{outline.where}: the outline covers no pixel; draw it as a polygon, or delete it")
-        return mask
-
-    def _parsed(self, part: Any, size: Size, where: str) -> MaskParts:
+    def _parsed(self, part: Any, size: Size) -> MaskParts:
         """A polygon or RLE as parts of a mask."""
-        try:
-            if isinstance(part, dict):
-                return parse_rle(part, size)
-            return parse_polygon(self._scaled(part, size) if self.shares else part, size)
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from error
+        if isinstance(part, dict):
+            return parse_rle(part, size)
+        if self.shares:
+            if outside := [share for share in part if not -0.01 <= share <= 1.01]:
+                raise ValueError(f"a polygon reaches {outside[0]:g}, expected shares of width and height in 0..1")
+            part = [share * size[1 - place % 2] for place, share in enumerate(part)]
+        return parse_polygon(part, size)
 
-    def _scaled(self, part: list[float], size: Size) -> list[float]:
-        """Shares of width and height as pixels."""
-        if outside := [share for share in part if not -0.01 <= share <= 1.01]:
-            raise ValueError(f"a polygon reaches {outside[0]:g}, expected shares of width and height in 0..1")
-        return [share * size[1 - place % 2] for place, share in enumerate(part)]
+
+# ---- groups ---------------------------------------------------------------------------------------------------------
+
+NONE = "none"  # --patients_csv none: each image is a group of its own
+VERSION = re.compile(r"\.rf\.[0-9A-Za-z]+(?=\.\w+$)")  # of one picture, as Roboflow names its augmented copies
+REMEDIES = (
+    "give --patients_csv patients.csv (columns image, group), --group_regex '(?P<group>...)' that finds the patient in"
+    " the file's name, or --patients_csv none where nothing is known: each image is then a group of its own"
+)
+Groups = list[tuple[str, str | None]]
+
+
+def groups_of(
+    items: Sequence[Item], patients_csv: str | None, group_regex: str | None, own: bool = False
+) -> tuple[Groups, str]:
+    """Group and series of each item, a patient in one spelling, and where they are from.
+
+    Args:
+        items: the images.
+        patients_csv: a CSV file, "none", or None.
+        group_regex: with a named group `group` and perhaps `series`; searched in the path below the source; by default
+            `VESSEL_NAME`, where the layout does not give all groups.
+        own: whether an image whose group is not known is a group of its own, instead of an error.
+
+    Raises:
+        ValueError: both are given, an image has no group, or the table does not fit the images.
+    """
+    if patients_csv is not None and group_regex is not None:
+        raise ValueError(f"patients_csv is {patients_csv!r} and group_regex is {group_regex!r}: leave one of them out")
+    if patients_csv == NONE:
+        return [(picture_name(item.found_as), item.series) for item in items], NONE
+    if patients_csv is not None:
+        found, source = _from_table(items, Path(patients_csv)), "table"
+    elif group_regex is None and items and all(item.group for item in items):
+        found, source = [(item.group or "", item.series) for item in items], "layout"
+    else:
+        found, source = _from_names(items, group_regex, own), NONE if own else "file names"
+    patients = one_spelling(group for group, _ in found)
+    return [(patients[group], series) for group, series in found], source
+
+
+def _from_names(items: Sequence[Item], group_regex: str | None, own: bool) -> Groups:
+    """From the names; with `own`, else from the layout, else the image itself."""
+    pattern = compile_group_regex(group_regex)
+    named = [match.groupdict() if (match := pattern.search(item.found_as)) else {} for item in items]
+    layout_knows = [group_regex is None and bool(item.group) for item in items]
+    known = [bool(name.get("group")) or of_layout for name, of_layout in zip(named, layout_knows, strict=True)]
+    bare = [item.found_as for item, is_known in zip(items, known, strict=True) if not is_known]
+    if bare and not own:
+        fault = f"group_regex {group_regex!r} finds no group in" if group_regex else "no group (patient) is known for"
+        raise ValueError(f"{fault} {_some(bare, len(items))}; {REMEDIES}")
+    return [
+        (name.get("group") or item.group or picture_name(item.found_as), name.get("series") or item.series)
+        for name, item in zip(named, items, strict=True)
+    ]
+
+
+def picture_name(path: str) -> str:
+    """What all versions of one picture share: the name without its hash, wherever the file lies; else the path.
+
+    >>> picture_name("train/a_png.rf.0f1e.jpg") == picture_name("valid/a_png.rf.77aa.jpg") == "a_png.jpg"
+    True
+    """
+    name = PurePosixPath(path).name
+    return VERSION.sub("", name) if VERSION.search(name) else path
+
+
+def _from_table(items: Sequence[Item], path: Path) -> Groups:
+    """From a table with the columns image, group and perhaps series; `image` with or without folders and suffix."""
+    rows = _read_table(path)
+    # Frames of one file share its names rightly.
+    shared = Counter(name for item in {item.found_as: item for item in items}.values() for name in _names(item))
+    found, bare = Groups(), list[str]()
+    for item in items:
+        name = next((name for name in _names(item) if name in rows), "")
+        if shared[name] > 1 and name != _plain(item.found_as):
+            raise ValueError(
+                f"{path}: column image holds {name!r}, which is the name of several images, {item.found_as} among"
+                " them; give their paths below the source"
+            )
+        if name:
+            found.append((rows[name]["group"], rows[name].get("series") or item.series))
+        else:
+            bare.append(item.found_as)
+    if bare:
+        raise ValueError(f"{path}: column image has no row for {_some(bare, len(items))}; add them")
+    return found
+
+
+def _read_table(path: Path) -> dict[str, dict[str, str]]:
+    """Image -> row; ValueError if it is no such table."""
+    if not path.is_file():
+        raise ValueError(f"patients_csv: {path}: file not found; {REMEDIES}")
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            text = file.read()
+        dialect = csv.Sniffer().sniff(text.splitlines()[0], ",;\t") if text.strip() else csv.excel
+        reader = csv.DictReader(text.splitlines(), dialect=dialect, restkey="", restval="")
+        rows = [{(key or "").strip().lower(): str(value).strip() for key, value in row.items()} for row in reader]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path}: not a table ({error}); save it as CSV in UTF-8") from error
+    columns = sorted(rows[0]) if rows else []
+    if not {"image", "group"} <= set(columns):
+        raise ValueError(f"{path}: columns are {columns}, expected image, group (and series); name them in line 1")
+    for number, row in enumerate(rows, 2):
+        if bool(row["image"]) != bool(row["group"]):
+            raise ValueError(f"{path}: line {number}: image is {row['image']!r}, group is {row['group']!r}; fill both")
+    rows = [{**row, "image": _plain(row["image"])} for row in rows if row["image"]]  # spreadsheets append empty rows
+    if double := [name for name, count in Counter(row["image"] for row in rows).items() if count > 1]:
+        raise ValueError(f"{path}: column image holds {double[0]!r} more than once; keep one row")
+    return {row["image"]: row for row in rows}
+
+
+def _plain(name: str) -> str:
+    """A name with forward slashes and each umlaut as one character, as tables and files may not both have it."""
+    return unicodedata.normalize("NFC", name.replace("\\", "/"))
+
+
+def _names(item: Item) -> list[str]:
+    """The path of an item, that without suffix, its written name, that without suffix, its file name, its stem."""
+    found, written = PurePosixPath(_plain(item.found_as)), PurePosixPath(_plain(item.name))
+    names = [str(name) for path in (found, written) for name in (path, path.with_suffix(""))]
+    return list(dict.fromkeys([*names, found.name, found.stem]))
+
+
+def _some(names: list[str], total: int) -> str:
+    """How many, and the first of them."""
+    return f"{len(names)} of {total} images ({some(names)})"

@@ -1,23 +1,174 @@
-"""The layouts that are imported, in one table, and how a folder's layout is recognised.
+"""The layouts that are imported, in one table, how a folder's layout is recognised, and the layout by names alone.
 
 A new layout is a module of this package with two functions, and one line of `LAYOUTS` beside its import:
 
 - `recognise(source)` returns a short description of what the folder holds, "" if it is of another layout;
 - `read(source, frames)` returns its images as `Found`, nothing decoded; ValueError with file and remedy.
+
+Paired folders are `images/` and `masks/` (or `labels/`, `annotations/`, `gt/`, ...) with equal stems, also in
+subfolders, or `X.png` beside `X_mask.png`. The names that tell images from masks are in `files.py`.
 """
 
+import re
+from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from rl_reward_network.data.images import IMAGE_SUFFIXES
+from rl_reward_network.data.masks import load_joined_masks
 from rl_reward_network.data_import.coco import read_coco, recognise_coco
 from rl_reward_network.data_import.dicom import read_dicom, recognise_dicom
-from rl_reward_network.data_import.files import check_files, unread_note
-from rl_reward_network.data_import.items import Found
-from rl_reward_network.data_import.labelme import read_labelme, recognise_labelme
-from rl_reward_network.data_import.nnunet import read_nnunet, recognise_nnunet
-from rl_reward_network.data_import.paired_folders import read_paired_folders, recognise_paired_folders
-from rl_reward_network.data_import.yolo import read_yolo, recognise_yolo
+from rl_reward_network.data_import.files import (
+    AFFIX,
+    SHOWN,
+    affix_of,
+    check_files,
+    files_below,
+    grouped,
+    image_keys,
+    images_and_masks,
+    listed,
+    names_of,
+    pair_key,
+    relative_path,
+    role_of,
+    several_masks,
+    unread_note,
+)
+from rl_reward_network.data_import.items import Found, file_item
+from rl_reward_network.data_import.per_image import (
+    read_labelme,
+    read_nnunet,
+    read_yolo,
+    recognise_labelme,
+    recognise_nnunet,
+    recognise_yolo,
+)
+
+# ---- paired folders -------------------------------------------------------------------------------------------------
+
+SEPARATOR = re.compile(r"[ _.-]")
+FIRST_OBSERVER = re.compile(r"1st_?manual|manual1?/|manual_?1?$|1stho$")
+SECOND_OBSERVER = re.compile(r"2nd_?manual|manual2/|manual_?2$|2ndho$")
+Pairs = dict[Path, list[Path]]
+"""Image -> the files whose union is its mask; none: unlabelled."""
+
+
+def recognise_paired_folders(source: Path) -> str:
+    """ "images/ with masks/"; "" where images and masks are not told apart by folders or affixes."""
+    images, masks = images_and_masks(files_below(source, *IMAGE_SUFFIXES), source)
+    if not images or not masks:
+        return ""
+    in_folders = [path for path in masks if role_of(relative_path(path, source)) == "mask"]
+    if not in_folders:
+        affixes = sorted({f"X_{affix_of(path)}" for path in masks})
+        return f"images beside their masks (X and {' or '.join(affixes)})"
+    folders = [sorted({path.parent.name for path in part}) for part in (images, in_folders)]
+    return f"paired folders ({' with '.join(', '.join(names[:SHOWN]) for names in folders)})"
+
+
+def read_paired_folders(source: Path, frames: str = "") -> Found:
+    """One item per image; images without a mask are unlabelled."""
+    files = files_below(source, *IMAGE_SUFFIXES)
+    images, masks = images_and_masks(files, source)
+    pairs, faults, notes = pair_by_name(images, masks, source)
+    if not any(pairs.values()):
+        names = [", ".join(str(relative_path(p, source)) for p in files[:SHOWN]) for files in (images, masks)]
+        raise ValueError(
+            f"{source}: no annotations.json, and no image has a mask of equal name; images are {names[0]}; masks are"
+            f" {names[1]}; rename the folders to images/ and masks/ and each mask as its image, or write"
+            " annotations.json (docs/how-to/your-data.md)"
+        )
+    names_written = names_of(images, source)
+    items = [
+        file_item(source, image, names_written[image], partial(load_joined_masks, tuple(found)) if found else None)
+        for image, found in pairs.items()
+    ]
+    rest = sorted({*files} - {*images, *masks})
+    outside = [f"{len(rest)} picture(s) outside of these folders, left out: {listed(rest, source)}"] if rest else []
+    return Found(items, faults=faults, notes=[*notes, *outside])
+
+
+def pair_by_name(images: list[Path], masks: list[Path], source: Path) -> tuple[Pairs, list[str], list[str]]:
+    """The masks of each image, the faults (two images or two masks of one name), and notes.
+
+    Args:
+        images, masks: files below `source`.
+        source: folder; two files fit if their paths below it differ in the folder "images" / "masks", in the suffix and
+            in an affix of the mask at most. Where that fits no mask of a folder, see `_loosely`.
+    """
+    keys = {path: pair_key(relative_path(path, source)) for path in (*images, *masks)}
+    by_key = grouped(images, keys.__getitem__)
+    pairs: Pairs = {image: [] for image in images}
+    faults, notes = list[str](), list[str]()
+    for inside in grouped(masks, lambda path: path.parent).values():
+        wanted = {mask: [keys[mask], *reversed(image_keys(relative_path(mask, source)))] for mask in inside}
+        equal = {mask: next((by_key[key][0] for key in names if key in by_key), None) for mask, names in wanted.items()}
+        found = {mask: image for mask, image in equal.items() if image}
+        if not found and (found := _loosely(wanted, by_key)):
+            mask, image = next(iter(found.items()))
+            notes.append(f"paired by parts of their names, look: {listed([image, mask], source)}, ...")
+        for mask, image in found.items():
+            pairs[image].append(mask)
+    double = [same for same in by_key.values() if len(same) > 1 and pairs[same[0]]]
+    faults += [f"{listed(same, source)}: images of one name, with one mask for both; rename one" for same in double]
+    lost = sorted({*masks} - {mask for found in pairs.values() for mask in found})
+    notes += [f"{len(lost)} mask(s) without an image, left out: {listed(lost, source)}"] if lost else []
+    left_out: list[tuple[Path, str]] = []
+    for image, fitting in pairs.items():
+        # A first observer's drawing comes before all others; beside it, mask/ is the field of view in DRIVE and HRF.
+        best = min(map(_rank, fitting), default=0)
+        pairs[image] = [mask for mask in fitting if _rank(mask) == best]
+        if others := [mask for mask in fitting if _rank(mask) != best]:
+            left_out.append((others[0], listed(pairs[image][:1], source)))
+        parts = [AFFIX.fullmatch(mask.stem) for mask in pairs[image]]  # X_mask, X_mask_1, X_mask_2 ... as in BUSI
+        wholes = {(mask.parent, m and (m["base"], m["word"])) for mask, m in zip(pairs[image], parts, strict=True)}
+        numbered = {m["number"] for m in parts if m and m["word"].lower().startswith("mask")}
+        faults += [] if len(wholes) == 1 and len(numbered) == len(parts) else several_masks(pairs[image], source)
+    for other, taken in left_out[:1]:
+        of = f"such as {listed([other], source)}"
+        notes.append(f"masks of {len(left_out)} image(s) left out, {of}, since each has one such as {taken}")
+    joined = [found for found in pairs.values() if len(found) > 1]
+    notes += [f"{len(joined)} mask(s) joined of several files: {listed(joined[0], source)}"] if joined else []
+    return pairs, list(dict.fromkeys(faults)), list(dict.fromkeys(notes))
+
+
+def _loosely(wanted: dict[Path, list[PurePosixPath]], by_key: dict[PurePosixPath, list[Path]]) -> dict[Path, Path]:
+    """Mask -> image by a looser rule that gives every mask of a folder an image of its own; {} without one.
+
+    All images, or all masks, may lie in a folder more, of any name, or have a longer name, cut at a separator.
+    """
+    images: dict[PurePosixPath, list[Path]] = defaultdict(list)
+    for key, (image, *_) in by_key.items():
+        for looser in _looser(key):
+            images[looser].append(image)
+    masks = {mask: [looser for name in names for looser in _looser(name)] for mask, names in wanted.items()}
+    for index, tried in ((images, wanted), (by_key, masks)):
+        found = {mask: next((index[name] for name in names if name in index), []) for mask, names in tried.items()}
+        if all(len(one) == 1 for one in found.values()) and len({one[0] for one in found.values()}) == len(found):
+            return {mask: image for mask, (image,) in found.items()}
+    return {}
+
+
+def _looser(key: PurePosixPath) -> list[PurePosixPath]:
+    """The key without each of its folders in turn, then with its name cut at each separator, longest first."""
+    folders = key.parts[:-1]
+    higher = [PurePosixPath(*folders[:place], *folders[place + 1 :], key.name) for place in range(len(folders))]
+    cuts = [cut.start() for cut in SEPARATOR.finditer(key.name) if cut.start()]
+    return higher + [key.with_name(key.name[:cut]) for cut in reversed(cuts)]
+
+
+def _rank(mask: Path) -> int:
+    """0 of a first observer's drawing and of VOC's classes, 2 of a second observer's, 1 of all others."""
+    name = f"{mask.parent.name}/{mask.stem}".lower()
+    if SECOND_OBSERVER.search(name):
+        return 2
+    return 0 if FIRST_OBSERVER.search(name) or mask.parent.name.lower() == "segmentationclass" else 1
+
+
+# ---- the table ------------------------------------------------------------------------------------------------------
 
 
 class Layout(NamedTuple):
@@ -47,11 +198,7 @@ AUTO = "auto"
 
 
 def recognise_layout(source: Path, layout: str = AUTO) -> tuple[str, str]:
-    """Key of `LAYOUTS` for a folder, and the description of what it holds.
-
-    Args:
-        source: the folder.
-        layout: "auto", or a key that is taken as it is.
+    """Key of `LAYOUTS` for a folder, and the description of what it holds; a `layout` that is named is taken as it is.
 
     Raises:
         ValueError: no folder, no known layout, several, or `layout` is unknown.

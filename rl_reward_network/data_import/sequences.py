@@ -1,7 +1,7 @@
 """Sequences of frames (a folder of images, a DICOM file with several frames, a video file), and frames of contrast.
 
 Frames are decoded one at a time, so memory does not grow with the length. All frames have one size, and grey of more
-than 8 bit has one pair of levels for the whole sequence (see `data/images.py`). No DICOM tag is kept but the frame
+than 8 bit has one window for the whole sequence (see `bit_depth.py`). No DICOM tag is kept but the frame
 rate.
 """
 
@@ -17,18 +17,15 @@ import numpy as np
 from PIL import Image
 from pydicom.dataset import Dataset
 
-from rl_reward_network.bit_depth import Levels, grey_to_rgb, robust_levels
+from rl_reward_network.bit_depth import MAX_FRAMES, GreyWindow, common_window, grey_to_rgb
 from rl_reward_network.data.images import (
     IMAGE_SUFFIXES,
-    MAX_FRAMES,
-    WHITEST,
     image_header,
     load_deep,
     load_image,
     ridge_strength,
 )
-from rl_reward_network.data_import.dicom import is_dicom
-from rl_reward_network.data_import.dicom_pixels import iter_frames, read_header
+from rl_reward_network.data_import.dicom import is_dicom, iter_frames, read_header
 
 VIDEO_SUFFIXES = (".avi", ".mp4", ".m4v", ".mov")
 FRAMES_PER_SECOND = 10.0  # where the file does not say
@@ -43,7 +40,7 @@ class FrameSequence:
         path: folder or file.
         names: of the frames in their order: file names of a folder, else "frame 1", "frame 2", ...
         size: (H, W) of each frame.
-        levels: of grey of more than 8 bit; None: 8 bit.
+        grey: window of grey of more than 8 bit; None: 8 bit.
         rate: frames per second.
         decode: (ascending indices) -> those frames, stored values: uint8 (H, W, 3), or unsigned grey (H, W).
     """
@@ -51,7 +48,7 @@ class FrameSequence:
     path: Path
     names: tuple[str, ...]
     size: tuple[int, int]
-    levels: Levels | None
+    grey: GreyWindow | None
     rate: float
     decode: Decode
 
@@ -72,30 +69,30 @@ class FrameSequence:
         for index, pixels in zip(wanted, self.decode(wanted), strict=True):
             if pixels.shape[:2] != self.size:
                 raise ValueError(_other_size(self.path, self.names, index, pixels.shape[:2], self.size))
-            yield pixels if pixels.ndim == 3 else grey_to_rgb(pixels, self.levels or Levels(0, 255))
+            yield pixels if pixels.ndim == 3 else grey_to_rgb(pixels, self.grey or GreyWindow(0, 255))
 
 
 def open_sequence(
-    path: Path, levels: Levels | None = None, is_frame: Callable[[Path], bool] = lambda file: True
+    path: Path, grey: GreyWindow | None = None, is_frame: Callable[[Path], bool] = lambda file: True
 ) -> FrameSequence:
     """Read the headers of a sequence.
 
     Args:
         path: folder of images, which are sorted by name with numbers as numbers; DICOM file; AVI, MP4 or MOV file.
-        levels: of grey of more than 8 bit; None measures it on a few frames of the sequence.
+        grey: window of grey of more than 8 bit; None measures it on a few frames of the sequence.
         is_frame: whether an image of a folder belongs to the sequence.
 
     Raises:
         ValueError: nothing is there, no frame is found, or frames differ in size or depth; the message names the file.
     """
     if path.is_dir():
-        return _folder(path, levels, is_frame)
+        return _folder(path, grey, is_frame)
     if not path.exists():
         raise ValueError(f"{path}: no such file or folder; name a folder of frames, a DICOM file or a video file")
     if path.suffix.lower() in VIDEO_SUFFIXES:
         return _video(path)
     if path.suffix.lower() not in IMAGE_SUFFIXES and is_dicom(path):
-        return _dicom(path, levels)
+        return _dicom(path, grey)
     kinds = ", ".join(VIDEO_SUFFIXES)
     raise ValueError(f"{path}: not a sequence; name a folder of frames, a DICOM file or a video file ({kinds})")
 
@@ -116,7 +113,7 @@ def natural_order(path: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if number % 2 else (0, part) for number, part in enumerate(parts)]
 
 
-def _folder(folder: Path, levels: Levels | None, is_frame: Callable[[Path], bool]) -> FrameSequence:
+def _folder(folder: Path, grey: GreyWindow | None, is_frame: Callable[[Path], bool]) -> FrameSequence:
     images = sorted(visible_images(folder), key=natural_order)
     files = [path for path in images if is_frame(path)]
     if not files:
@@ -135,11 +132,11 @@ def _folder(folder: Path, levels: Levels | None, is_frame: Callable[[Path], bool
             raise ValueError(f"{file}: has {depths[0]}, but {names[0]} has {depths[1]}; export all frames alike")
     load = load_deep if deep else load_image
     decode: Decode = lambda indices: (load(files[index]) for index in indices)  # noqa: E731
-    used = levels or _measured_levels(decode, len(files)) if deep else None
+    used = grey or _measured(decode, len(files)) if deep else None
     return FrameSequence(folder, names, size, used, FRAMES_PER_SECOND, decode)
 
 
-def _dicom(path: Path, levels: Levels | None) -> FrameSequence:
+def _dicom(path: Path, grey: GreyWindow | None) -> FrameSequence:
     header = read_header(path)
     try:
         count, size = int(header.get("NumberOfFrames") or 1), (int(header.Rows), int(header.Columns))
@@ -152,7 +149,7 @@ def _dicom(path: Path, levels: Levels | None) -> FrameSequence:
             f"{path}: not a readable DICOM picture ({type(error).__name__}: {error}); export it again"
         ) from error
     decode = partial(iter_frames, path)
-    used = levels or _measured_levels(decode, count) if deep else None
+    used = grey or _measured(decode, count) if deep else None
     return FrameSequence(path, _numbered(count), size, used, rate, decode)
 
 
@@ -222,12 +219,9 @@ def _numbered(count: int) -> tuple[str, ...]:
     return tuple(f"frame {number}" for number in range(1, count + 1))
 
 
-def _measured_levels(decode: Decode, count: int) -> Levels:
-    """One pair for all frames, measured on as many of them as that of a series in training."""
-    total = np.zeros(WHITEST + 1, dtype=np.int64)
-    for grey in decode(range(0, count, -(-count // MAX_FRAMES))):
-        total += np.bincount(grey.ravel(), minlength=len(total))
-    return robust_levels(total)
+def _measured(decode: Decode, count: int) -> GreyWindow:
+    """One window for all frames, measured on as many of them as that of a series in training."""
+    return common_window(decode(range(0, count, -(-count // MAX_FRAMES))))
 
 
 KeyFrames = Literal["first", "uniform", "contrast"]

@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from rl_reward_network.bit_depth import window_of_bits
 from rl_reward_network.data.annotations import first_faults
 from rl_reward_network.data.identity import SAME, same_in_two_groups, thumbnail
-from rl_reward_network.data.mask_checks import looks_like_mask
-from rl_reward_network.data.masks import FULL, ignored_classes
+from rl_reward_network.data.masks import FULL, ignored_classes, looks_like_mask
 from rl_reward_network.data.names import ALL, NamedClass, read_classes
 from rl_reward_network.data_import.files import some, unread_note
-from rl_reward_network.data_import.groups import NONE, Groups, groups_of
-from rl_reward_network.data_import.items import NUMBER, Found, Item, oblong_remark
+from rl_reward_network.data_import.items import NONE, NUMBER, Found, Groups, Item, groups_of, oblong_remark
 from rl_reward_network.data_import.layouts import AUTO, LAYOUTS, recognise_layout
 
 
@@ -79,6 +78,7 @@ class ImportOptions:
     own_groups: bool = False
     """Of unlabelled images: one whose group is not known is a group of its own."""
     classes: Path | None = None
+    bit_depth: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse a negative limit, and a class beside those of a file."""
@@ -87,14 +87,20 @@ class ImportOptions:
                 raise ValueError(
                     f"{name} is {getattr(self, name)!r}, but {self.classes} names the classes: leave it out"
                 )
+        window_of_bits(self.bit_depth)
         if self.skip < 0:
             raise ValueError(f"skip is {self.skip}, expected 0 or more: at most so many broken files are left out")
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A decoded item: its (H, W), thumbnail, pixels of each class (None: unlabelled), whether it looks flat, and the
-    height of a pixel in multiples of its width.
+    """A decoded item.
+
+    Attributes:
+        size: (H, W).
+        pixels: of each class; None: unlabelled.
+        flat: whether it has no mask and looks like one.
+        aspect: height of a pixel in multiples of its width.
     """
 
     item: Item
@@ -104,16 +110,19 @@ class Seen:
     flat: bool
     aspect: float = 1.0
 
+    @property
+    def present(self) -> list[str]:
+        """The classes that it has."""
+        return [name for name, count in (self.pixels or {}).items() if count]
+
 
 @dataclass(frozen=True, eq=False)
 class Survey:
     """A source, and what was decided for it.
 
     Attributes:
-        source, options: as they were given.
         layout, description: key of `LAYOUTS`, and what it was taken for.
-        found: its images.
-        seen: the decoded ones, without those that have a fault.
+        seen: the decoded images, without those that have a fault.
         classes: those whose union is the mask; None while open.
         groups, groups_from: of each image, names not hidden yet; None while open.
         leaks: `same_in_two_groups` of the decoded images.
@@ -169,12 +178,20 @@ def survey_source(source: Path, options: ImportOptions) -> Survey:
     failed = {item.name: fault for item, fault in zip(found.items, looked, strict=True) if isinstance(fault, str)}
     broken, skipped = {**found.broken, **failed}, tuple[str, ...]()
     if seen and 0 < len(broken) <= options.skip:
-        skipped = tuple(_as_skipped(name, fault, found.private) for name, fault in broken.items())
+        # By the written name where that of the file may be a patient's.
+        private = [f"{name}: {fault.split(': ', 1)[-1]}" for name, fault in broken.items()]
+        skipped = tuple(private if found.private else broken.values())
         found, broken = replace(found, items=[one.item for one in seen]), {}
-    found.faults.extend(_flat_fault(source, seen, found))
+    if flat := [one.item.name if found.private else one.item.found_as for one in seen if one.flat]:
+        what = f"{len(flat)} image(s) without a mask hold a few flat colours, as masks do ({some(flat)})"
+        found.faults.append(f"{source}: {what}; put them into masks/ with the name of their image, or leave them out")
     found.remarks.extend(oblong_remark(one.aspect for one in seen))
     seen = _without_ignored(seen, found, options)
-    points = _fault_list(source, [*found.faults, *broken.values()], len(broken) if seen else 0)
+    points = []
+    if faults := [*found.faults, *broken.values()]:
+        head = [f"{source}: {len(faults)} faults"] if len(faults) > 1 else []
+        skip = f"--skip {len(broken)} of sa2va-rl data import leaves out the files that cannot be read"
+        points = ["\n  ".join([*head, *first_faults(faults), *([skip] if broken and seen else [])])]
     groups, groups_from = None, ""
     try:
         groups, groups_from = groups_of(found.items, options.patients_csv, options.group_regex, options.own_groups)
@@ -183,14 +200,19 @@ def survey_source(source: Path, options: ImportOptions) -> Survey:
     classes, asked_for = None, tuple[NamedClass, ...]()
     try:
         if options.classes:
-            asked_for = _named_classes(options.classes, seen, found)
-            classes = sorted(set().union(*(_categories(one, found, seen) for one in asked_for)), key=class_order)
+            counted = class_counts(seen, found)
+            asked_for = _named_classes(options.classes, list(counted), found)
+            categories = set().union(*(counted if ALL in one.ids else one.ids for one in asked_for))
+            classes = sorted(categories, key=class_order)
             found, seen, groups = _only_asked(asked_for, found, seen, groups)
         else:
             classes = _classes(seen, found, options.label)
     except ValueError as error:
         points.append(str(error))
-    leaks = _leaks(seen, found, groups)
+    # While groups are open each image is taken for its own.
+    names = {item.name: group for item, (group, _) in zip(found.items, groups or (), strict=bool(groups))}
+    own = [names.get(one.item.name, one.item.name) for one in seen]
+    leaks = same_in_two_groups(np.stack([one.thumbnail for one in seen]), own) if seen else []
     return Survey(
         *(source, options, layout, description, found, seen, classes, groups, groups_from, leaks),
         tuple(points),
@@ -234,13 +256,12 @@ def _without_ignored(seen: list[Seen], found: Found, options: ImportOptions) -> 
     return list(map(kept, seen)) if left_out else seen
 
 
-def _named_classes(path: Path, seen: list[Seen], found: Found) -> tuple[NamedClass, ...]:
+def _named_classes(path: Path, known: list[str], found: Found) -> tuple[NamedClass, ...]:
     """The classes of a file, their categories by the names that the masks have.
 
     Raises:
         ValueError: as `read_classes`, or a category that the source does not have; names class, field and remedy.
     """
-    known = list(class_counts(seen, found))
     resolved = []
     for number, one in enumerate(read_classes(path)):
         where, fields = f"{path}: class {number} ({one.name!r})", dict[str, Any]()
@@ -257,21 +278,11 @@ def _named_classes(path: Path, seen: list[Seen], found: Found) -> tuple[NamedCla
     return tuple(resolved)
 
 
-def _categories(one: NamedClass, found: Found, seen: list[Seen]) -> set[str]:
-    """The categories of a class's mask."""
-    return set(class_counts(seen, found)) if ALL in one.ids else set(one.ids)
-
-
-def present(pixels: dict[str, int]) -> list[str]:
-    """The classes that an image has."""
-    return [name for name, count in pixels.items() if count]
-
-
 def _only_asked(
     named: tuple[NamedClass, ...], found: Found, seen: list[Seen], groups: Groups | None
 ) -> tuple[Found, list[Seen], Groups | None]:
     """Images, decoded ones and groups without those in which no class is asked for; a note counts them."""
-    asked = [any(one.asked(present(image.pixels or {})) is not None for one in named) for image in seen]
+    asked = [any(one.asked(image.present) is not None for one in named) for image in seen]
     wanted = {image.item.name for image, is_asked in zip(seen, asked, strict=True) if is_asked}
     if not wanted:
         raise ValueError("no image has a mask for a class of classes.json; correct its `ids`, or name other data")
@@ -292,7 +303,7 @@ def class_counts(seen: list[Seen], found: Found) -> dict[str, tuple[int, int]]:
     """Class -> number of images that have it, and its pixels; classes without any included."""
     images, pixels = Counter[str](), Counter[str]()
     for one in seen:
-        images.update(name for name, count in (one.pixels or {}).items() if count)
+        images.update(one.present)
         pixels.update(one.pixels or {})
     names = {*pixels, *found.class_ids.values()}
     return {name: (images[name], pixels[name]) for name in sorted(names, key=class_order)}
@@ -313,25 +324,6 @@ def _looked_at(items: list[Item]) -> list[Seen | str]:
 
     with ThreadPoolExecutor() as threads:
         return list(tqdm(threads.map(look, items), "looking at images", len(items), leave=False, unit="image", delay=2))
-
-
-def _as_skipped(name: str, fault: str, private: bool) -> str:
-    """The fault of a broken file, by the written name where that of the file may be a patient's."""
-    return f"{name}: {fault.split(': ', 1)[-1]}" if private else fault
-
-
-def _flat_fault(source: Path, seen: list[Seen], found: Found) -> list[str]:
-    """The fault that images without a mask are probably masks themselves."""
-    flat = [one.item.name if found.private else one.item.found_as for one in seen if one.flat]
-    what = f"{len(flat)} image(s) without a mask hold a few flat colours, as masks do ({some(flat)})"
-    return [f"{source}: {what}; put them into masks/ with the name of their image, or leave them out"] if flat else []
-
-
-def _fault_list(source: Path, faults: list[str], broken: int) -> list[str]:
-    """One text with the first faults, their number, and how to leave out those of broken files; [] without any."""
-    head = [f"{source}: {len(faults)} faults"] if len(faults) > 1 else []
-    skip = [f"--skip {broken} of sa2va-rl data import leaves out the files that cannot be read"] if broken else []
-    return ["\n  ".join([*head, *first_faults(faults), *skip])] if faults else []
 
 
 def _classes(seen: list[Seen], found: Found, label: str | None) -> list[str]:
@@ -356,53 +348,46 @@ def _classes(seen: list[Seen], found: Found, label: str | None) -> list[str]:
     return chosen
 
 
-def _leaks(seen: list[Seen], found: Found, groups: Groups | None) -> list[tuple[int, int, float]]:
-    """`same_in_two_groups` of the decoded images; while groups are open each image is taken for its own."""
-    if not seen:
-        return []
-    names = {item.name: group for item, (group, _) in zip(found.items, groups or (), strict=bool(groups))}
-    own = [names.get(one.item.name, one.item.name) for one in seen]
-    return same_in_two_groups(np.stack([one.thumbnail for one in seen]), own)
-
-
 SIZES_SHOWN, LEAKS_SHOWN = 3, 10
 FROM = {"layout": "from the files themselves", "table": "from --patients_csv", "file names": "from the file names"}
 
 
 def report_lines(survey: Survey) -> list[str]:
     """Layout, counts, sizes, classes, groups, what does not match, and suspected leaks; for the screen only."""
-    items = survey.found.items
+    items, seen = survey.found.items, survey.seen
     labelled = sum(item.load_masks is not None for item in items)
+    sizes = Counter(one.size for one in seen).most_common()
+    shown = ", ".join(f"{width} x {height} ({count})" for (height, width), count in sizes[:SIZES_SHOWN])
+    more = f" and {len(sizes) - SIZES_SHOWN} other sizes" if len(sizes) > SIZES_SHOWN else ""
+    head = f"skipped: {len(survey.skipped)} broken file(s), left out by --skip {survey.options.skip}"
+    groups = "not known"
+    if survey.groups_from == NONE:
+        groups = "none; each image is its own, which every report will repeat as a possible leak"
+    elif survey.groups is not None:
+        groups = f"{len({group for group, _ in survey.groups})}, {FROM[survey.groups_from]}"
     return [
         f"layout: {survey.description}",
-        f"images: {len(items)}, {labelled} with a mask{_sizes(survey)}",
+        f"images: {len(items)}, {labelled} with a mask{f'; {shown}{more}' if sizes else ''}",
         *_class_lines(survey),
         *_phrase_lines(survey),
-        f"groups: {_group_line(survey)}",
+        f"groups: {groups}",
         *(f"note: {note}" for note in (*survey.found.notes, *survey.found.remarks)),
-        *_skipped(survey),
+        *([head, *(f"  {fault}" for fault in survey.skipped)] if survey.skipped else []),
         *_leak_lines(survey),
     ]
 
 
-def _sizes(survey: Survey) -> str:
-    """The commonest sizes, width x height."""
-    sizes = Counter(one.size for one in survey.seen).most_common()
-    shown = ", ".join(f"{width} x {height} ({count})" for (height, width), count in sizes[:SIZES_SHOWN])
-    more = f" and {len(sizes) - SIZES_SHOWN} other sizes" if len(sizes) > SIZES_SHOWN else ""
-    return f"; {shown}{more}" if sizes else ""
-
-
 def _class_lines(survey: Survey) -> list[str]:
     """Each class with its images and its share of their pixels."""
-    total = sum(one.size[0] * one.size[1] for one in survey.seen if one.pixels is not None)
-    lines = []
-    counts = class_counts(survey.seen, survey.found)
-    for name, (images, pixels) in ((name, both) for name, both in counts.items() if both[0]):
-        used = ", the mask" if name in (survey.classes or ()) else ""
-        lines.append(f"class {name}: in {images} images, {pixels / max(total, 1):.2%} of the pixels{used}")
-    labelled = [one.pixels for one in survey.seen if one.pixels is not None]
-    empty = sum(not any(pixels.get(name) for name in survey.classes or ()) for pixels in labelled)
+    annotated = [one for one in survey.seen if one.pixels is not None]
+    total = sum(one.size[0] * one.size[1] for one in annotated)
+    lines = [
+        f"class {name}: in {images} images, {pixels / max(total, 1):.2%} of the pixels"
+        + ", the mask" * (name in (survey.classes or ()))
+        for name, (images, pixels) in class_counts(survey.seen, survey.found).items()
+        if images
+    ]
+    empty = sum(not set(one.present) & set(survey.classes or ()) for one in annotated)
     if survey.classes and empty and not survey.named:
         lines.append(f"empty masks: {empty}, which mean that the object is absent")
     return lines
@@ -411,36 +396,16 @@ def _class_lines(survey: Survey) -> list[str]:
 def _phrase_lines(survey: Survey) -> list[str]:
     """The phrase; or each class that is asked for by name, with its images and certain absences."""
     if not survey.options.classes:
-        return [f"phrase: {survey.phrase}{_default_phrase(survey)}"]
+        default = survey.phrase == PHRASE and survey.options.phrase is None  # the object may be another one
+        note = "; note: the default, which `sa2va-rl data import --phrase` changes" if default else ""
+        return [f"phrase: {survey.phrase}{note}"]
     lines = []
     for one in survey.named:
-        asked = [
-            categories for image in survey.seen if (categories := one.asked(present(image.pixels or {}))) is not None
-        ]
+        asked = [categories for image in survey.seen if (categories := one.asked(image.present)) is not None]
         absent = asked.count(())
         counts = f"{len(asked) - absent} images, certainly absent in {absent}"
         lines.append(f"asked for by name: {one.name}: {counts}; {len(one.phrases)} wordings, 1 held out")
     return lines
-
-
-def _default_phrase(survey: Survey) -> str:
-    """What to do where the phrase is no name of a class, and the object may be another one."""
-    default = survey.phrase == PHRASE and survey.options.phrase is None
-    return "; note: the default, which `sa2va-rl data import --phrase` changes" if default else ""
-
-
-def _group_line(survey: Survey) -> str:
-    if survey.groups is None:
-        return "not known"
-    if survey.groups_from == NONE:
-        return "none; each image is its own, which every report will repeat as a possible leak"
-    return f"{len({group for group, _ in survey.groups})}, {FROM[survey.groups_from]}"
-
-
-def _skipped(survey: Survey) -> list[str]:
-    """The broken files that are left out, each of them: they are few."""
-    head = f"skipped: {len(survey.skipped)} broken file(s), left out by --skip {survey.options.skip}"
-    return [head, *(f"  {fault}" for fault in survey.skipped)] if survey.skipped else []
 
 
 def _leak_lines(survey: Survey) -> list[str]:

@@ -15,23 +15,23 @@ from PIL import Image
 from tqdm import tqdm
 
 from rl_reward_network.atomic_io import read_json, secret_key, whole_folder, write_json
+from rl_reward_network.data.annotations import read_annotations
+from rl_reward_network.data.items import recorded_grey
 from rl_reward_network.data.names import CLASSES_FILE, as_json
 from rl_reward_network.data.splits import patient_key
-from rl_reward_network.data_import.groups import NONE, Groups
-from rl_reward_network.data_import.items import Item
+from rl_reward_network.data_import.items import NONE, Groups, Item
 from rl_reward_network.data_import.layouts import LAYOUTS
-from rl_reward_network.data_import.survey import Survey, present
+from rl_reward_network.data_import.survey import Survey
 
 IMPORT_FILE = "import.json"  # beside the annotations of imported data
 FORMAT_VERSION = 2  # 2: names of patients are hashed in one spelling
-IMPORT_RULES = 2  # changes where a source gives other pictures or masks: training imports it anew
+IMPORT_RULES = 3  # changes where a source gives other pictures or masks: training imports it anew
 
 
 def import_notes(data_root: Path) -> tuple[str, ...]:
     """What reports on imported data repeat: that their groups are not known, and remarks; () for all other data.
 
-    Raises:
-        ValueError: import.json is damaged or of another version.
+    ValueError where import.json is damaged or of another version.
     """
     origin = _origin_of(data_root)
     remarks = tuple(map(str, origin.get("remarks", ())))
@@ -45,6 +45,11 @@ def import_notes(data_root: Path) -> tuple[str, ...]:
     )
 
 
+def imported_grey(data_root: Path) -> dict[str, list[int]] | None:
+    """The window in which an import wrote images of more than 8 bit; None of other data. Raises as `import_notes`."""
+    return _origin_of(data_root).get("grey_levels")
+
+
 def is_ungrouped(data_root: Path) -> bool:
     """Whether data were imported with --patients_csv none. Raises as `import_notes`."""
     return _origin_of(data_root).get("groups") == NONE
@@ -55,30 +60,18 @@ SKIPPED_FILE = "skipped.txt"  # what --skip has left out
 KEY_FILE = ".group_key"  # in the parent of imported data: the imports of a folder name patients alike
 
 
-def _is_private(folder: Path) -> bool:
-    """Whether a folder was imported from a layout that may name patients."""
-    layout = LAYOUTS.get(_origin_of(folder).get("layout", ""))
-    return layout is not None and layout.private
-
-
 def check_named_alike(*folders: Path) -> None:
-    """Refuse imports of DICOM files in different parents or by different versions, which name one patient differently.
-
-    Raises:
-        ValueError: names the folders and the remedy.
-    """
-    private = [folder for folder in folders if _is_private(folder)]
-    keys = {path.read_bytes() if path.is_file() else path for path in map(_key_file, private)}
+    """Refuse imports of DICOM files in different parents, or by different versions: they name a patient differently."""
+    layouts = {folder: LAYOUTS.get(_origin_of(folder).get("layout", "")) for folder in folders}
+    private = [folder for folder, layout in layouts.items() if layout is not None and layout.private]
+    files = [folder.resolve().parent / KEY_FILE for folder in private]
+    keys = {path.read_bytes() if path.is_file() else path for path in files}
     if len(keys) > 1 or len({_origin_of(folder).get("format_version") for folder in private}) > 1:
         raise ValueError(
             f"{' and '.join(map(str, private))}: imports of DICOM files in different folders, or by different versions,"
             " name one patient differently, so shared patients cannot be found; import both into one parent folder"
             " (sa2va-rl data import)"
         )
-
-
-def _key_file(folder: Path) -> Path:
-    return folder.resolve().parent / KEY_FILE
 
 
 def _origin_of(folder: Path) -> dict[str, Any]:
@@ -91,11 +84,7 @@ def _origin_of(folder: Path) -> dict[str, Any]:
 
 
 def check_target(source: Path, to: Path) -> None:
-    """Refuse a target that holds something, lies in the source, or has the source in it.
-
-    Raises:
-        ValueError: names both folders and the remedy.
-    """
+    """Refuse a target that holds something, lies in the source, or has the source in it."""
     inner, outer = to.resolve(), source.resolve()
     if inner.is_relative_to(outer) or outer.is_relative_to(inner):
         raise ValueError(
@@ -109,14 +98,19 @@ def check_target(source: Path, to: Path) -> None:
 def write_import(survey: Survey, to: Path) -> None:
     """Write the images of a survey, whole or not at all; the source is only read.
 
-    Raises:
-        ValueError: the survey has open points, the target is refused, or a file has changed and cannot be read.
+    ValueError where the survey has open points, the target is refused, or a file has changed and cannot be read.
     """
     survey.check()
     check_target(survey.source, to)
     items, groups = survey.found.items, survey.groups or []
     groups = _hidden(groups, secret_key(to.parent / KEY_FILE)) if survey.found.private else groups
-    masks, asked = _mask_names(items), _asked(survey)
+    stems = Counter(PurePosixPath(item.name).with_suffix("") for item in items)
+    paths = {item.name: PurePosixPath(item.name) for item in items}  # of a mask: the stem, or the whole if two share it
+    masks = {
+        name: f"{path.with_suffix('') if stems[path.with_suffix('')] == 1 else path}.png"
+        for name, path in paths.items()
+    }
+    asked = _asked(survey)
     with whole_folder(to) as folder:
         with ThreadPoolExecutor() as threads:
             jobs = threads.map(lambda item: _write_item(folder, item, masks[item.name], asked[item.name]), items)
@@ -130,7 +124,18 @@ def write_import(survey: Survey, to: Path) -> None:
             write_json(folder / CLASSES_FILE, as_json(survey.named))
         if survey.skipped:
             (folder / SKIPPED_FILE).write_text("\n".join(survey.skipped) + "\n", encoding="utf-8")
-        write_json(folder / IMPORT_FILE, _origin(survey))
+        grey = _as_8_bit(folder, survey.options.bit_depth)
+        write_json(folder / IMPORT_FILE, {**_origin(survey), "grey_levels": grey})
+
+
+def _as_8_bit(folder: Path, bit_depth: int | None) -> dict[str, list[int]] | None:
+    """Write images of more than 8 bit as training would see them, so that viewers show them, too; their grey window."""
+    samples = read_annotations(folder, bit_depth=bit_depth)
+    deep = {sample.image_path: sample for sample in samples if sample.grey is not None}
+    with ThreadPoolExecutor() as threads:
+        for _ in threads.map(lambda one: Image.fromarray(one.load_image()[..., 0]).save(one.image_path), deep.values()):
+            pass
+    return recorded_grey(samples)
 
 
 def _hidden(groups: Groups, key: bytes) -> Groups:
@@ -142,21 +147,13 @@ def _hidden(groups: Groups, key: bytes) -> Groups:
     return [(digest(patient_key(group)), series and digest(series)) for group, series in groups]
 
 
-def _mask_names(items: list[Item]) -> dict[str, str]:
-    """Image name -> name of its mask: the stem, or the whole name where two images share it."""
-    stems = Counter(PurePosixPath(item.name).with_suffix("") for item in items)
-    paths = [PurePosixPath(item.name) for item in items]
-    return {str(path): f"{path.with_suffix('') if stems[path.with_suffix('')] == 1 else path}.png" for path in paths}
-
-
 def _asked(survey: Survey) -> dict[str, Asked]:
     """Image name -> what is asked of it."""
     if not survey.named:
         return {item.name: {survey.phrase: ("masks", tuple(survey.classes or ()))} for item in survey.found.items}
     asked: dict[str, Asked] = {}
     for image in survey.seen:
-        there = present(image.pixels or {})
-        categories = {number: one.asked(there) for number, one in enumerate(survey.named)}
+        categories = {number: one.asked(image.present) for number, one in enumerate(survey.named)}
         asked[image.item.name] = {
             survey.named[number].name: (f"masks/{number}", names)
             for number, names in categories.items()

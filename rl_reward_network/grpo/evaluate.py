@@ -23,7 +23,7 @@ from rl_reward_network.grpo.prompts import TrainingItem
 from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.grpo.validation import notice, scores
 from rl_reward_network.inputs.config import RegionConfig, RunConfig, pick_fields
-from rl_reward_network.inputs.loading import located_data, located_model, located_unlabelled
+from rl_reward_network.inputs.loading import located_data, located_model
 from rl_reward_network.models.ema import copied, swapped
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.side_network import side_network_config
@@ -143,7 +143,7 @@ def _open(config: dict[str, Any], run: Path, data_root: Path | None, model_path:
     """The inputs as in training; the question depends on the size of the model at `model_path`."""
     saved = config["inputs"]
     paths: dict[str, Any] = {"data_root": data_root or located_data(run, config), "output_dir": run.parent}
-    paths["unlabelled_root"] = located_unlabelled(run, config)
+    paths["unlabelled_root"] = None  # no evaluation needs it
     device = saved["gpu"] if gpu is None else gpu
     settings = replace(pick_fields(RunConfig, saved), **paths, model_path=model_path, gpu=device)
     return open_grpo_inputs(settings, pick_fields(RegionConfig, saved), run / "split.json")

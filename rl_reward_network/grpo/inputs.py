@@ -9,11 +9,9 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from tqdm import tqdm
 
-from rl_reward_network.bit_depth import levels_of_bits
 from rl_reward_network.data.annotations import compile_group_regex, phrase_key, read_annotations
 from rl_reward_network.data.grasp_any_region import is_hub_id
-from rl_reward_network.data.images import given_levels
-from rl_reward_network.data.items import RegionSample, Sample, levels_of, region_fingerprint
+from rl_reward_network.data.items import RegionSample, Sample, region_fingerprint
 from rl_reward_network.data.names import CLASSES_FILE, classes_of, wordings_fingerprint
 from rl_reward_network.data.readers import DATASET_NAMES, IMAGES, NAMES, read_region_data, recognise
 from rl_reward_network.data.splits import Split, load_split, make_split, select, subsample
@@ -29,17 +27,15 @@ from rl_reward_network.grpo.prompts import (
 )
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig
 from rl_reward_network.inputs.loading import (
-    check_model_apart,
     check_named,
     check_readable,
     images_summary,
+    join_unlabelled,
+    open_samples,
     own_format,
-    read_samples,
     regions_summary,
     render_missing,
-    split_samples,
 )
-from rl_reward_network.inputs.unlabelled import Unlabelled, unlabelled_of
 from rl_reward_network.models.default import is_small
 from rl_reward_network.models.sa2va.arguments_sa2va import check_bits
 from rl_reward_network.models.sa2va.loading_sa2va import check_device, check_first_gpu, check_flash_attn
@@ -54,13 +50,13 @@ class GRPOInputs:
     """Prompts and split of a GRPO run.
 
     Args:
-        config: model, data, seeds and device, with the `grey_levels` of the data.
+        config: model, data, seeds and device.
         regions: format of the data, questions and tiles.
         kind: regions (with captions), or images (one prompt for all, or one per class).
         summary: one line on the data.
         prompts: of all splits.
         split: by image, video or patient.
-        unlabelled: further images for training alone, without masks.
+        unlabelled: fingerprint of the images that have joined from `--unlabelled_root`; None without.
         wordings: fingerprint of the wordings of classes that are asked for by name; None without `CLASSES_FILE`.
         samples: the annotated images, of which the prompts are; () of captioned regions.
     """
@@ -71,7 +67,7 @@ class GRPOInputs:
     summary: str
     prompts: list[TrainingItem]
     split: Split
-    unlabelled: Unlabelled | None = None
+    unlabelled: str | None = None
     wordings: str | None = None
     samples: Sequence[Sample] = ()
 
@@ -79,12 +75,6 @@ class GRPOInputs:
     def by_name(self) -> bool:
         """Whether several classes are asked for, each by its name."""
         return any(prompt.name for prompt in self.prompts)
-
-    @property
-    def unlabelled_prompts(self) -> list[TrainingItem]:
-        """Prompts of the unlabelled images, without their masks."""
-        samples = self.unlabelled.for_training if self.unlabelled else []
-        return [image_prompt(sample, self.regions.segment_question) for sample in samples]
 
     @property
     def device(self) -> str:
@@ -149,15 +139,12 @@ def _open_images(config: RunConfig, regions: RegionConfig, split_file: Path | No
     """Annotated images, all with one prompt; or of several phrases, each image with a prompt per phrase."""
     root = config.data_root
     _refuse(root, "annotated images", changed(regions, "max_regions", "describe_question", "region_prompt"))
-    samples = read_samples(root, config.group_regex, given_levels(config.bit_depth, config.grey_levels))
-    config = replace(config, grey_levels=levels_of(samples) or None)
-    split = load_split(split_file, samples) if split_file else split_samples(samples, root, config.split_seed)
-    check_model_apart(config.model_path, samples, split)
+    samples, split = open_samples(config, split_file)
     if len({phrase_key(sample.text) for sample in samples}) > 1 or (root / CLASSES_FILE).is_file():
         return _open_named(config, regions, samples, split)
+    samples, split, unlabelled = join_unlabelled(config, samples, split)
     prompts = [image_prompt(sample, regions.segment_question) for sample in samples]
-    unlabelled = unlabelled_of(config, samples, split, finished=split_file is not None)
-    summary = images_summary(samples, root, unlabelled)
+    summary = images_summary(samples, root)
     return GRPOInputs(config, regions, "images", summary, prompts, split, unlabelled, samples=samples)
 
 
@@ -193,7 +180,7 @@ def _open_regions(config: RunConfig, regions: RegionConfig, split_file: Path | N
     _refuse(root, "captioned regions", of_images + other)
     question = regions.describe_question or (DESCRIBE if is_small(config.model_path) else DESCRIBE_REAL)
     samples, summary = read_region_data(
-        root, regions.dataset_name, regions.max_regions, levels_of_bits(config.bit_depth), config.group_regex
+        root, regions.dataset_name, regions.max_regions, config.bit_depth, config.group_regex
     )
     if split_file:
         split = load_split(split_file, samples, region_fingerprint)
@@ -358,15 +345,14 @@ def check_foreground(
         )
 
 
-def with_unlabelled(
-    inputs: GRPOInputs, prompts: list[TrainingItem], maps: ForegroundMaps | None, by_labels: bool = False
+def judged_prompts(
+    prompts: list[TrainingItem], maps: ForegroundMaps | None, by_labels: bool = False
 ) -> tuple[list[TrainingItem], DomainCheck | None]:
-    """The training prompts with those of the unlabelled images, less those that the reward network cannot judge.
+    """The training prompts less those that the reward network cannot judge.
 
     Args:
-        inputs: data, split, and perhaps unlabelled images.
-        prompts: of the data.
-        maps: of the reward network; without one all join.
+        prompts: to train on.
+        maps: of the reward network; without one all stay.
         by_labels: whether the objective learns from labels, so that labelled prompts need no network.
 
     Returns:
@@ -375,7 +361,6 @@ def with_unlabelled(
     Raises:
         ValueError: an image cannot be read, or no prompt is left.
     """
-    prompts = [*prompts, *inputs.unlabelled_prompts]
     asked = [] if maps is None else [prompt for prompt in prompts if not (by_labels and prompt.labelled)]
     if maps is None or not asked:
         return prompts, None

@@ -34,9 +34,9 @@ from rl_reward_network.grpo.inputs import (
     check_foreground,
     check_prompts,
     count_images,
+    judged_prompts,
     labelled_prompts,
     validation_prompts,
-    with_unlabelled,
     within_budget,
 )
 from rl_reward_network.grpo.logs import GRPOLogs
@@ -251,7 +251,7 @@ def _make_training(
     pathwise = None if maps is None else PathwiseReward(maps, processor.sam_image_size)
     asked = network is not None and asks_network(plan)
     prompts = _training_prompts(inputs, plan, rewards, asked)
-    prompts, domain = with_unlabelled(inputs, prompts, maps, by_labels=not asked)
+    prompts, domain = judged_prompts(prompts, maps, by_labels=not asked)
     check_prompts(prompts)
     if not plan.own_batch:
         fit_batch(prompts, args)
@@ -432,7 +432,7 @@ def describe(inputs: GRPOInputs, plan: GRPOPlan, fingerprint: str) -> dict[str, 
         "segment_question": inputs.regions.segment_question,
         "data_fingerprint": inputs.split.fingerprint,
         "split_seed": inputs.split.seed,
-        "unlabelled": None if inputs.unlabelled is None else inputs.unlabelled.fingerprint,
+        "unlabelled": inputs.unlabelled,
         "wordings": inputs.wordings,
         "model_fingerprint": fingerprint,
     }

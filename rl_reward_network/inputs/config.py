@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
-from rl_reward_network.bit_depth import Levels, levels_of_bits
-from rl_reward_network.data.images import saved_levels
+from rl_reward_network.bit_depth import window_of_bits
 from rl_reward_network.embedded.datasets import DEFAULT_DATA, DEFAULT_FOLDER, region_folder
 from rl_reward_network.flags import RARE, Rare, check_at_least, check_range
 from rl_reward_network.models.default import DEFAULT_MODEL
@@ -44,8 +43,8 @@ class RunConfig:
     """How images become patches of a Qwen-VL: resized twice, as in its official prediction (the default), or once, as
     in its training. An InternVL cuts images into tiles."""
     unlabelled_root: Annotated[Path | None, tyro.conf.arg(aliases=["--unlabelled"])] = None
-    """Folder of images without masks, of other patients, that join a training that needs none (UNLABELLED_ROOT): by a
-    reward network, or by a mean teacher. A plain folder of images, or a data folder, whose masks are then not read."""
+    """Folder of images without masks, of other patients, that join the split `policy` of a training that needs none
+    (UNLABELLED_ROOT): a plain folder of images, or a data folder, whose masks are then not read."""
     group_regex: Rare[str | None] = None
     """Regular expression with a group named `group` that finds the patient in an image's name; a field `group` in
     annotations.json takes precedence."""
@@ -57,14 +56,12 @@ class RunConfig:
     bit_depth: Rare[int | None] = None
     """Bits of grey images above 8 bit, 10 to 16; by default black and white are the 0.1 and 99.9 % points of all
     images, or of a series (of captioned regions, of each image)."""
-    grey_levels: Annotated[dict[str, Levels] | None, tyro.conf.Fixed, tyro.conf.Suppress] = None
-    """Levels of such images, see `data.images`; set when the data are read."""
 
     def __post_init__(self) -> None:
         """Refuse numbers out of range and unknown bit depths."""
         check_at_least(self, 0, "seed", "split_seed")
         check_at_least(self, -1, "gpu")
-        levels_of_bits(self.bit_depth)
+        window_of_bits(self.bit_depth)
 
     @property
     def device(self) -> str:
@@ -138,5 +135,4 @@ class RegionConfig:
 def pick_fields(settings: type[Settings], saved: Mapping[str, Any]) -> Settings:
     """Settings from a flat mapping with further keys, such as "inputs" of a run's config.json."""
     names = [field.name for field in fields(settings)]  # type: ignore[arg-type]
-    levels = {"grey_levels": saved_levels(saved)} if "grey_levels" in names else {}  # JSON has no named tuples
-    return settings(**{name: saved[name] for name in names if name in saved} | levels)
+    return settings(**{name: saved[name] for name in names if name in saved})

@@ -7,28 +7,26 @@ mask is right.
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from scipy.ndimage import distance_transform_edt, label
+from skimage.morphology import skeletonize
 
 from rl_reward_network.atomic_io import NAMES_ALONE
-from rl_reward_network.bit_depth import levels_of_bits
 from rl_reward_network.data.annotations import recognise_annotations
 from rl_reward_network.data.identity import TRAIN_ANEW, check_apart, judged_parts, same_in_two_groups, thumbnail
-from rl_reward_network.data.images import DATA_SET, given_levels
-from rl_reward_network.data.items import RegionSample, Sample, levels_of, region_fingerprint
-from rl_reward_network.data.mask_checks import has_filled_loops
+from rl_reward_network.data.items import RegionSample, Sample, region_fingerprint
 from rl_reward_network.data.names import classes_of
 from rl_reward_network.data.readers import REGIONS, read_region_data, recognise
 from rl_reward_network.data.splits import Split, make_split, patient_key, select, spellings
 from rl_reward_network.data_import.files import some, unread_note
-from rl_reward_network.data_import.survey import ImportOptions
-from rl_reward_network.data_import.write import import_notes, is_ungrouped
+from rl_reward_network.data_import.write import import_notes, imported_grey, is_ungrouped
 from rl_reward_network.embedded.datasets import (
     DEFAULT_DATA,
     DEFAULT_FOLDER,
@@ -38,19 +36,17 @@ from rl_reward_network.embedded.datasets import (
 )
 from rl_reward_network.inputs.config import RegionConfig, RunConfig
 from rl_reward_network.inputs.loading import (
-    check_model_apart,
+    FLAG,
     check_named,
     check_one_phrase,
-    check_readable,
     decode_files,
     images_summary,
-    imported_root,
+    join_unlabelled,
+    nameless_note,
+    open_samples,
     own_format,
-    read_samples,
     regions_summary,
-    split_samples,
 )
-from rl_reward_network.inputs.unlabelled import FLAG, unlabelled_of
 from rl_reward_network.models.default import is_small
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.checkpoint_sa2va import CheckpointFolder, open_checkpoint
@@ -63,50 +59,37 @@ PACKAGES = ("torch", "transformers", "peft", "stable-baselines3", "gymnasium", "
 FREE_DISK_GB = 5
 CHECKED = 1000  # captioned regions that are decoded, spread over all
 OUTLINED = 200  # masks whose outlines are measured, spread over all: annotators draw all trees alike
+FILLED = (12.0, 0.5)  # times the branches' width, and share of the mask; real trees reach 11, filled ones 17 to 48
+WIDE = 3.0  # times the branches' width
+BRANCHES = 0.35  # quantile of the widths along all centre lines, those of filled loops included: the branches' width
+PIXELS = 10**6  # of an outline; a larger one is subsampled
 # The shell files keep the embedded data in the clone. Of an installed wheel this is site-packages, where no data are.
 CLONE = Path(__file__).resolve().parents[2]
 
 
-@dataclass(frozen=True)
-class Finding:
-    """Result of a check.
-
-    Attributes:
-        details: one or more lines.
-        notes: suspicious but readable files, each with its remedy.
-    """
+class Finding(NamedTuple):
+    """Result of a check; notes are suspicious but readable files, each with its remedy."""
 
     details: str
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class ImageStatistics:
-    """What is measured of one image and its mask.
+class ImageStatistics(NamedTuple):
+    """What is measured of one image and its mask."""
 
-    Attributes:
-        name: file, or file and row; for the screen only, since it may name a patient.
-        group: key of the patient or group, as the data name it.
-        small: its thumbnail.
-        share: of the pixels that are foreground; None without a mask.
-        filled: whether the mask is probably the outer outline of a tree of thin branches, with its loops filled.
-    """
-
-    name: str
-    group: str
-    small: np.ndarray
-    share: float | None
-    filled: bool
+    name: str  # file, or file and row; for the screen only, since it may name a patient
+    group: str  # key of the patient or group, as the data name it
+    small: np.ndarray  # thumbnail
+    share: float | None  # of the pixels that are foreground; None without a mask
+    filled: bool  # whether the mask is probably the outer outline of a tree of thin branches, with its loops filled
 
 
 def checks(config: RunConfig, regions: RegionConfig, reward_net: str = "") -> dict[str, Callable[[], Finding]]:
     """The lines of the pre-flight table in their order: what is checked -> the check."""
-    unlabelled = {"unlabelled images": partial(check_unlabelled, config, regions)} if config.unlabelled_root else {}
     return {
         "packages": check_packages,
         "model": partial(check_model, config.model_path, config.data_root),
         "data and split": partial(check_data, config, regions),
-        **unlabelled,
         "reward network": partial(check_reward_network, reward_net, config),
         "device": partial(check_gpu, config.gpu),
         f"disk, {FREE_DISK_GB} GB free": partial(check_disk, config.output_dir),
@@ -149,25 +132,8 @@ def check_data(config: RunConfig, regions: RegionConfig) -> Finding:
     if _to_be_rendered(config.data_root):
         return Finding("embedded data, not there yet: the run renders them")
     if regions.dataset_name not in REGIONS:
-        options = ImportOptions(config.patients_csv, config.group_regex, config.label)
-        root = imported_root(config.data_root, config.output_dir, options) or config.data_root
-        config = replace(config, data_root=root)
+        config = own_format(config)
     return _regions(config, regions) if _captioned(config, regions) else _images(config)
-
-
-def check_unlabelled(config: RunConfig, regions: RegionConfig) -> Finding:
-    """Decode every unlabelled image once, and check that no patient is also in the reward, val or test split."""
-    if _to_be_rendered(config.data_root):
-        raise ValueError(f"{config.data_root}: not there yet, so its patients cannot be compared; run sa2va-rl data")
-    if _captioned(config, regions):
-        raise ValueError(f"{config.unlabelled_root}: {FLAG} is for images, but {config.data_root} holds captions")
-    config = own_format(config)
-    samples = read_samples(config.data_root, config.group_regex, given_levels(config.bit_depth, None))
-    unlabelled = unlabelled_of(config, samples, split_samples(samples, config.data_root, config.split_seed))
-    assert unlabelled is not None
-    check_readable([sample.load_image for sample in unlabelled.samples])
-    look = tuple(f"look: {note}" for note in (*unread_note(unlabelled.root), unlabelled.note) if note)
-    return Finding(f"{unlabelled.summary}; none of them in the reward, val or test split", look)
 
 
 def _to_be_rendered(root: Path) -> bool:
@@ -190,15 +156,14 @@ def _captioned(config: RunConfig, regions: RegionConfig) -> bool:
 def _images(config: RunConfig) -> Finding:
     """Annotated images, for all three trainings."""
     root = config.data_root
-    samples = read_samples(root, config.group_regex, given_levels(config.bit_depth, None))
+    samples, split = open_samples(config)
     by_name = []
     if classes := classes_of(root):
         by_name = [f"asked for by name, in GRPO with labels alone: {', '.join(one.name for one in classes.values())}"]
     else:
         check_one_phrase(samples, root)
-    split = split_samples(samples, root, config.split_seed)
-    check_model_apart(config.model_path, samples, split)
-    images = sample_statistics(samples, root / "images")
+    samples, split, _ = join_unlabelled(config, samples, split)
+    images = sample_statistics(samples)
     few = {
         ("policy", "val"): "step 2 will deploy the model as it is",
         ("test",): "there will be no verdict",
@@ -209,16 +174,19 @@ def _images(config: RunConfig) -> Finding:
         if len({s.group_id for name in names for s in select(samples, split, name) if s.labelled}) < MIN_PATIENTS
     )
     summary = f"{images_summary(samples, root)}; patients: {_sizes(split)}{hints}"
-    origin = import_notes(root)
-    look = [f"look: {note}" for note in unread_note(root)]
-    notes = (*origin, *_notes(images), *look, *(() if is_ungrouped(root) else _spelling_note(samples)))
-    return Finding("\n".join([summary, *by_name, *_grey(samples, config.bit_depth), *_foreground(images)]), notes)
+    joined = [sample for sample in samples if sample.joined]
+    unread = [note for folder in (root, config.unlabelled_root) if folder for note in unread_note(folder)]
+    look = [f"look: {note}" for note in (*unread, nameless_note(joined)) if note]
+    notes = (*import_notes(root), *_notes(images), *look, *(() if is_ungrouped(root) else _spelling_note(samples)))
+    return Finding("\n".join([summary, *by_name, *_grey(samples, root, config.bit_depth), *_foreground(images)]), notes)
 
 
 def _regions(config: RunConfig, settings: RegionConfig) -> Finding:
     """Captioned regions, for GRPO."""
-    root, levels = config.data_root, levels_of_bits(config.bit_depth)
-    regions, summary = read_region_data(root, settings.dataset_name, settings.max_regions, levels)
+    root = config.data_root
+    if config.unlabelled_root is not None:
+        raise ValueError(f"{config.unlabelled_root}: {FLAG} is for images, but {root} holds captions")
+    regions, summary = read_region_data(root, settings.dataset_name, settings.max_regions, config.bit_depth)
     split = make_split(regions, config.split_seed, region_fingerprint)
     images = region_statistics(regions)
     words = [len(region.caption.split()) for region in regions]
@@ -231,17 +199,41 @@ def _sizes(split: Split) -> str:
     return ", ".join(f"{name} {len(ids)}" for name, ids in split.groups.items())
 
 
-def sample_statistics(samples: Sequence[Sample], images: Path) -> list[ImageStatistics]:
-    """Statistics of every image and mask; names are below the folder `images`. Raises as `decode_files`."""
+def sample_statistics(samples: Sequence[Sample]) -> list[ImageStatistics]:
+    """Statistics of every image and mask. Raises as `decode_files`."""
     outlined = [s for s in samples if s.mask_parts and s.mask_parts.polygons and not s.mask_parts.pngs]
     measured = {s.sample_id for s in outlined[:: -(-len(outlined) // OUTLINED) or 1]}
 
     def read(sample: Sample) -> ImageStatistics:
-        name, mask = sample.image_path.relative_to(images).as_posix(), sample.load_mask()
+        mask = sample.load_mask()
         filled = mask is not None and sample.sample_id in measured and has_filled_loops(mask)
-        return image_statistics(name, patient_key(sample.group), sample.load_image(), mask, filled)
+        place = sample.image_path.as_posix().rpartition("/images/")[2]  # with the folders below
+        return image_statistics(place, patient_key(sample.group), sample.load_image(), mask, filled)
 
     return decode_files([partial(read, sample) for sample in samples])
+
+
+def has_filled_loops(mask: np.ndarray) -> bool:
+    """Whether a bool (H, W) mask is probably the outer outline of a tree of thin branches, with its loops filled.
+
+    Width is measured along the centre lines of the largest part. An outer outline round a tree with loops is thin along
+    many of its lines, while most of its pixels lie in the filled loops.
+    """
+    if not mask.any():
+        return False
+    parts, _ = label(mask, np.ones((3, 3)))
+    part = parts == np.bincount(parts.ravel())[1:].argmax() + 1  # the largest, cut out with a border
+    rows, cols = np.flatnonzero(part.any(axis=1)), np.flatnonzero(part.any(axis=0))
+    cut = part[rows[0] : rows[-1] + 1, cols[0] : cols[-1] + 1]
+    step = int(np.ceil(np.sqrt(cut.size / PIXELS)))
+    part = np.pad(cut[::step, ::step], 1)
+    radius = distance_transform_edt(part)
+    thin = np.quantile(radius[skeletonize(part)], BRANCHES)
+    deep = radius > WIDE * thin
+    if radius.max() <= FILLED[0] * thin or not deep.any():
+        return False
+    wide = (distance_transform_edt(~deep) <= WIDE * thin) & part
+    return bool(wide.sum() > FILLED[1] * part.sum())
 
 
 def region_statistics(regions: Sequence[RegionSample]) -> list[ImageStatistics]:
@@ -257,24 +249,19 @@ def image_statistics(
     return ImageStatistics(name, group, thumbnail(image), None if mask is None else float(mask.mean()), filled)
 
 
-def duplicates(images: Sequence[ImageStatistics]) -> list[str]:
-    """Names of two images of two groups that are the same picture: one line per pair."""
-    images = list({image.name: image for image in images}.values())  # of several phrases, each image once
-    pairs = same_in_two_groups(np.stack([image.small for image in images]), [image.group for image in images])
-    return [f"{images[first].name} = {images[other].name}" for first, other, _ in pairs]
-
-
-def _grey(samples: list[Sample], bit_depth: int | None) -> list[str]:
-    """The levels, where images have more than 8 bit."""
-    levels = levels_of(samples)
-    if not levels:
-        return []
-    images = len({sample.image_path for sample in samples if sample.levels is not None})
+def _grey(samples: list[Sample], root: Path, bit_depth: int | None) -> list[str]:
+    """The grey windows, where images have more than 8 bit: from the lowest to the highest end of several."""
+    deep = [sample for sample in samples if sample.grey is not None]
+    if not deep:
+        pairs = (imported_grey(root) or {}).values()
+        return [f"grey above 8 bit, imported as 8 bit: black was {black}, white was {white}" for black, white in pairs]
+    windows = {(one.series_id, one.grey) for one in deep if one.grey is not None}
+    ends = [{getattr(window, end) for _, window in windows} for end in ("black", "white")]
+    black, white = (f"{min(values)} to {max(values)}" if len(values) > 1 else f"{min(values)}" for values in ends)
+    series = sum(window.of_series for _, window in windows)
+    among = f" in {series} series" if series else ""
     source = f"--bit_depth {bit_depth}" if bit_depth else "beyond each are 0.1 % of the pixels; --bit_depth sets them"
-    series = [pair for key, pair in levels.items() if key != DATA_SET]
-    ranges = [f"{min(values)} to {max(values)}" for values in zip(*series, strict=True)]
-    black, white = ranges or levels[DATA_SET]
-    among = f" in {len(series)} series" if series else ""
+    images = len({sample.image_path for sample in deep})
     return [f"grey above 8 bit in {images} images: black is {black}, white is {white}{among} ({source})"]
 
 
@@ -289,6 +276,8 @@ def _foreground(images: list[ImageStatistics]) -> list[str]:
 
 def _notes(images: list[ImageStatistics]) -> tuple[str, ...]:
     """Files that are readable but suspicious, each kind with its remedy."""
+    once = list({image.name: image for image in images}.values())  # of several phrases, each image once
+    pairs = same_in_two_groups(np.stack([image.small for image in once]), [image.group for image in once])
     kinds: dict[str, list[str]] = {
         "empty mask(s), which mean that the object is absent; leave `mask` out where an image is not annotated": [
             image.name for image in images if image.share == 0
@@ -297,7 +286,9 @@ def _notes(images: list[ImageStatistics]) -> tuple[str, ...]:
             image.name for image in images if image.filled
         ],
         "picture(s) that are the same in two patients or groups, perhaps mirrored or in another format: a run takes "
-        "such groups of annotated images for one; give both one `group`, or delete one": duplicates(images),
+        "such groups of annotated images for one; give both one `group`, or delete one": [
+            f"{once[first].name} = {once[other].name}" for first, other, _ in pairs
+        ],
     }
     return tuple(f"look: {len(names)} {kind} ({some(names)})" for kind, names in kinds.items() if names)
 
@@ -320,8 +311,7 @@ def check_reward_network(path: str, config: RunConfig) -> Finding:
     if not network.pictures:
         return Finding(f"{known}; its images are not recorded: {NAMES_ALONE}")
     if not _to_be_rendered(config.data_root) and recognise_annotations((config := own_format(config)).data_root):
-        samples = read_samples(config.data_root, config.group_regex, given_levels(config.bit_depth, None))
-        split = split_samples(samples, config.data_root, config.split_seed)
+        samples, split = open_samples(config)
         check_apart(network.pictures, judged_parts(samples, split), f"{path}: the reward network", TRAIN_ANEW)
     return Finding(known)
 

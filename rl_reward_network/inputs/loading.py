@@ -6,6 +6,7 @@ They are written into config.json of a run, and found again from it after the fo
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -16,22 +17,41 @@ import numpy as np
 from tqdm import tqdm
 
 from rl_reward_network.atomic_io import NAMES_ALONE, PICTURES, load_arrays, locked
-from rl_reward_network.bit_depth import Levels
-from rl_reward_network.data.annotations import compile_group_regex, phrase_key
-from rl_reward_network.data.identity import check_apart, join_groups, joined_note, judged_parts
-from rl_reward_network.data.images import given_levels
-from rl_reward_network.data.items import Sample, levels_of
-from rl_reward_network.data.readers import READERS, read_images
-from rl_reward_network.data.splits import Split, load_split, make_split, save_split, select, subsample
+from rl_reward_network.data.annotations import compile_group_regex, phrase_key, recognise_annotations
+from rl_reward_network.data.identity import (
+    among,
+    check_apart,
+    join_groups,
+    joined_note,
+    judged_parts,
+    some_names,
+    thumbnails,
+)
+from rl_reward_network.data.images import IMAGE_SUFFIXES, image_header
+from rl_reward_network.data.items import Sample, data_fingerprint, pseudonym, recorded_grey, with_windows
+from rl_reward_network.data.masks import looks_like_mask
+from rl_reward_network.data.readers import READERS, REGIONS, read_images
+from rl_reward_network.data.splits import (
+    Split,
+    load_split,
+    make_split,
+    one_spelling,
+    patient_key,
+    save_split,
+    select,
+    subsample,
+)
 from rl_reward_network.data_import.files import check_files as check_names
-from rl_reward_network.data_import.files import files_below
-from rl_reward_network.data_import.groups import NONE
+from rl_reward_network.data_import.files import files_below, pictures_below
+from rl_reward_network.data_import.items import NONE, picture_name
 from rl_reward_network.data_import.layouts import LAYOUTS, recognise_layout
 from rl_reward_network.data_import.survey import ImportOptions, report_lines, survey_source
 from rl_reward_network.data_import.write import (
     FORMAT_VERSION,
     IMPORT_RULES,
+    check_named_alike,
     check_target,
+    imported_grey,
     is_ungrouped,
     write_import,
 )
@@ -47,7 +67,6 @@ from rl_reward_network.env.prompts import load_prompts
 from rl_reward_network.flags import changed
 from rl_reward_network.inputs.config import PromptConfig, RunConfig, pick_fields
 from rl_reward_network.inputs.segmenter import Sa2VASegmenter, load_segmenter
-from rl_reward_network.inputs.unlabelled import Unlabelled, unlabelled_of
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.loading_sa2va import check_device
 from rl_reward_network.run import Run, portable
@@ -60,14 +79,14 @@ class RunInputs:
     """Data, split, frozen model and mask bank of a run of steps 1 and 2.
 
     Args:
-        config: settings, with the `grey_levels` of the data.
-        samples: all (image, phrase) pairs of the data.
+        config: settings.
+        samples: all (image, phrase) pairs of the data, those of `--unlabelled_root` last.
         split: reward / policy / val / test, by patient.
         prompts: P prompts.
         segmenter: the frozen Sa2VA.
         bank: its masks, each computed once.
         prompt_config: settings of prompts and segmenter.
-        unlabelled: further images for training alone, without masks.
+        unlabelled: fingerprint of the samples that have joined from `--unlabelled_root`; None without.
     """
 
     config: RunConfig
@@ -77,12 +96,17 @@ class RunInputs:
     segmenter: Sa2VASegmenter
     bank: MaskBank
     prompt_config: PromptConfig = field(default_factory=PromptConfig)
-    unlabelled: Unlabelled | None = None
+    unlabelled: str | None = None
 
     @property
     def summary(self) -> str:
         """One line on the data."""
-        return images_summary(self.samples, self.config.data_root, self.unlabelled)
+        return images_summary(self.samples, self.config.data_root)
+
+    @property
+    def grey_levels(self) -> dict[str, list[int]] | None:
+        """The window of the data's grey images of more than 8 bit, for a config.json; None without any."""
+        return recorded_grey(self.samples) or imported_grey(self.config.data_root)
 
     @property
     def data_fingerprint(self) -> str:
@@ -92,13 +116,18 @@ class RunInputs:
     def pick(self, name: str, count: int, labelled: bool = False) -> list[Sample]:
         """At most `count` samples of one split, labelled ones first, one frame per series before a second.
 
+        Without `labelled` up to half of them are of `--unlabelled_root`.
+
         Raises:
             ValueError: the split has no such sample, or a file is damaged.
         """
         samples = select(self.samples, self.split, name)
         picked = subsample([s for s in samples if s.labelled], count, self.config.seed)
         if not labelled:
-            picked += subsample([s for s in samples if not s.labelled], count - len(picked), self.config.seed)
+            bare = [s for s in samples if not s.labelled and not s.joined]
+            picked += subsample(bare, count - len(picked), self.config.seed)
+            joined = subsample([s for s in samples if s.joined], count // 2, self.config.seed)
+            picked = picked[: count - len(joined)] + joined
         if not picked:
             kind = "labelled images" if labelled else "images"
             other = "use --reward net" if name == "policy" else "name a trained reward network by REWARD_NET"
@@ -132,19 +161,28 @@ def open_inputs(
     check_inputs(config)
     config = own_format(config)
     limits = prompt_config or PromptConfig()
-    samples = read_samples(config.data_root, config.group_regex, given_levels(config.bit_depth, config.grey_levels))
-    config = replace(config, grey_levels=levels_of(samples) or None)
+    samples, split = open_samples(config, split_file)
     check_one_phrase(samples, config.data_root)
     prompts = load_prompts(limits.prompts) if prompts is None else tuple(prompts)
+    samples, split, unlabelled = join_unlabelled(config, samples, split)
+    segmenter = segmenter_with(config.model_path, config, limits)
+    bank = MaskBank(config.output_dir / "mask_bank", segmenter.segment, segmenter.fingerprint, prompts)
+    return RunInputs(config, samples, split, prompts, segmenter, bank, limits, unlabelled)
+
+
+def open_samples(config: RunConfig, split_file: Path | None = None) -> tuple[list[Sample], Split]:
+    """The annotated images of a run and their split; the model was trained on none of its val and test images.
+
+    Raises:
+        ValueError: the data or the split are refused, or as `check_model_apart`.
+    """
+    samples = read_samples(config.data_root, config.group_regex, config.bit_depth)
     if split_file is None:
         split = split_samples(samples, config.data_root, config.split_seed)
     else:
         split = load_split(split_file, samples)
     check_model_apart(config.model_path, samples, split)
-    unlabelled = unlabelled_of(config, samples, split, finished=split_file is not None)
-    segmenter = segmenter_with(config.model_path, config, limits)
-    bank = MaskBank(config.output_dir / "mask_bank", segmenter.segment, segmenter.fingerprint, prompts)
-    return RunInputs(config, samples, split, prompts, segmenter, bank, limits, unlabelled)
+    return samples, split
 
 
 def segmenter_with(model_path: str | Path, config: RunConfig, limits: PromptConfig) -> Sa2VASegmenter:
@@ -154,23 +192,14 @@ def segmenter_with(model_path: str | Path, config: RunConfig, limits: PromptConf
 
 
 def check_inputs(config: RunConfig) -> None:
-    """Check what can be checked before anything is read.
-
-    Raises:
-        ValueError: no data are named for another model than the embedded one, the GPU is missing, or the regular
-            expression has no group.
-    """
+    """Refuse, before anything is read, a wrong regular expression, data that nobody named, or a missing GPU."""
     compile_group_regex(config.group_regex)
     check_named(config.model_path, config.data_root, DEFAULT_DATA)
     check_device(config.device)
 
 
 def check_named(model_path: str, data_root: Path, default: Path) -> None:
-    """Refuse to run another model than the embedded one on rendered data that nobody named.
-
-    Raises:
-        ValueError: `data_root` is the object `default` itself, since none were named; names the remedy.
-    """
+    """Refuse to run another model than the embedded one on rendered data that nobody named: the object `default`."""
     if model_path != DEFAULT_MODEL and data_root is default:
         raise ValueError(
             f"model_path is {model_path}, but no data are named for it; name them by DATA_ROOT or --data_root "
@@ -181,21 +210,21 @@ def check_named(model_path: str, data_root: Path, default: Path) -> None:
 def check_model_apart(model_path: str, samples: Sequence[Sample], split: Split) -> None:
     """Refuse a model that was trained on images of the val or test split, or chosen on some of the latter.
 
-    Raises:
-        ValueError: counts and names them. A model without recorded pictures, such as a published one, passes.
+    A model without recorded pictures, such as a published one, passes.
     """
     parts = judged_parts(samples, split, ("val", "test"))
     remedy = "use the data and --split_seed of that training, or leave these images out"
     check_apart(load_arrays(Path(model_path) / PICTURES, NAMES_ALONE), parts, f"{model_path}: the model", remedy)
 
 
-def images_summary(samples: Sequence[Sample], data_root: Path, unlabelled: Unlabelled | None = None) -> str:
+def images_summary(samples: Sequence[Sample], data_root: Path) -> str:
     """One line on annotated images, e.g. "960 rendered angiograms (embedded data), 960 with a mask"."""
-    more = f"; {unlabelled.summary}" if unlabelled else ""
+    data = [sample for sample in samples if not sample.joined]
     kind = "rendered angiograms (embedded data)" if is_rendered(data_root) else "annotated images"
     own = ", each image a group of its own (--patients_csv none)" if is_ungrouped(data_root) else ""
-    own += f", {note}" if (note := joined_note(samples)) else ""
-    return f"{len(samples)} {kind}, {sum(sample.labelled for sample in samples)} with a mask{own}{more}"
+    own += f", {note}" if (note := joined_note(data)) else ""
+    more = f"; {unlabelled_summary(samples)}" if len(data) < len(samples) else ""
+    return f"{len(data)} {kind}, {sum(sample.labelled for sample in data)} with a mask{own}{more}"
 
 
 def regions_summary(summary: str, data_root: Path) -> str:
@@ -203,12 +232,10 @@ def regions_summary(summary: str, data_root: Path) -> str:
     return f"rendered scenes (embedded data), in the layout of {summary}" if is_rendered(data_root) else summary
 
 
-def read_samples(
-    data_root: Path, group_regex: str | None = None, grey_levels: dict[str, Levels] | None = None
-) -> list[Sample]:
+def read_samples(data_root: Path, group_regex: str | None = None, bit_depth: int | None = None) -> list[Sample]:
     """As `read_images`, with `join_groups`; the embedded data sets are rendered first when they are not there."""
     render_missing(data_root)
-    return join_groups(read_images(data_root, group_regex, grey_levels))
+    return join_groups(read_images(data_root, group_regex, bit_depth))
 
 
 def render_missing(data_root: Path) -> None:
@@ -276,18 +303,145 @@ def check_one_phrase(samples: list[Sample], data_root: Path) -> None:
         )
 
 
+# ---- images of `--unlabelled_root` ----------------------------------------------------------------------------------
+
+FLAG = "--unlabelled_root"
+NAMELESS = "unlabelled image "  # begins the group of an image whose name gives none
+APART_FROM = ("reward", "val", "test")  # splits whose patients must not be among the unlabelled ones
+
+
+def join_unlabelled(config: RunConfig, samples: list[Sample], split: Split) -> tuple[list[Sample], Split, str | None]:
+    """The data with the images of `unlabelled_root`, without masks, as further ones of the split `policy`.
+
+    Groups are found as in `read_annotations`; an image of a plain folder whose name gives no group is one of its own.
+
+    Args:
+        config: names the folder: a plain one of images, or one that `read_images` reads; None changes nothing.
+        samples: of the data, all of one phrase.
+        split: of the data.
+
+    Returns:
+        All samples, the split, and 64 hex digits that change with images, phrase and groups of the folder, or None.
+
+    Raises:
+        ValueError: no images, captioned regions, another phrase, or groups or images of a split of `APART_FROM`; or as
+            `check_named_alike`.
+    """
+    root = config.unlabelled_root
+    if root is None:
+        return samples, split, None
+    check_named_alike(config.data_root, root)
+    found = _read_unlabelled(root, samples[0].text, config)
+    phrases = {phrase_key(sample.text) for sample in [*found, *samples]}
+    if len(phrases) > 1:
+        raise ValueError(f"{root}: {FLAG}: text holds other phrases than the data ({sorted(phrases)[:3]}); use one")
+    patients = {patient_key(sample.group): sample.group_id for sample in samples}  # in whatever spelling
+    joined = [
+        replace(
+            sample,
+            sample_id=pseudonym("unlabelled", sample.sample_id),
+            group_id=patients.get(patient_key(sample.group), sample.group_id),
+            mask_parts=None,
+            joined=True,
+        )
+        for sample in found
+    ]
+    _check_unlabelled(root, joined, samples, split)
+    if note := nameless_note(joined):
+        warnings.warn(note, stacklevel=2)
+    groups = tuple(sorted({sample.group_id for sample in joined}))
+    return [*samples, *joined], replace(split, joined=groups), data_fingerprint(joined)
+
+
+def _read_unlabelled(root: Path, text: str, config: RunConfig) -> list[Sample]:
+    """The samples of a data folder, or all images below a plain folder."""
+    if not root.is_dir():
+        raise ValueError(f"{root}: no such folder; {FLAG} names a folder of images")
+    if recognise_annotations(root):
+        return read_images(root, config.group_regex, config.bit_depth)
+    if regions := [found for recognises, _ in REGIONS.values() if (found := recognises(root))]:
+        raise ValueError(f"{root}: {FLAG}: holds {regions[0]}, expected images without captions")
+    paths, masks = pictures_below(root)
+    if not paths:
+        named = f" ({len(masks)} pictures are masks by their folder or name)" if masks else ""
+        raise ValueError(f"{root}: {FLAG}: no images here{named}; expected files {', '.join(IMAGE_SUFFIXES)}")
+    pattern, samples, deep = compile_group_regex(config.group_regex), [], dict[Path, str | None]()
+    matches = {path: match.groupdict() for path in paths if (match := pattern.search(path.name))}
+    patients = one_spelling(groups["group"] for groups in matches.values() if groups["group"])
+    for path in paths:
+        name, groups = path.relative_to(root).as_posix(), matches.get(path, {})
+        group = patients.get(groups.get("group") or "") or f"{NAMELESS}{picture_name(name)}"
+        series = f"series {groups['series']}" if groups.get("series") else f"image {name}"
+        size, is_deep = image_header(path)
+        if is_deep:
+            deep[path] = None
+        ids = pseudonym("group", group), pseudonym("series", group, series), pseudonym("sample", name, phrase_key(text))
+        samples.append(Sample(path, text, *ids, size, None, group))
+    return with_windows(samples, deep, config.bit_depth)
+
+
+def _check_unlabelled(root: Path, joined: Sequence[Sample], samples: Sequence[Sample], split: Split) -> None:
+    """Refuse masks, and patients of the splits that must not see training, by their group and by pictures."""
+    with ThreadPoolExecutor() as threads:
+        flat = sum(threads.map(lambda sample: looks_like_mask(replace(sample, grey=None).load_image()), joined))
+    if flat:
+        raise ValueError(
+            f"{root}: {FLAG}: {flat} of its {len(joined)} images hold a few flat colours, as masks do; leave them"
+            " out, or put them into a folder masks/"
+        )
+    groups = {sample.group_id for sample in joined}
+    own, shared = thumbnails(joined), dict[str, set[Path]]()
+    for name in APART_FROM:
+        if known := groups & set(split.groups[name]):
+            raise ValueError(
+                f"{root}: {FLAG}: {len(known)} of its {len(groups)} groups are in the {name} split of the data; "
+                "leave these patients out"
+            )
+        seen = among(own, thumbnails(select(samples, split, name)))
+        if seen.any():
+            shared[name] = {sample.image_path for sample, same in zip(joined, seen, strict=True) if same}
+    if shared:
+        found = set().union(*shared.values())
+        raise ValueError(
+            f"{root}: {FLAG}: {len(found)} images are also in the {' and '.join(shared)} split of the data, perhaps in"
+            f" another format or mirrored ({some_names(found)}); leave them out"
+        )
+
+
+def unlabelled_summary(samples: Sequence[Sample]) -> str:
+    """E.g. "600 unlabelled images of 100 groups", of the samples that have joined."""
+    groups = [sample.group_id for sample in samples if sample.joined]
+    return f"{len(groups)} unlabelled images of {len(set(groups))} groups"
+
+
+def nameless_note(joined: Sequence[Sample]) -> str:
+    """What cannot be known of patients, since the images do not name them; "" where they all do."""
+    nameless = sum(sample.group.startswith(NAMELESS) for sample in joined)
+    return (
+        f"{nameless} of {len(joined)} unlabelled images name no patient: other images of test patients may be"
+        " among them, and only pictures were compared; name patients in the files' names (--group_regex)"
+    ) * bool(nameless)
+
+
+# ---- other layouts --------------------------------------------------------------------------------------------------
+
 IMPORTED = "imported"  # below the output folder
 
 
 def own_format(config: RunConfig) -> RunConfig:
-    """The settings with `data_root` in a format of this project; another layout is imported first.
+    """The settings with `data_root` and `unlabelled_root` in a format of this project; others are imported first.
 
     Raises:
-        ValueError: the source cannot be imported as it is, or flags of the import are given for other data.
+        ValueError: a source cannot be imported as it is, or flags of the import are given for other data.
     """
-    if config.unlabelled_root is not None:
-        config = replace(config, unlabelled_root=own_unlabelled(config))
-    options = ImportOptions(config.patients_csv, config.group_regex, config.label)
+    if (other := config.unlabelled_root) is not None:
+        options = ImportOptions(None, config.group_regex, config.label, own_groups=True, bit_depth=config.bit_depth)
+        try:
+            config = replace(config, unlabelled_root=imported_root(other, config.output_dir, options) or other)
+        except ValueError as error:
+            remedy = f"import it by sa2va-rl data import {other} --to FOLDER --write, and name that folder"
+            raise ValueError(f"unlabelled_root: {error}; {remedy}") from None
+    options = ImportOptions(config.patients_csv, config.group_regex, config.label, bit_depth=config.bit_depth)
     root = imported_root(config.data_root, config.output_dir, options)
     if root is not None:
         regex = config.group_regex if config.unlabelled_root else None  # of no effect on imported data
@@ -297,33 +451,10 @@ def own_format(config: RunConfig) -> RunConfig:
     return config
 
 
-def own_unlabelled(config: RunConfig) -> Path | None:
-    """`unlabelled_root` in a format of this project, or a plain folder of images; another layout is imported first.
-
-    Raises:
-        ValueError: the source cannot be imported as it is.
-    """
-    root = config.unlabelled_root
-    if root is None:
-        return None
-    try:
-        options = ImportOptions(None, config.group_regex, config.label, own_groups=True)
-        return imported_root(root, config.output_dir, options) or root
-    except ValueError as error:
-        remedy = f"import it by sa2va-rl data import {root} --to FOLDER --write, and name that folder"
-        raise ValueError(f"unlabelled_root: {error}; {remedy}") from None
-
-
 def imported_root(data_root: Path, output_dir: Path, options: ImportOptions) -> Path | None:
     """The folder of imported data, made if it is missing; None for data that are read as they are.
 
-    Args:
-        data_root: any data folder.
-        output_dir: parent of the run folders; holds `imported/<name>_<hash of the files and options>`.
-        options: of the import.
-
-    Raises:
-        ValueError: as `survey_source` and `write_import`.
+    It is `<output_dir>/imported/<name>_<hash of the files and options>`. Raises as `survey_source` and `write_import`.
     """
     if not data_root.is_dir() or _read_as_it_is(data_root):
         return None
@@ -366,9 +497,8 @@ def _digest(source: Path, options: ImportOptions) -> str:
     rows = (
         Path(str(options.patients_csv)).read_text(encoding="utf-8", errors="replace") if table else options.patients_csv
     )
-    text = json.dumps(
-        [FORMAT_VERSION, IMPORT_RULES, files, rows, options.group_regex, options.label, options.own_groups]
-    )
+    chosen = rows, options.group_regex, options.label, options.own_groups, options.bit_depth
+    text = json.dumps([FORMAT_VERSION, IMPORT_RULES, files, *chosen])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -378,18 +508,18 @@ def describe_run(
     """Make the folder of a run on annotated images with config.json and split.json, and return the former.
 
     Args:
-        run: a new run.
-        inputs: inputs of the run; paths are written as `portable` returns them.
+        run: a new run; ValueError if its folder holds one already.
+        inputs: of the run.
         settings: those that a run to resume must share.
         facts: further entries of the stage (plan, reward network, ...).
-
-    Raises:
-        ValueError: the folder holds a run already.
     """
     run.check_new()
     described = {
         **(facts or {}),
-        "inputs": portable_settings(run.path, inputs.config, inputs.prompt_config),
+        "inputs": {
+            **portable_settings(run.path, inputs.config, inputs.prompt_config),
+            "grey_levels": inputs.grey_levels,
+        },
         "device": inputs.config.device,
         "data_fingerprint": inputs.data_fingerprint,
         "model_fingerprint": inputs.segmenter.fingerprint,
@@ -404,10 +534,7 @@ def describe_run(
 def portable_settings(run: Path, config: RunConfig, *further: Any) -> dict[str, Any]:
     """Settings as "inputs" of config.json: a flat mapping, paths as `portable` returns them, names and hub ids as is.
 
-    Args:
-        run: run folder.
-        config: model, data, seeds and device.
-        further: dataclasses with more settings of the stage.
+    `further` are dataclasses with more settings of the stage.
     """
     values = {name: value for settings in (config, *further) for name, value in asdict(settings).items()}
     values = {name: portable(value, run) if isinstance(value, Path) else value for name, value in values.items()}
@@ -420,13 +547,7 @@ def saved_config(
 ) -> tuple[RunConfig, PromptConfig]:
     """Settings of a run of step 1 or 2 in its present folder; the prompts are in `config` itself.
 
-    Args:
-        run: run folder.
-        config: its config.json.
-        data_root, model_path: where data and model are now, if not where they were.
-
-    Raises:
-        ValueError: data or model are missing; names the flag for their place.
+    `data_root` and `model_path` are where data and model are now, if not where they were. Raises as `located_model`.
     """
     saved = config["inputs"]
     output_dir = (run / saved["output_dir"]).resolve()
@@ -434,7 +555,7 @@ def saved_config(
         "data_root": data_root or located_data(run, config),
         "model_path": model_path or located_model(run, config, "--base_model"),
         "output_dir": output_dir if output_dir.is_dir() else run.parent.resolve(),
-        "unlabelled_root": located_unlabelled(run, config),
+        "unlabelled_root": None,  # no evaluation needs it
     }
     return replace(pick_fields(RunConfig, saved), **paths), pick_fields(PromptConfig, {**saved, "prompts": None})
 
@@ -444,18 +565,10 @@ def located_data(run: Path, config: dict[str, Any]) -> Path:
     return Path(_located(run, config, "data_root", "--data_root, the folder where the same data are now"))
 
 
-def located_unlabelled(run: Path, config: dict[str, Any]) -> Path | None:
-    """The folder of a run's unlabelled images; None without any, or where it is no longer there."""
-    saved = config["inputs"].get("unlabelled_root")
-    folder = (run / saved).resolve() if saved else None
-    return folder if folder is not None and folder.is_dir() else None
-
-
 def located_model(run: Path, config: dict[str, Any], flag: str) -> str:
     """The model of a run: a folder that exists, the name of an embedded model, or a hub id.
 
-    Raises:
-        ValueError: it was a folder and is missing; names `flag`, for its place.
+    ValueError where it was a folder and is missing; names `flag`, for its place.
     """
     return _located(run, config, "model_path", f"{flag}, the folder where the same model is now")
 

@@ -45,10 +45,8 @@ class Sa2VASegmenter:
     def segment(self, image: np.ndarray, prompts: list[str]) -> FrozenAnswer:
         """Mask logits on the decoder's grid for each prompt on a uint8 (H, W, 3) image, and the image's features.
 
-        Several `[SEG]` in one answer are joined by their maximum; none is an empty mask.
-
-        Raises:
-            ValueError: the GPU's memory runs out with half of the batch, too.
+        Several `[SEG]` in one answer are joined by their maximum; none is an empty mask. ValueError where the GPU's
+        memory runs out with half of the batch, too.
         """
         (answers,) = self._within_memory(image, prompts)
         grid = answers[0].mask_logits.shape[-2:]
@@ -91,11 +89,11 @@ def load_segmenter(
     A segmenter of the same files and settings that is still in use is shared, so that a process loads Sa2VA once.
 
     One tile by default: a choice among prompts does not need the 12 of prediction, which cost 7 to 10 times as much.
-
-    Raises:
-        ValueError: as `load_sa2va_model`.
     """
-    key = (_stamps(model_path), device, batch_size, max_new_tokens, max_tiles, dtype, image_resize)
+    folder = Path(model_path)
+    files = map(file_stamp, sorted(folder.iterdir())) if folder.is_dir() else ()
+    stamps = (str(folder.resolve() if folder.is_dir() else model_path), *files)
+    key = (stamps, device, batch_size, max_new_tokens, max_tiles, dtype, image_resize)
     if (loaded := _LOADED.get(key)) is not None:
         return loaded
     model, processor = load_sa2va_model(model_path, device, dtype=dtype)
@@ -107,12 +105,6 @@ def load_segmenter(
 
 _LOADED: WeakValueDictionary[Hashable, Sa2VASegmenter] = WeakValueDictionary()
 """The segmenters that are in use: steps that run in one process share one."""
-
-
-def _stamps(model_path: str | Path) -> Hashable:
-    """The files of a model's folder with their times, or the name of one that is no folder."""
-    folder = Path(model_path)
-    return (str(folder.resolve()), *map(file_stamp, sorted(folder.iterdir()))) if folder.is_dir() else str(model_path)
 
 
 def answers_fingerprint(model: Sa2VAForConditionalGeneration, processor: Sa2VAProcessor, max_new_tokens: int) -> str:

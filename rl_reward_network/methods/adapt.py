@@ -148,7 +148,7 @@ def check_labels(inputs: GRPOInputs, max_labelled: int | None = None) -> None:
             "worse: agreement, confidence and a reward network's score can rise while masks get worse "
             "(docs/how-to/images-without-masks.md). Annotate images of some patients, or use the model as it is"
         )
-    if len(training) == len(inputs.pick("reward", "policy")) and not inputs.unlabelled_prompts:
+    if len(training) == len(inputs.pick("reward", "policy")):
         raise ValueError(
             f"{root}: all {len(training)} training images train with their masks, so a mean teacher has none without: "
             "give --unlabelled_root or a smaller --max_labelled, or learn the masks alone: sa2va-rl grpo --objective "
@@ -176,7 +176,7 @@ def settings_of(inputs: GRPOInputs, plan: AdaptPlan) -> dict[str, Any]:
         "image_resize": inputs.config.image_resize,
         "quantization": inputs.regions.quantization,
         "use_flash_attn": inputs.regions.use_flash_attn,
-        "unlabelled": None if inputs.unlabelled is None else inputs.unlabelled.fingerprint,
+        "unlabelled": inputs.unlabelled,
     }
 
 

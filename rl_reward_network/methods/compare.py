@@ -77,7 +77,7 @@ def origin_of(inputs: RunInputs, plan: ComparePlan) -> dict[str, Any]:
         "prompts": list(inputs.prompts),
         "seed": inputs.config.seed,
         "split_seed": inputs.split.seed,
-        "unlabelled": None if inputs.unlabelled is None else inputs.unlabelled.fingerprint,
+        "unlabelled": inputs.unlabelled,
     }
 
 

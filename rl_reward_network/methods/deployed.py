@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 
 from rl_reward_network.atomic_io import read_json, whole_folder, write_json
-from rl_reward_network.bit_depth import Levels
-from rl_reward_network.data.images import saved_levels
 from rl_reward_network.env.mask_bank import NO_MASK_LOGIT
 from rl_reward_network.inputs.loading import RunInputs, located_model
 from rl_reward_network.inputs.segmenter import load_segmenter
@@ -36,7 +34,7 @@ class DeployedMethod:
         trained: the runs that it uses.
         models: Sa2VA by name of its weights.
         network: reward network; None where the method has none.
-        grey_levels: of grey images above 8 bit, as in the data of the comparison.
+        saved: the content of its file.
     """
 
     method: Method
@@ -45,7 +43,7 @@ class DeployedMethod:
     trained: Trained
     models: Models
     network: RewardNetwork | None
-    grey_levels: dict[str, Levels] | None
+    saved: dict[str, Any]
 
     def mask(self, image: np.ndarray) -> np.ndarray | None:
         """bool (H, W): the mask of an image, uint8 (H, W, 3); None where Sa2VA was asked, and no answer has one."""
@@ -89,7 +87,7 @@ def save_deployed(folder: Path, inputs: RunInputs, result: MethodResult, runs: M
             inputs.config.image_resize,
         ],
         "prompts": list(inputs.prompts),
-        "grey_levels": inputs.config.grey_levels,
+        "grey_levels": inputs.grey_levels,
     }
     with whole_folder(folder) as temporary:
         write_json(temporary / DEPLOYED, description)
@@ -125,4 +123,4 @@ def load_deployed(folder: Path, device: str) -> DeployedMethod:
     if REWARD_NET in runs:
         network = RewardNetwork.from_pretrained(runs[REWARD_NET] / BEST_REWARD_NET).to(device)
     trained = Trained(saved["prompts"], runs)
-    return DeployedMethod(method, saved["weights"], saved["parameter"], trained, models, network, saved_levels(saved))
+    return DeployedMethod(method, saved["weights"], saved["parameter"], trained, models, network, saved)

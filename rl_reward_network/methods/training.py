@@ -87,7 +87,9 @@ class Job:
     @property
     def labelled(self) -> "Job":
         """The job without unlabelled images, for stages that need true masks."""
-        inputs = replace(self.inputs, config=replace(self.inputs.config, unlabelled_root=None), unlabelled=None)
+        config = replace(self.inputs.config, unlabelled_root=None)
+        samples = [sample for sample in self.inputs.samples if not sample.joined]
+        inputs = replace(self.inputs, config=config, samples=samples, unlabelled=None)
         return replace(self, inputs=inputs)
 
 
@@ -156,7 +158,7 @@ def train_weights(
     network = None
     if learned:
         network = RewardNetwork.from_pretrained(job.network)
-        check_no_leak(inputs.split, network, job.network, inputs.unlabelled, inputs.samples)
+        check_no_leak(inputs.split, network, job.network, inputs.samples)
     plan = grpo_plan(job, inputs, settings, network)
     weights = job.inputs.segmenter.fingerprint
     if after is not None:  # as they are loaded to be trained

@@ -11,7 +11,6 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.policies import BasePolicy
 
 from rl_reward_network.data.items import Sample
-from rl_reward_network.data.splits import subsample
 from rl_reward_network.env.observation import EPISODE_FEATURES, bounds, observation_table
 from rl_reward_network.env.sa2va_finetune_env import PromptContext, prompt_rewards
 from rl_reward_network.inputs.loading import RunInputs
@@ -108,14 +107,14 @@ def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run:
             reward needs labels and there are none; or as `complete_run`.
     """
     network = RewardNetwork.from_pretrained(reward_net)
-    check_no_leak(inputs.split, network, reward_net, inputs.unlabelled, inputs.samples)
+    check_no_leak(inputs.split, network, reward_net, inputs.samples)
     samples = policy_samples(inputs, plan)
 
     def train(seconds: dict[str, float]) -> Trained:
         before = _counts(inputs)
         with clock(seconds, "masks and scores"):
             maps = ForegroundMaps.beside(run.path, network.to(inputs.config.device))
-            used, check = judged_samples(inputs, plan, samples, maps)
+            used, check = judged_samples(plan, samples, maps)
             if check is not None and check.outside:
                 print(check.sentence)
             tables = _tables(inputs, plan, maps, used, run / TABLES)
@@ -265,32 +264,19 @@ def policy_samples(inputs: RunInputs, plan: PolicyPlan) -> dict[str, list[Sample
 
 
 def judged_samples(
-    inputs: RunInputs, plan: PolicyPlan, samples: dict[str, list[Sample]], maps: ForegroundMaps
+    plan: PolicyPlan, samples: dict[str, list[Sample]], maps: ForegroundMaps
 ) -> tuple[dict[str, list[Sample]], DomainCheck | None]:
-    """The samples with half of the training images from the unlabelled folder, if there is one.
-
-    Where the reward is learned, training images outside the network's domain are left out, and counted. Where fewer
-    than half of the images are unlabelled ones that can join, images of the data take their place.
-
-    Args:
-        inputs: data, split, and perhaps unlabelled images.
-        plan: settings.
-        samples: of the splits `policy` and `val`.
-        maps: of the reward network.
+    """The samples without training images outside the network's domain, where the reward is learned, and their number.
 
     Raises:
         ValueError: an image cannot be read, or none is left.
     """
-    more = subsample(inputs.unlabelled.for_training, plan.images, inputs.config.seed) if inputs.unlabelled else []
-    candidates = [*more, *samples["policy"]]
-    inside, check = np.ones(len(candidates), dtype=bool), None
-    if plan.reward in LEARNED:
-        inside, check = in_domain(maps, (sample.load_image() for sample in candidates))
-    joining = list(compress(more, inside))[: plan.images // 2]
-    of_data = list(compress(samples["policy"], inside[len(more) :]))[: plan.images - len(joining)]
-    if check is not None and not joining + of_data:
+    if plan.reward not in LEARNED:
+        return samples, None
+    inside, check = in_domain(maps, (sample.load_image() for sample in samples["policy"]))
+    if not any(inside):
         raise ValueError(f"no training image is left: {check.sentence}")
-    return {**samples, "policy": of_data + joining}, check
+    return {**samples, "policy": list(compress(samples["policy"], inside))}, check
 
 
 def _tables(
@@ -332,6 +318,6 @@ def run_settings(inputs: RunInputs, plan: PolicyPlan) -> dict[str, Any]:
         "model_fingerprint": inputs.segmenter.fingerprint,
         "prompts": list(inputs.prompts),
         "split_seed": inputs.split.seed,
-        "unlabelled": None if inputs.unlabelled is None else inputs.unlabelled.fingerprint,
+        "unlabelled": inputs.unlabelled,
         **own_fingerprint([plan.reward]),
     }

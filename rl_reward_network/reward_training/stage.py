@@ -24,7 +24,6 @@ from rl_reward_network.data.windows import LabelledImages
 from rl_reward_network.data_import.write import import_notes
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, describe_run
-from rl_reward_network.inputs.unlabelled import Unlabelled
 from rl_reward_network.models.reward_network import DiceInterval, RewardNetwork, RewardNetworkConfig, error_map
 from rl_reward_network.report.agreement import AgreementRow, agreement, coverage
 from rl_reward_network.report.cost import RunCost
@@ -182,10 +181,9 @@ def without_masks(inputs: RunInputs, labelled: Sequence[Sample]) -> list[Sample]
 
     Images of the `policy` split are left out: the network is to judge them.
     """
-    assert inputs.unlabelled is not None, "a mean teacher has images without masks"
     used = {sample.sample_id for sample in labelled}
     rest = [sample for sample in select(inputs.samples, inputs.split, "reward") if sample.sample_id not in used]
-    return [replace(sample, mask_parts=None) for sample in rest] + inputs.unlabelled.for_training
+    return [replace(sample, mask_parts=None) for sample in rest] + [one for one in inputs.samples if one.joined]
 
 
 def sized(network: RewardNetworkConfig, train: LabelledImages) -> RewardNetworkConfig:
@@ -206,7 +204,7 @@ def origin(inputs: RunInputs, plan: RewardPlan) -> dict[str, Any]:
         "model_fingerprint": inputs.segmenter.fingerprint,
         "prompts": list(inputs.prompts),
         "split_seed": inputs.split.seed,
-        "unlabelled": inputs.unlabelled.fingerprint if plan.mean_teacher and inputs.unlabelled else None,
+        "unlabelled": inputs.unlabelled if plan.mean_teacher else None,
     }
 
 
@@ -252,19 +250,17 @@ def check_no_leak(
     split: Split,
     network: RewardNetwork,
     where: Path,
-    unlabelled: Unlabelled | None = None,
     samples: Sequence[Sample] = (),
 ) -> None:
     """Refuse a reward network that was trained or chosen on patients whose masks it will score.
 
-    Patients are compared by name, and the images of `samples` and `unlabelled` with those it has seen, under any name.
+    Patients are compared by name, and the images of `samples` with those it has seen, under any name.
 
     Raises:
-        ValueError: its weights were trained on patients of the policy, val or test split or on unlabelled ones, or
-            chosen on patients of policy or test or on unlabelled ones, or its config.json does not list its patients.
+        ValueError: its weights were trained on patients of the policy, val or test split, or chosen on patients of
+            policy or test, or its config.json does not list its patients.
     """
     info = {"unlabelled_groups": [], **network.training_info}  # most networks learn from labelled images alone
-    new = {sample.group_id for sample in unlabelled.samples} if unlabelled else set()
     for groups, use, splits in (
         ("train_groups", "trained", ("policy", "val", "test")),
         ("val_groups", "chosen", ("policy", "test")),
@@ -272,16 +268,15 @@ def check_no_leak(
     ):
         if groups not in info:
             raise ValueError(f"{where}: {groups} is missing, the patients the network was {use} on; {TRAIN_ANEW}")
-        known = {f"the {name} split": split.groups[name] for name in splits} | {"--unlabelled_root": new}
-        for name, patients in known.items():
-            if shared := set(info[groups]) & set(patients):
-                remedy = TRAIN_ANEW if name != "--unlabelled_root" else "leave them out"
-                raise ValueError(f"{where}: the reward network was {use} on {len(shared)} patients of {name}; {remedy}")
+        known = set(info[groups])
+        for name in splits:
+            if shared := known & split.ids(name):
+                raise ValueError(
+                    f"{where}: the reward network was {use} on {len(shared)} patients of the {name} split; {TRAIN_ANEW}"
+                )
     if samples and not network.pictures:
         warnings.warn(f"{where}: the network does not record its images, as of before 1.0; {NAMES_ALONE}", stacklevel=2)
-    further = {"--unlabelled_root": list(unlabelled.samples)} if unlabelled else {}
-    parts = judged_parts(samples, split) | further
-    check_apart(network.pictures, parts, f"{where}: the reward network", TRAIN_ANEW)
+    check_apart(network.pictures, judged_parts(samples, split), f"{where}: the reward network", TRAIN_ANEW)
 
 
 def _mean_dice(examples: Iterable[RewardExample], seed: Sequence[int]) -> float:

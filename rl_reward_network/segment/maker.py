@@ -12,8 +12,8 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from tqdm import tqdm
 
 from rl_reward_network.atomic_io import weights_fingerprint
-from rl_reward_network.bit_depth import Levels
-from rl_reward_network.data.images import DATA_SET, given_levels, load_for_model, saved_levels
+from rl_reward_network.bit_depth import GreyWindow, window_for
+from rl_reward_network.data.images import load_for_model
 from rl_reward_network.inputs.loading import located_model
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
@@ -80,7 +80,7 @@ class MaskMaker:
         trained: config.json of the policy's final_model; empty without a policy.
         policy: None where one prompt is used for all images.
         network: reward network, if there is any.
-        levels: of grey images above 8 bit; None: percentiles of the image.
+        grey: window of grey above 8 bit; None: each image has its own.
     """
 
     model: Any
@@ -90,11 +90,11 @@ class MaskMaker:
     trained: dict[str, Any]
     policy: ActorCriticPolicy | None
     network: RewardNetwork | None
-    levels: Levels | None = None
+    grey: GreyWindow | None = None
 
     def __call__(self, target: Target) -> Segmented:
         """Choose the prompt, segment, write, predict the quality; without `[SEG]` nothing is written."""
-        image, note = load_for_model(target.image, self.levels)
+        image, note = load_for_model(target.image, self.grey)
         if note:
             tqdm.write(note)
         result = self.answer(image, before=lambda prompt: check_free(target, prompt))
@@ -223,8 +223,8 @@ def load_mask_maker(
         # Masks of a model that was trained on the score are worse than predicted.
         print("intervals are left out: they were fitted to masks of other weights, or of another kind of device")
         network.config = replace(network.config, intervals={})
-    levels = image_levels(bit_depth, saved_levels(limits))
-    return MaskMaker(model, processor, limits["max_new_tokens"], prompt, trained, chooser, network, levels)
+    grey = window_for(limits, bit_depth)
+    return MaskMaker(model, processor, limits["max_new_tokens"], prompt, trained, chooser, network, grey)
 
 
 def default_model(policy: Path | None) -> str:
@@ -244,19 +244,3 @@ def load_reward_network(path: Path | None, policy: Path | None, device: str) -> 
     if path is None and policy is not None and (policy.parent / REWARD_NET).exists():
         path = policy.parent / REWARD_NET
     return None if path is None else RewardNetwork.from_pretrained(path).to(device)
-
-
-def image_levels(bit_depth: int | None, trained: dict[str, Levels] | None) -> Levels | None:
-    """The levels of a grey image above 8 bit; None: percentiles of the image.
-
-    Args:
-        bit_depth: of the images.
-        trained: levels of the policy's data; None without a policy, or if its images have 8 bit.
-
-    Raises:
-        ValueError: both are given, or `bit_depth` is not 8 to 16.
-    """
-    if trained and bit_depth is not None:
-        raise ValueError(f"--bit_depth {bit_depth}: it was trained or measured where {trained[DATA_SET]}; leave it out")
-    levels = given_levels(bit_depth, trained)
-    return levels[DATA_SET] if levels else None

@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from rl_reward_network.bit_depth import Levels
+from rl_reward_network.bit_depth import GreyWindow, window_for
 from rl_reward_network.data.images import load_for_model
 from rl_reward_network.methods.deployed import DeployedMethod, load_deployed
 from rl_reward_network.segment.files import Target, check_free, remove_mask, write_mask
-from rl_reward_network.segment.maker import Segmented, image_levels
+from rl_reward_network.segment.maker import Segmented
 
 
 @dataclass(frozen=True)
@@ -19,17 +19,17 @@ class MethodMaker:
 
     Args:
         method: the method.
-        levels: of grey images above 8 bit; None: percentiles of the image.
+        grey: window of grey above 8 bit; None: each image has its own.
     """
 
     method: DeployedMethod
-    levels: Levels | None
+    grey: GreyWindow | None
 
     def __call__(self, target: Target) -> Segmented:
         """Make the mask of an image by the method, and write it; nothing where no answer has a `[SEG]`."""
         title = self.method.method.title
         check_free(target, title)
-        image, note = load_for_model(target.image, self.levels)
+        image, note = load_for_model(target.image, self.grey)
         if note:
             tqdm.write(note)
         mask = self.method.mask(image)
@@ -53,4 +53,4 @@ def load_method_maker(run: Path, device: str | None = None, bit_depth: int | Non
     """
     method = load_deployed(run, device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
     print(f"method: {method.method.title}")
-    return MethodMaker(method, image_levels(bit_depth, method.grey_levels))
+    return MethodMaker(method, window_for(method.saved, bit_depth))

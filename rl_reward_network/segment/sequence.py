@@ -20,10 +20,10 @@ from PIL import Image
 from tqdm import tqdm
 
 from rl_reward_network.atomic_io import pixels_digest, whole_file, write_json
-from rl_reward_network.bit_depth import Levels
+from rl_reward_network.bit_depth import GreyWindow
 from rl_reward_network.data.images import IMAGE_SUFFIXES, load_grid
 from rl_reward_network.data.masks import load_mask
-from rl_reward_network.data_import.dicom_pixels import SUFFIXES
+from rl_reward_network.data_import.files import DICOM_SUFFIXES
 from rl_reward_network.data_import.sequences import (
     VIDEO_SUFFIXES,
     FrameSequence,
@@ -72,7 +72,7 @@ class SequenceTarget:
     @property
     def name(self) -> str:
         """The name of the sequence: of its folder, or of its file without a known suffix (1.2.840 has none)."""
-        known = self.source.suffix.lower() in (*VIDEO_SUFFIXES, *SUFFIXES) and not self.source.is_dir()
+        known = self.source.suffix.lower() in (*VIDEO_SUFFIXES, *DICOM_SUFFIXES) and not self.source.is_dir()
         return self.source.stem if known else self.source.name
 
     @property
@@ -158,7 +158,7 @@ def sequence_targets(paths: Sequence[Path], output: Path | None, prompt: str | N
 def check_sequence(
     target: SequenceTarget,
     prompt: str,
-    levels: Levels | None = None,
+    grey: GreyWindow | None = None,
     truth: Path | None = None,
 ) -> CheckedSequence:
     """Open a sequence, and decode each frame and true mask once, before a model is loaded or anything is written.
@@ -166,13 +166,13 @@ def check_sequence(
     Args:
         target: the sequence, and where its masks go.
         prompt: of the masks.
-        levels: of grey of more than 8 bit; None measures it.
+        grey: window of grey above 8 bit; None measures it.
         truth: folder of true masks.
 
     Raises:
         ValueError: as `open_sequence`, `FrameSequence.frames`, `truth_files` and `check_sequence_free`.
     """
-    frames = open_sequence(target.source, levels, is_frame=lambda file: prompt_of(file) is None)
+    frames = open_sequence(target.source, grey, is_frame=lambda file: prompt_of(file) is None)
     check_sequence_free(target, prompt)
     truths = {} if truth is None else truth_files(frames, truth)
     measured: list[float] = []

@@ -32,7 +32,6 @@ NOT_FINITE = [
     (*OPERATIONS, "--clip_range", "inf"),
     (*REWARD, "--score_weights", "nan", "0", "0", "1"),
     ("doctor", "--memory", "--memory_gib", "nan", *ROOT),
-    ("doctor", "--memory", "--ema_decay", "nan", *ROOT),
 ]
 OUT_OF_RANGE = [
     (*GRPO, "--max_grad_norm", "-1"),
@@ -61,7 +60,6 @@ OUT_OF_RANGE = [
     ("segment", "nowhere.png", "--max_tiles", "-3"),
     ("segment", "nowhere.png", "--bit_depth", "99"),
     ("doctor", "--split_seed", "-1", *ROOT),
-    ("doctor", "--memory", "--lora_r", "0", *ROOT),
     (*REWARD, "--max_new_tokens", "0"),
 ]
 FIELDS = {"kl_coef": "beta", "max_tiles": "max_dynamic_patch"}  # names of the settings behind two of the flags

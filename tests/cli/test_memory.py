@@ -9,24 +9,24 @@ import pytest
 
 from benchmarks.random_checkpoint import TINY_SAM2, official_config
 from rl_reward_network.cli import doctor, memory
-from rl_reward_network.cli.doctor import MemorySettings
-from rl_reward_network.cli.memory import CONTEXT, GIB, complete, count, needed_gib
+from rl_reward_network.cli.memory import CONTEXT, GIB, count, needed_gib, train_gib
 from rl_reward_network.flags import parse
+from rl_reward_network.grpo.settings import GRPOSettings, with_preset
 from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.models.ema import trainable_tensors
 from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED, open_checkpoint
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, config_from_original
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 
-CPU = complete(MemorySettings(device="cpu"), small=True)
-AS_MEASURED = replace(complete(MemorySettings(device="cuda"), small=False), max_completion_length=24)
-THREE_PAIRS = ("--batch_size", "6", "--num_generations", "2")
-SUPERVISED = {"objective": "supervised"}
+AS_MEASURED = replace(with_preset(GRPOSettings(), "full", small=False), max_completion_length=24)
 # Peak less weights in GiB: docs/results.md, "On a GPU".
-PUBLISHED: dict[str, list[tuple[dict[str, Any], float]]] = {
-    size: list(zip(({}, {"activation_checkpointing": True}, {"optim": "adamw_8bit"}, SUPERVISED), gib, strict=True))
-    for size, gib in (("1b", (2.7, 2.0, 2.4, 2.5)), ("4b", (8.4, 6.1, 6.9, 7.5)))
-}
+CHANGES: list[dict[str, Any]] = [
+    {},
+    {"activation_checkpointing": True},
+    {"optim": "adamw_8bit"},
+    {"objective": "supervised"},
+]
+PUBLISHED = {"1b": (2.7, 2.0, 2.4, 2.5), "4b": (8.4, 6.1, 6.9, 7.5)}
 
 
 def shown(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[object, str]:
@@ -36,13 +36,13 @@ def shown(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[object, str]
         doctor.main(parse(doctor.Args, ["--memory", *words]))
     except SystemExit as stop:
         status = stop.code
-    return status, " ".join(capsys.readouterr().out.replace("│", " ").split())
+    return status, " ".join(capsys.readouterr().out.replace("\u2502", " ").split())
 
 
 def test_weights_are_those_of_the_file_and_what_trains_is_counted_exactly() -> None:
     checkpoint = open_checkpoint("sa2va-nano")
     config = checkpoint.model_config()
-    counted = count(config, CPU)
+    counted = count(config, "cpu", small=True)
     assert counted.weights == sum(tensor.nbytes for tensor in checkpoint.tensors().values())
     model: Any = Sa2VAForConditionalGeneration(config)
     prepare_model(model, 16, 32)
@@ -52,24 +52,21 @@ def test_weights_are_those_of_the_file_and_what_trains_is_counted_exactly() -> N
 
 @pytest.mark.parametrize("size", PUBLISHED)
 def test_what_was_published_comes_out_again(size: Any) -> None:
-    counted = count(config_from_original(official_config(size), HIERA_L, size), AS_MEASURED)
+    counted = count(config_from_original(official_config(size), HIERA_L, size), "cuda", small=False)
     base = counted.weights / GIB + CONTEXT
-    for changes, expected in PUBLISHED[size]:
-        assert needed_gib(counted, replace(AS_MEASURED, **changes))["train"] - base == pytest.approx(expected, abs=0.1)
-    four = needed_gib(counted, replace(AS_MEASURED, quantization="4bit"))["train"] - CONTEXT
+    for changes, expected in zip(CHANGES, PUBLISHED[size], strict=True):
+        assert train_gib(counted, "cuda", replace(AS_MEASURED, **changes)) - base == pytest.approx(expected, abs=0.1)
+    four = train_gib(counted, "cuda", AS_MEASURED, "4bit") - CONTEXT
     assert four == pytest.approx({"1b": 5.0 - 0.7, "4b": 12.5}[size], abs=0.15), "0.7 were left by rows before"
 
 
-def test_training_needs_more_than_loading_and_more_the_more_it_does() -> None:
-    qwen = config_from_original(official_config("tiny-qwen3-vl"), TINY_SAM2, "config.json")
-    base = complete(MemorySettings(device="cuda"), small=True)
-    usual = needed_gib(count(qwen, base), base)
-    assert usual["load"] < usual["segment"] < usual["train"]
-    more: list[dict[str, Any]] = [{"encoder": "full"}, {"lora_r": 32}, {"max_completion_length": 48}]
-    less: list[dict[str, Any]] = [{"freeze_embeddings": True}, {"per_device_train_batch_size": 8}, {"ema_decay": 0.0}]
-    for changes, sign in [(change, 1) for change in more] + [(change, -1) for change in less]:
-        changed = replace(base, **changes)
-        assert sign * (needed_gib(count(qwen, changed), changed)["train"] - usual["train"]) > 0, changes
+def test_training_needs_more_than_loading_and_each_flag_lowers_it() -> None:
+    needed = needed_gib(config_from_original(official_config("tiny-qwen3-vl"), TINY_SAM2, "config.json"), "cuda", True)
+    assert needed["load"] < needed["segment"] < needed["train"]
+    lowered = [name for name in needed if name.startswith("train --")]
+    assert any(name.endswith("--freeze_embeddings") for name in lowered)
+    for name in lowered:
+        assert needed[name] < needed["train"] or name.endswith(("supervised", "adamw_8bit")), name
 
 
 def test_the_table_tells_what_fits_and_what_lowers_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,12 +75,11 @@ def test_the_table_tells_what_fits_and_what_lowers_it(capsys: pytest.CaptureFixt
     assert "sa2va-nano on cuda, 10.0 GiB" in text
     assert "does not fit" not in text
     for flag in ("--gradient_checkpointing", "--quantization 4bit", "--batch_size 32 --gradient_accumulation_steps 2"):
-        assert flag in text
-    code, text = shown(capsys, "--gpu", "-1", "--memory_gib", "0.1", "--gradient_checkpointing", *THREE_PAIRS)
+        assert f"train {flag}" in text
+    code, text = shown(capsys, "--gpu", "-1", "--memory_gib", "0.1")
     assert code == 1
     assert "does not fit" in text
-    assert "--gradient_checkpointing" not in text
-    assert "--batch_size" not in text, "3 pairs are not halved"
+    assert "--quantization" not in text, "it needs a GPU"
 
 
 def test_memory_is_that_of_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from rl_reward_network.cli import segment
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.segment import maker, sequence
 from tests.conftest import smooth_image, tube_image
-from tests.data_import.test_dicom import SECRET, write_dicom
+from tests.data_import.sources import SECRET, write_dicom
 from tests.data_import.test_sequences import levels, write_folder, write_video
 
 

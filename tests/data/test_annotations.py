@@ -1,5 +1,6 @@
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,6 @@ import pytest
 from PIL import ExifTags, Image
 from pycocotools import mask as coco
 
-from rl_reward_network.bit_depth import Levels
 from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.data.items import data_fingerprint
 
@@ -235,28 +235,25 @@ def test_images_above_8_bit_share_one_scale_and_each_series_that_is_named_has_it
     Image.new("L", (W, H), 200).save(tmp_path / "images" / "d.png")
     (tmp_path / "annotations.json").write_text(json.dumps([*records, record(image="d.png", text=["v"])]))
     samples = read_annotations(tmp_path)
-    (levels,) = {s.levels for s in samples[:3]}
-    assert 1015 <= levels.white <= 1023
+    (window,) = {s.grey for s in samples[:3]}
+    assert 1015 <= window.white <= 1023
     bright, dim, _, plain = (s.load_image().mean() for s in samples)
     assert 126 < bright < 130
     assert 62 < dim < 66, "half as bright as it was"
-    assert (plain, samples[3].levels) == (200, None)
-    given = read_annotations(tmp_path, grey_levels={"data set": Levels(0, 4095)})
-    assert [s.levels for s in given] == [(0, 4095)] * 3 + [None]
+    assert (plain, samples[3].grey) == (200, None)
+    given = read_annotations(tmp_path, bit_depth=12)
+    assert [s.grey and s.grey.white for s in given] == [4095] * 3 + [None]
     assert 31 < given[0].load_image().mean() < 34
-    raised = read_annotations(tmp_path, grey_levels={"data set": Levels(7, 4095)})
+    raised = [s if s.grey is None else replace(s, grey=s.grey._replace(black=7)) for s in given]
     assert len({data_fingerprint(found) for found in (samples, given, raised)}) == 3, "other pictures, other data"
     tops = {"a.png": (1023, "one"), "b.png": (511, "one"), "c.png": (4095, "two"), "d.png": (2000, None)}
     records = [write_deep(tmp_path, name, *how) for name, how in tops.items()]
     (tmp_path / "annotations.json").write_text(json.dumps(records))
     one, same, two, none = read_annotations(tmp_path)
-    assert one.levels == same.levels
-    whites = [s.levels.white for s in (one, two, none)]
+    assert one.grey == same.grey
+    whites = [s.grey.white for s in (one, two, none)]
     assert whites == [pytest.approx(1020, abs=4), pytest.approx(4088, abs=10), pytest.approx(1996, abs=6)]
-    assert (one.levels_key, same.levels_key, none.levels_key) == (one.series_id, one.series_id, "data set")
-    all_of, own = Levels(0, 1000), Levels(0, 2000)
-    again = read_annotations(tmp_path, grey_levels={"data set": all_of, one.series_id: own})
-    assert [s.levels for s in again] == [own, own, all_of, all_of], "a series that was not there has the data set's"
+    assert [s.grey.of_series for s in (one, same, two, none)] == [True, True, True, False]
 
 
 def test_declared_size_and_polygons_belong_to_the_image_after_exif(read, tmp_path):

@@ -131,14 +131,6 @@ def test_members_are_found_by_any_of_their_names(tmp_path: Path, key: str, keys:
     assert grey(sample) == 50
 
 
-def test_the_names_are_tried_in_order(tmp_path: Path) -> None:
-    tar = {name: picture(50 * n) for n, name in enumerate(("00a.jpg", "a.jpg", "b.jpg", "c.jpg"), 1)}
-    names = (("x/00a.jpg", "b"), ("x/000a.jpg", "b"), ("x/z.jpg", "b"), ("x/z.jpg", "z"))
-    rows = [region(f"{n}", image=image, img_id=other) for n, (image, other) in enumerate(names)]
-    regions = read_describe_anything(write_subset(tmp_path / "PACO", {"c": rows}, {TAR: tar}))
-    assert [grey(sample) for sample in regions] == [50, 100, 150, 200]
-
-
 def test_frames_of_a_video_go_by_number_and_stay_in_one_group(tmp_path: Path) -> None:
     regions = read_describe_anything(write_video(tmp_path / "SAV"))
     assert [grey(sample) for sample in regions] == [20 * k for k in range(11)]
@@ -199,14 +191,6 @@ def test_pickles_are_never_opened(tmp_path: Path) -> None:
     assert not (tmp_path / "harm").exists()
     pickle.loads(harm)
     assert (tmp_path / "harm").read_text() == "boom"  # so it would have shown
-
-
-def test_reading_stops_at_the_limit(tmp_path: Path) -> None:
-    folder = write_coco(tmp_path / "LVIS")
-    (folder / "images" / "00000001.tar").unlink()  # needed by the fourth region only
-    assert [sample.caption for sample in read_describe_anything(folder, limit=3)] == ["a dog", "a cat", "a cow"]
-    with pytest.raises(ValueError, match="limit is -1"):
-        read_describe_anything(folder, limit=-1)
 
 
 FRAMES = [to_rle(square(1))]

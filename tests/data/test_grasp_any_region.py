@@ -120,18 +120,6 @@ def test_an_image_may_be_stored_in_any_form(tmp_path: Path, kind: str) -> None:
     assert region.sample_id == reference.sample_id
 
 
-def test_stored_images_are_not_copied_out_of_the_mapped_shard(tmp_path: Path) -> None:
-    """Else grouping a data set by the ends of its images would read the whole of it from the disk."""
-    shard = (
-        write_bare(tmp_path, [fine(seed, "a dog", image=picture(seed)) for seed in range(3)], pa.binary()) / "x.arrow"
-    )
-    mapped = grasp_any_region._open_shard(shard).column("image").chunk(1).buffers()[2]
-    with grasp_any_region._image_file(shard, 2) as file:
-        data = file.read_buffer()  # type: ignore[attr-defined]
-    assert data.to_pybytes() == picture(2)
-    assert mapped.address <= data.address < mapped.address + mapped.size
-
-
 def test_a_shard_written_anew_is_read_anew_in_every_batch_and_in_another_process(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     for first in (0, 5):

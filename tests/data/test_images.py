@@ -1,6 +1,5 @@
 """Image files: upright RGB of every mode and depth, levels of a data set, and what each unusable file is told."""
 
-import json
 import os
 import re
 import struct
@@ -14,20 +13,15 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
-from rl_reward_network.bit_depth import Levels, robust_levels
-from rl_reward_network.data import images
+from rl_reward_network.bit_depth import GreyWindow, robust_window
 from rl_reward_network.data.images import (
-    DATA_SET,
     decode_image,
-    given_levels,
     image_header,
     image_size,
     load_deep,
     load_for_model,
     load_grid,
     load_image,
-    measured_levels,
-    saved_levels,
 )
 
 UPRIGHT = np.arange(6, dtype=np.uint8).reshape(2, 3) * 40  # (2, 3): no two turns of it are equal
@@ -96,13 +90,17 @@ def test_phone_photograph_with_a_second_picture_inside_is_a_still_image(tmp_path
         ("CMYK", (0, 255, 255, 0), (255, 0, 0)),
     ],
 )
-def test_every_mode_becomes_rgb_and_8_bit_has_no_levels(tmp_path: Path, mode: str, pixel: Any, expected: Any) -> None:
+def test_every_mode_becomes_rgb_and_8_bit_has_no_window(tmp_path: Path, mode: str, pixel: Any, expected: Any) -> None:
     picture, path = Image.new(mode, (9, 8), pixel), tmp_path / ("x.tif" if mode == "CMYK" else "x.png")
     if mode == "P":
         picture.putpalette([0, 0, 0, 9, 8, 7])
     picture.save(path)
     assert image_header(path) == ((8, 9), False)
-    for image in (load_image(path), load_image(path, Levels(50, 100)), load_for_model(path, Levels(50, 100))[0]):
+    for image in (
+        load_image(path),
+        load_image(path, GreyWindow(50, 100)),
+        load_for_model(path, GreyWindow(50, 100))[0],
+    ):
         assert (image.dtype, image.shape) == (np.uint8, (8, 9, 3))
         assert (image == expected).all()
     assert load_for_model(path)[1] == ""
@@ -110,24 +108,26 @@ def test_every_mode_becomes_rgb_and_8_bit_has_no_levels(tmp_path: Path, mode: st
 
 @pytest.mark.parametrize("suffix", ["png", "tif"])
 @pytest.mark.parametrize(
-    ("values", "levels", "expected"),
+    ("values", "grey", "expected"),
     [
         ([0, 100, 255], None, [0, 100, 255]),  # 8 bit in a 16-bit file
         ([0, 2048, 4095], None, [0, 128, 255]),  # 12 bit: 2048 * 255 / 4095 = 127.53
         ([0, 257, 65535], None, [0, 1, 255]),  # 16 bit
         ([0, 512, 1023], None, [0, 128, 255]),  # 10 bit
         ([30_000, 33_500], None, [0, 255]),  # black is not at 0
-        ([0, 512, 1023, 65535], Levels(0, 1023), [0, 128, 255, 255]),
-        ([0, 512, 1023, 65535], Levels(0, 65535), [0, 2, 4, 255]),
-        ([0, 512, 1023, 65535], Levels(512, 1023), [0, 0, 255, 255]),
+        ([0, 512, 1023, 65535], GreyWindow(0, 1023), [0, 128, 255, 255]),
+        ([0, 512, 1023, 65535], GreyWindow(0, 65535), [0, 2, 4, 255]),
+        ([0, 512, 1023, 65535], GreyWindow(512, 1023), [0, 0, 255, 255]),
     ],
 )
-def test_grey_above_8_bit_is_scaled_by_its_levels(
-    tmp_path: Path, values: list[int], levels: Levels | None, expected: list[int], suffix: str
+def test_grey_above_8_bit_is_scaled_by_its_window(
+    tmp_path: Path, values: list[int], grey: GreyWindow | None, expected: list[int], suffix: str
 ) -> None:
     path = save(tmp_path / f"x.{suffix}", [values], np.uint16)
-    assert load_image(path, levels)[0, :, 1].tolist() == expected
-    assert decode_image(path.read_bytes(), "x", levels)[0, :, 2].tolist() == expected
+    assert load_image(path, grey)[0, :, 1].tolist() == expected
+    bits = None if grey is None else int(np.log2(grey.white + 1))
+    if grey is None or not grey.black:
+        assert decode_image(path.read_bytes(), "x", bits)[0, :, 2].tolist() == expected
 
 
 @pytest.mark.parametrize("bits", [10, 16])
@@ -139,11 +139,11 @@ def test_a_hot_pixel_does_not_make_a_picture_black(tmp_path: Path, bits: int) ->
     image, note = load_for_model(path)
     assert 126 < image.mean() < 130
     assert (image[5, 5] == 255).all()
-    levels = robust_levels(np.bincount(load_deep(path).ravel()))
-    assert 0.995 * 2**bits < levels.white < 2**bits
-    assert re.match(rf"x\.png: .*black is {levels.black}, white is {levels.white}, .*0\.1 %.*--bit_depth", note)
+    window = robust_window(np.bincount(load_deep(path).ravel()))
+    assert 0.995 * 2**bits < window.white < 2**bits
+    assert re.match(rf"x\.png: .*black is {window.black}, white is {window.white}, .*0\.1 %.*--bit_depth", note)
     assert np.array_equal(image, load_image(path))
-    given, note = load_for_model(path, Levels(0, 2 ** (bits - 1)))
+    given, note = load_for_model(path, GreyWindow(0, 2 ** (bits - 1)))
     assert 189 < given.mean() < 193, "the brighter half is white"
     assert note == f"x.png: grey of more than 8 bit, black is 0, white is {2 ** (bits - 1)}"
 
@@ -243,45 +243,3 @@ def test_a_name_that_is_not_utf_8_is_refused_in_words_that_can_be_printed(tmp_pa
     with pytest.raises(ValueError, match="gef\ufffdss\\.png: its name is not UTF-8; rename it") as error:
         image_size(path)
     str(error.value).encode()
-
-
-def write(folder: Path, name: str, value: int) -> Path:
-    """A 16-bit picture of one value, with one hot pixel in 2000."""
-    grey = np.full((40, 50), value)
-    grey[7, 7] = 65535
-    return save(folder / name, grey, np.uint16)
-
-
-def test_a_data_set_has_one_pair_of_levels_and_each_series_its_own(tmp_path: Path) -> None:
-    assert measured_levels({}) == {}
-    one = {write(tmp_path, f"{n}.png", value): DATA_SET for n, value in enumerate([300, 1000, 600])}
-    assert measured_levels(one) == measured_levels(dict(reversed(one.items()))) == {DATA_SET: (300, 1000)}
-    series = {write(tmp_path, f"{n}.png", 1000 * (n + 1)): f"s{n % 3}" for n in range(6)}
-    own = {"s0": (1000, 4000), "s1": (2000, 5000), "s2": (3000, 6000)}
-    assert measured_levels(series) == {DATA_SET: (2000, 5000), **own}, "the median is the data set's"
-    mixed = series | {write(tmp_path, "alone.png", 900): DATA_SET}
-    assert measured_levels(mixed) == {DATA_SET: (900, 1155), **own}
-
-
-def test_few_images_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured: list[str] = []
-    monkeypatch.setattr(images, "load_deep", lambda path: measured.append(path.name) or np.array([1000]))
-    monkeypatch.setattr(images, "MAX_IMAGES", 8)
-    names = [tmp_path / f"{n:03d}.png" for n in range(33)]
-    measured_levels(dict.fromkeys(names, DATA_SET))
-    assert sorted(measured) == [f"{n:03d}.png" for n in range(0, 33, 5)]
-    measured.clear()
-    measured_levels(dict.fromkeys(names, "series"))
-    assert len(measured) == 4
-
-
-def test_levels_of_a_run_go_before_bits_and_are_read_back() -> None:
-    assert given_levels(None, None) is None
-    assert given_levels(10, None) == {DATA_SET: (0, 1023)}
-    saved = {DATA_SET: Levels(30, 4000)}
-    assert given_levels(10, saved) == given_levels(None, saved) == saved
-    with pytest.raises(ValueError, match="bit_depth: got 3; give 8 to 16"):
-        given_levels(3, None)
-    assert saved_levels(json.loads(json.dumps({"grey_levels": saved}))) == saved
-    assert saved_levels({"white_levels": {DATA_SET: 4000}}) == {DATA_SET: Levels(0, 4000)}, "of version 0.11"
-    assert saved_levels({"white_levels": None}) is saved_levels({"grey_levels": None}) is saved_levels({}) is None

@@ -11,14 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rl_reward_network.bit_depth import Levels
 from rl_reward_network.data.items import (
     KEY_BYTES,
     RegionSample,
     Sample,
     collect,
     image_key,
-    levels_of,
     make_region,
     pseudonym,
     report_left_out,
@@ -61,14 +59,6 @@ def test_pseudonyms_are_12_hex_digits_and_keep_kinds_apart() -> None:
     assert len({pseudonym(*n) for n in names}) == len(names)
     assert all(len(pseudonym(*n)) == 12 and int(pseudonym(*n), 16) >= 0 for n in names)
     assert pseudonym("group", "chase_01") == "902a4c27706a"  # written in users' split files: it must never change
-
-
-def test_samples_tell_their_levels(sample: Sample) -> None:
-    one, other, plain = Levels(1, 1000), Levels(5, 3000), Levels(2, 500)
-    first, second = replace(sample, levels=one, levels_key="a"), replace(sample, levels=other, levels_key="b")
-    assert levels_of([sample]) == levels_of([]) == {}
-    assert levels_of([first, sample, second, first]) == {"data set": one, "a": one, "b": other}
-    assert levels_of([first, replace(sample, levels=plain)]) == {"data set": plain, "a": one}
 
 
 def region(

@@ -9,8 +9,8 @@ from skimage import filters
 
 from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.data.images import ridge_strength
-from rl_reward_network.data.mask_checks import has_filled_loops, looks_like_mask
-from rl_reward_network.data.masks import MaskParts, parse_polygon, rasterise
+from rl_reward_network.data.masks import MaskParts, looks_like_mask, parse_polygon, rasterise
+from rl_reward_network.inputs.doctor import has_filled_loops
 from tests.conftest import CHASE, needs_chase, smooth_image
 
 ROWS, COLS = np.mgrid[0:200, 0:200]

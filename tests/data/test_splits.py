@@ -23,7 +23,6 @@ from rl_reward_network.data.splits import (
     subsample,
 )
 
-CHASE = Path(__file__).parents[3] / "shared" / "realdata" / "chase_db1"
 SQUARE = parse_polygon([4, 4, 14, 4, 14, 14, 4, 14], (32, 32))
 
 
@@ -174,17 +173,6 @@ BARE = make_samples(9, parts=None, first=3)
 def test_what_cannot_be_split_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-@pytest.mark.skipif(not CHASE.is_dir(), reason="CHASE_DB1 photographs are not beside this checkout")
-@pytest.mark.filterwarnings("ignore:annotations.json")
-def test_chase_split_keeps_both_eyes_of_a_child_together(tmp_path):
-    samples = read_annotations(CHASE)
-    save_split(make_split(samples, seed=0), tmp_path / "split.json")
-    split = load_split(tmp_path / "split.json", samples)
-    assert [len(select(samples, split, name)) for name in SPLITS] == [8, 8, 4, 8]
-    children = {name: {s.group for s in select(samples, split, name)} for name in SPLITS}
-    assert all(children[a].isdisjoint(children[b]) for a, b in combinations(SPLITS, 2))
 
 
 ONE = [

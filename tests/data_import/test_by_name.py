@@ -10,8 +10,7 @@ from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.data.names import classes_of
 from rl_reward_network.data_import.survey import ImportOptions, report_lines, survey_source
 from rl_reward_network.data_import.write import write_import
-from tests.data_import.sources import coco_content, picture, save, truth, write_json
-from tests.data_import.test_coco import annotation
+from tests.data_import.sources import annotation, coco_content, picture, save, truth, write_json
 
 CLASSES: list[dict[str, Any]] = [
     {"name": "vessel", "phrases": ["the vessel"], "held_out": "every vessel", "ids": "all"},

@@ -13,9 +13,18 @@ from rl_reward_network.data.masks import check_outline, ignored_classes, parse_p
 from rl_reward_network.data_import.survey import ImportOptions, Survey, report_lines, survey_source
 from rl_reward_network.data_import.write import write_import
 from tests.conftest import SHARED
-from tests.data_import.sources import SIZE, box_polygon, coco_content, picture, save, truth, write_json, write_pairs
-from tests.data_import.test_labelme import drawing
-from tests.data_import.test_yolo import line
+from tests.data_import.sources import (
+    SIZE,
+    box_polygon,
+    coco_content,
+    drawing,
+    line,
+    picture,
+    save,
+    truth,
+    write_json,
+    write_pairs,
+)
 
 CASES = SHARED / "cases"
 

@@ -15,14 +15,10 @@ from rl_reward_network.data_import.items import Outline, OutlineMasks
 from rl_reward_network.data_import.survey import ImportOptions, survey_source
 from rl_reward_network.data_import.write import write_import
 from tests.conftest import SHARED
-from tests.data_import.sources import SIZE, box_polygon, coco_content, picture, save, truth, write_json
+from tests.data_import.sources import SIZE, annotation, box_polygon, coco_content, picture, save, truth, write_json
 
 ARCADE = SHARED / "realdata" / "arcade"
 CATEGORIES = ["vessel", "catheter"]
-
-
-def annotation(number: int, image: int, category: int = 1) -> dict[str, Any]:
-    return {"image_id": image, "category_id": category, "segmentation": [box_polygon(number)]}
 
 
 def write_coco(source: Path, json_file: str, image: str, name: str = "{}.png") -> Path:
@@ -224,29 +220,6 @@ def test_a_lost_image_is_not_replaced_by_another_one_of_its_name(
 def test_images_that_lie_elsewhere_are_found_by_their_name(tmp_path: Path, named: list[str], there: list[str]) -> None:
     found = read_coco(write_parts(tmp_path, named, there))
     assert (found.faults, [item.found_as for item in found.items]) == ([], there)
-
-
-def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else []
-    return [*([path] if path else []), *(place for key, part in items for place in leaves(part, (*path, key)))]
-
-
-@pytest.mark.parametrize("wrong", [5, None, "x", [], {}, [5], [None], True, -1.5])
-def test_no_value_of_another_type_ends_in_a_traceback(tmp_path: Path, wrong: Any) -> None:
-    save(tmp_path / "0.png", picture(0))
-    good = coco_content(["0.png"], [annotation(0, 0)], ["vessel"])
-    for place in leaves(good):
-        content = json.loads(json.dumps(good))
-        part = content
-        for key in place[:-1]:
-            part = part[key]
-        part[place[-1]] = wrong
-        write_json(tmp_path / "a.json", content)
-        try:
-            survey = survey_source(tmp_path, ImportOptions("none"))
-        except ValueError:
-            continue
-        assert survey.open_points or all(one.item.load_image().size for one in survey.seen)
 
 
 def test_a_segmentation_of_another_type_is_named_and_a_flat_outline_is_read(tmp_path: Path) -> None:

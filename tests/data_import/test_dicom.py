@@ -1,4 +1,4 @@
-"""DICOM: frames, photometric interpretation, window, depth, hashes, and no name anywhere."""
+"""DICOM: files and frames, what a frame looks like, hashes, and no name anywhere."""
 
 from pathlib import Path
 from typing import Any
@@ -6,58 +6,24 @@ from typing import Any
 import numpy as np
 import pydicom
 import pytest
-from pydicom.dataset import FileDataset, FileMetaDataset
-from pydicom.uid import ExplicitVRLittleEndian, XRayAngiographicImageStorage, generate_uid
+from pydicom.uid import (
+    DeflatedExplicitVRLittleEndian,
+    ExplicitVRBigEndian,
+    ExplicitVRLittleEndian,
+    ImplicitVRLittleEndian,
+    JPEGLSLossless,
+    RLELossless,
+)
 
 from rl_reward_network.data.annotations import read_annotations
-from rl_reward_network.data_import.dicom import read_dicom, recognise_dicom
-from rl_reward_network.data_import.dicom_pixels import load_frame
+from rl_reward_network.data_import.dicom import load_frame, read_dicom, read_header, recognise_dicom, stored_values
 from rl_reward_network.data_import.survey import ImportOptions, report_lines, survey_source
 from rl_reward_network.data_import.write import import_notes, write_import
-from tests.data_import.sources import SIZE, as_255, save, truth
-
-SECRET = "DOE^JANE"
-
-
-def series_uid(patient: str) -> str:
-    return generate_uid(entropy_srcs=[patient])
-
-
-def write_dicom(path: Path, pixels: np.ndarray, bits: int = 12, patient: str = "4711", **tags: Any) -> Path:
-    """pixels: (H, W) or (frames, H, W) of the stored values."""
-    meta = FileMetaDataset()
-    meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID = XRayAngiographicImageStorage, generate_uid()
-    meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    data = FileDataset(str(path), {}, file_meta=meta, preamble=b"\0" * 128)
-    data.SOPClassUID, data.SOPInstanceUID = meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID
-    data.PatientName, data.PatientID, data.SeriesInstanceUID = SECRET, patient, series_uid(patient)
-    data.Rows, data.Columns = pixels.shape[-2:]
-    if pixels.ndim == 3:
-        data.NumberOfFrames = len(pixels)
-    data.SamplesPerPixel, data.PhotometricInterpretation = 1, "MONOCHROME2"
-    data.BitsAllocated, data.BitsStored, data.HighBit = 8 if bits == 8 else 16, bits, bits - 1
-    data.PixelRepresentation = 0
-    data.PixelData = pixels.astype(np.uint8 if bits == 8 else "<u2").tobytes()
-    for name, value in tags.items():
-        setattr(data, name, value)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    data.save_as(path, enforce_file_format=True)
-    return path
+from tests.data_import.sources import SECRET, SIZE, as_255, save, series_uid, truth, write_dicom
 
 
 def grid(high: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, high + 1, SIZE)
-
-
-@pytest.mark.parametrize(("bits", "kind"), [(8, np.uint8), (12, np.uint16), (16, np.uint16)])
-def test_stored_values_are_kept_and_monochrome1_is_inverted(tmp_path: Path, bits: int, kind: type) -> None:
-    high = 2**bits - 1
-    stored = grid(high)
-    image = load_frame(write_dicom(tmp_path / "a.dcm", stored, bits), 0)
-    assert image.dtype == kind
-    assert (image == stored).all()
-    inverted = write_dicom(tmp_path / "b.dcm", stored, bits, PhotometricInterpretation="MONOCHROME1")
-    assert (load_frame(inverted, 0) == high - stored).all()
 
 
 def test_the_window_is_applied(tmp_path: Path) -> None:
@@ -182,15 +148,6 @@ def test_names_in_a_table_are_hashed_too_and_the_report_on_leaks_names_no_file(t
     assert "DOE" not in (tmp_path / "to/annotations.json").read_text()
 
 
-def test_what_cannot_be_decoded_is_a_fault_with_its_file(tmp_path: Path) -> None:
-    (write_dicom(tmp_path / "cut.dcm", grid(4095))).write_bytes((tmp_path / "cut.dcm").read_bytes()[:-500])
-    with pytest.raises(ValueError, match=r"cut\.dcm: pixels cannot be decoded"):
-        load_frame(tmp_path / "cut.dcm", 0)
-    (tmp_path / "no.dcm").write_bytes(b"nothing")
-    fault = read_dicom(tmp_path).broken["dicom_00002"]
-    assert "no.dcm: not a DICOM file (it begins otherwise); copy it again" in fault
-
-
 def test_a_palette_gives_its_colours(tmp_path: Path) -> None:
     tables = {}
     for name, step in (("Red", 1), ("Green", 2), ("Blue", 3)):
@@ -205,28 +162,6 @@ def table_of_values() -> pydicom.Dataset:
     table.LUTDescriptor, table.LUTData = [4096, 0, 12], (4095 - np.arange(4096)).astype("<u2").tobytes()
     table["LUTDescriptor"].VR, table["LUTData"].VR = "US", "OW"
     return table
-
-
-@pytest.mark.parametrize(
-    ("tags", "inverted"),
-    [
-        ({"RescaleSlope": 2, "RescaleIntercept": -1024}, False),
-        ({"RescaleSlope": 4}, False),
-        ({"RescaleSlope": None, "RescaleIntercept": None}, False),
-        ({"VOILUTSequence": [table_of_values()]}, True),
-    ],
-)
-def test_a_transform_of_all_values_keeps_their_range(tmp_path: Path, tags: dict[str, Any], inverted: bool) -> None:
-    stored = grid(4095)
-    seen = load_frame(write_dicom(tmp_path / "a.dcm", stored, **tags), 0)
-    assert (seen == (4095 - stored if inverted else stored)).all()
-
-
-@pytest.mark.parametrize("tags", [{"WindowCenter": 0, "WindowWidth": 0}, {"RescaleSlope": 0, "RescaleIntercept": 0}])
-def test_a_transform_that_is_none_is_a_fault_with_its_file(tmp_path: Path, tags: dict[str, Any]) -> None:
-    path = write_dicom(tmp_path / "a.dcm", grid(4095), **tags)
-    with pytest.raises(ValueError, match=r"a\.dcm: its window or table is not usable"):
-        load_frame(path, 0)
 
 
 def test_files_without_a_picture_masks_without_a_frame_and_burned_in_text_are_told(tmp_path: Path) -> None:
@@ -310,3 +245,193 @@ def test_pixels_that_are_no_squares_are_told_by_import_and_by_every_report(
     ]
     assert len(told) == (2 if aspect else 0)
     assert all(f"2 image(s) whose pixels are no squares (height / width {aspect})" in line for line in told)
+
+
+@pytest.mark.parametrize(
+    ("bits", "tags", "inverted"),
+    [
+        *((bits, {}, False) for bits in (8, 12, 16)),
+        *((bits, {"PhotometricInterpretation": "MONOCHROME1"}, True) for bits in (8, 12, 16)),
+        (12, {"RescaleSlope": 2, "RescaleIntercept": -1024}, False),
+        (12, {"RescaleSlope": 4}, False),
+        (12, {"RescaleSlope": None, "RescaleIntercept": None}, False),
+        (12, {"VOILUTSequence": [table_of_values()]}, True),
+    ],
+)
+def test_grey_keeps_the_range_of_its_bits(tmp_path: Path, bits: int, tags: dict[str, Any], inverted: bool) -> None:
+    high = 2**bits - 1
+    seen = load_frame(write_dicom(tmp_path / "a.dcm", grid(high), bits, **tags), 0)
+    assert seen.dtype == (np.uint8 if bits == 8 else np.uint16)
+    assert (seen == (high - grid(high) if inverted else grid(high))).all()
+
+
+@pytest.mark.parametrize("tags", [{"WindowCenter": 0, "WindowWidth": 0}, {"RescaleSlope": 0, "RescaleIntercept": 0}])
+def test_a_transform_that_is_none_is_a_fault_with_its_file(tmp_path: Path, tags: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"a\.dcm: its window or table is not usable"):
+        load_frame(write_dicom(tmp_path / "a.dcm", grid(4095), **tags), 0)
+
+
+def test_a_sign_codecs_and_deeper_words_give_the_values(tmp_path: Path) -> None:
+    signed = write_dicom(tmp_path / "s.dcm", ((grid(4095) - 2048) & 0xFFF) << 4, HighBit=15, PixelRepresentation=1)
+    assert (stored_values(signed) == grid(4095) - 2048).all()
+    assert (load_frame(signed, 0) == grid(4095)).all()
+    path = write_dicom(tmp_path / "a.dcm", grid(4095))
+    dataset = pydicom.dcmread(path)
+    compressed(path, RLELossless)
+    assert (load_frame(path, 0) == grid(4095)).all()
+    dataset.file_meta.TransferSyntaxUID = DeflatedExplicitVRLittleEndian
+    dataset.save_as(path)
+    assert (load_frame(path, 0) == grid(4095)).all()
+    for sign in (0, 1):
+        path = write_dicom(tmp_path / "d.dcm", grid(3000), 16, PixelRepresentation=sign)
+        expected, dataset = load_frame(path, 0), pydicom.dcmread(path)
+        dataset.BitsAllocated, dataset.BitsStored, dataset.HighBit = 32, 32, 31
+        dataset.PixelData = grid(3000).astype("<u4").tobytes()
+        dataset.save_as(path)
+        assert (load_frame(path, 0) == expected).all(), "values of 16 bit keep their contrast"
+        dataset.PixelRepresentation, dataset.PixelData = 0, (grid(65535).astype(np.uint32) << 16).tobytes()
+        dataset.save_as(path)
+        assert np.abs(load_frame(path, 0) - grid(65535)).max() <= 1, "more are brought to 16"
+
+
+@pytest.mark.parametrize("high", [11, 13, 15])
+@pytest.mark.parametrize("encoded", [ExplicitVRLittleEndian, RLELossless])
+def test_bits_above_and_below_the_used_ones_are_dropped(tmp_path: Path, high: int, encoded: pydicom.uid.UID) -> None:
+    values = grid(4095)
+    noise = np.random.default_rng(1).integers(0, 2**16, SIZE)
+    used = 0xFFF << (high - 11)
+    path = write_dicom(tmp_path / "a.dcm", values << (high - 11) | noise & ~used & 0xFFFF, HighBit=high)
+    if encoded == RLELossless:
+        compressed(path, encoded)
+    assert (stored_values(path) == values).all()
+    assert (load_frame(path, 0) == values).all()
+
+
+@pytest.mark.parametrize("bits", [8, 12, 16])
+@pytest.mark.parametrize("window", [{}, {"WindowCenter": 0, "WindowWidth": 2000}])
+def test_a_negative_slope_turns_dark_and_bright(tmp_path: Path, bits: int, window: dict[str, Any]) -> None:
+    high = 2**bits - 1
+    up = write_dicom(tmp_path / "up.dcm", grid(high), bits, RescaleSlope=1, RescaleIntercept=-1000, **window)
+    falling = {"RescaleSlope": -1, "RescaleIntercept": high - 1000}
+    down = write_dicom(tmp_path / "down.dcm", high - grid(high), bits, **falling, **window)
+    assert (load_frame(up, 0) == load_frame(down, 0)).all()
+
+
+def compressed(path: Path, syntax: pydicom.uid.UID) -> None:
+    dataset = pydicom.dcmread(path)
+    dataset.compress(syntax, generate_instance_uid=False)
+    dataset.save_as(path)
+
+
+def test_a_codec_that_no_package_decodes_is_named_with_the_remedy(tmp_path: Path) -> None:
+    path = write_dicom(tmp_path / "a.dcm", grid(4095))
+    dataset = pydicom.dcmread(path)
+    dataset.file_meta.TransferSyntaxUID = JPEGLSLossless
+    dataset.PixelData = pydicom.encaps.encapsulate([b"\xff\xd8\xff\xd9"])
+    dataset["PixelData"].is_undefined_length = True
+    dataset.save_as(path)
+    with pytest.raises(ValueError, match=r"a\.dcm: pixels cannot be decoded .*gdcmconv --raw") as error:
+        load_frame(path, 0)
+    assert "force" not in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("syntax", [ImplicitVRLittleEndian, ExplicitVRLittleEndian, ExplicitVRBigEndian])
+@pytest.mark.parametrize("suffix", [".dcm", ".IMA", ""])
+@pytest.mark.parametrize("kept", ["all", "meta", "none"])
+def test_files_of_any_encoding_and_suffix_are_read_without_preamble_and_meta_too(
+    tmp_path: Path, syntax: pydicom.uid.UID, suffix: str, kept: str
+) -> None:
+    if kept == "none" and syntax == ExplicitVRBigEndian:
+        pytest.skip("nothing tells it from other files")
+    path = write_dicom(tmp_path / f"images/a{suffix}", grid(4095))
+    dataset = pydicom.dcmread(path)
+    if syntax == ExplicitVRBigEndian:
+        dataset.PixelData = grid(4095).astype(">u2").tobytes()
+    dataset.file_meta.TransferSyntaxUID = syntax
+    pydicom.dcmwrite(path, dataset, implicit_vr=syntax.is_implicit_VR, little_endian=syntax.is_little_endian)
+    whole = path.read_bytes()
+    meta = 12 + int.from_bytes(whole[140:144], "little")  # (0002,0000) and what it counts
+    path.write_bytes({"all": whole, "meta": whole[132:], "none": whole[132 + meta :]}[kept])
+    assert recognise_dicom(tmp_path) == "1 DICOM files"
+    assert (load_frame(path, 0) == grid(4095)).all()
+    path.unlink()
+    (tmp_path / "LICENSE").write_text("words")
+    (tmp_path / "index.bin").write_bytes(b"\x08\0\x05\0 numbers")
+    assert recognise_dicom(tmp_path) == "", "other files are not taken for DICOM"
+
+
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer.*git lfs pull"),
+        (b"<html>", "a web page"),
+        (b"", "the file is empty"),
+        (b"\x1f\x8b\x08\x00 zipped", "it begins otherwise.*export it again"),
+    ],
+)
+def test_what_is_no_dicom_file_is_named(tmp_path: Path, start: bytes, message: str) -> None:
+    (tmp_path / "a.dcm").write_bytes(start)
+    with pytest.raises(ValueError, match=rf"a\.dcm: not a DICOM file .*{message}"):
+        read_header(tmp_path / "a.dcm")
+
+
+def framed(values: np.ndarray) -> np.ndarray:
+    """bool: a rim of two pixels."""
+    inside = np.zeros(values.shape, bool)
+    inside[2:-2, 2:-2] = True
+    return ~inside
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        {"PixelPaddingValue": 0},
+        {"PixelPaddingValue": 4095},
+        {"PixelPaddingValue": 4000, "PixelPaddingRangeLimit": 4095},
+        {"PixelPaddingValue": 4095, "PixelPaddingRangeLimit": 4000},
+        {"PixelPaddingValue": 4095, "PhotometricInterpretation": "MONOCHROME1"},
+        {"PixelPaddingValue": 0, "PhotometricInterpretation": "MONOCHROME1"},
+        {"PixelPaddingValue": 4095, "RescaleSlope": -1, "RescaleIntercept": 0},
+    ],
+)
+def test_declared_padding_is_as_dark_as_the_darkest_of_the_picture(tmp_path: Path, tags: dict[str, Any]) -> None:
+    values = 1000 + grid(500)
+    rim = framed(values)
+    rest = {key: value for key, value in tags.items() if "Padding" not in key}
+    expected = load_frame(write_dicom(tmp_path / "plain.dcm", values, **rest), 0)
+    padded = np.where(rim, tags["PixelPaddingValue"], values)
+    seen = load_frame(write_dicom(tmp_path / "a.dcm", padded, **tags), 0)
+    assert (seen[~rim] == expected[~rim]).all()
+    assert (seen[rim] == expected[~rim].min()).all()
+
+
+def test_padding_without_its_sign_is_known(tmp_path: Path) -> None:
+    values = np.where(framed(grid(500)), -2000, grid(500)) & 0xFFFF
+    path = write_dicom(tmp_path / "a.dcm", values, 16, PixelRepresentation=1)
+    dataset = pydicom.dcmread(path)
+    dataset.add_new("PixelPaddingValue", "US", 2**16 - 2000)
+    dataset.save_as(path)
+    assert load_frame(path, 0).min() == 2**15 + grid(500)[~framed(values)].min()
+
+
+@pytest.mark.parametrize("photometric", ["MONOCHROME1", "MONOCHROME2"])
+@pytest.mark.parametrize("lone", [{}, {"WindowWidth": 900}, {"WindowCenter": 900}])
+@pytest.mark.parametrize("signed", [0, 1])
+def test_a_negative_slope_without_a_whole_window_keeps_contrast_and_polarity(
+    tmp_path: Path, photometric: str, lone: dict[str, Any], signed: int
+) -> None:
+    values = grid(2000)
+    tags = {"RescaleSlope": -1, "PhotometricInterpretation": photometric, "PixelRepresentation": signed, **lone}
+    seen = load_frame(write_dicom(tmp_path / "a.dcm", values, 16, **tags), 0).astype(int)
+    expected = values if photometric == "MONOCHROME1" else -values
+    assert (seen - seen.min() == expected - expected.min()).all()
+
+
+def test_a_picture_that_a_window_makes_constant_is_refused(tmp_path: Path) -> None:
+    tags = {"RescaleSlope": -1, "RescaleIntercept": 0, "WindowCenter": 2000, "WindowWidth": 3000}
+    path = write_dicom(tmp_path / "a.dcm", 600 + grid(3000), **tags)  # a window of stored values, after the slope
+    with pytest.raises(ValueError, match=r"a\.dcm: its window or table is not usable \(all is of grey 0, but stored"):
+        load_frame(path, 0)
+    blank = write_dicom(tmp_path / "b.dcm", 600 + grid(20), **tags)
+    assert (load_frame(blank, 0) == 0).all(), "a blank frame is one"

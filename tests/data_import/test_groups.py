@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rl_reward_network.data_import.groups import groups_of
-from rl_reward_network.data_import.items import Item
+from rl_reward_network.data_import.items import Item, groups_of
 
 
 def item(found_as: str, **fields: str) -> Item:
@@ -83,7 +82,7 @@ def test_unknown_groups_are_an_error_with_three_remedies(tmp_path: Path) -> None
     )
     with pytest.raises(ValueError, match=r"nowhere\.csv: file not found.*--patients_csv none"):
         groups_of(ITEMS, str(tmp_path / "nowhere.csv"), None)
-    with pytest.raises(ValueError, match="groups is 'none' and group_regex is"):
+    with pytest.raises(ValueError, match="patients_csv is 'none' and group_regex is"):
         groups_of(ITEMS, "none", "(?P<group>a)")
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from rl_reward_network.data_import import files
 from rl_reward_network.data_import.items import Item
-from rl_reward_network.data_import.paired_folders import read_paired_folders, recognise_paired_folders
+from rl_reward_network.data_import.layouts import read_paired_folders, recognise_paired_folders
 from rl_reward_network.data_import.survey import ImportOptions, survey_source
 from tests.data_import.sources import SIZE, as_255, picture, save, truth, write_pairs
 

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rl_reward_network.bit_depth import Levels
+from rl_reward_network.bit_depth import GreyWindow
 from rl_reward_network.data_import.sequences import FRAMES_PER_SECOND, frame_contrast, key_frames, open_sequence
 from tests.conftest import smooth_image, tube_image
-from tests.data_import.sources import save
-from tests.data_import.test_dicom import SECRET, write_dicom
+from tests.data_import.sources import SECRET, save, write_dicom
 
 
 def write_folder(folder: Path, frames: list[np.ndarray]) -> Path:
@@ -49,7 +48,7 @@ def test_a_folder_is_in_the_order_of_its_numbers(tmp_path: Path) -> None:
     (folder / ".hidden.png").write_text("no frame")
     sequence = open_sequence(folder)
     assert sequence.names == tuple(f"f{number}.png" for number in range(1, 13))
-    assert (sequence.size, sequence.levels, sequence.rate) == ((20, 30), None, FRAMES_PER_SECOND)
+    assert (sequence.size, sequence.grey, sequence.rate) == ((20, 30), None, FRAMES_PER_SECOND)
     assert [int(frame[0, 0, 0]) for frame in sequence.frames()] == list(range(0, 120, 10))
     assert [int(frame[0, 0, 0]) for frame in sequence.frames([1, 10])] == [10, 100]
     assert len(open_sequence(folder, is_frame=lambda file: file.name != "f3.png")) == 11
@@ -64,15 +63,15 @@ def test_a_video_gives_its_frames_by_number(tmp_path: Path) -> None:
     assert len(list(sequence.frames())) == 12
 
 
-def test_a_dicom_gives_windowed_frames_with_one_pair_of_levels(tmp_path: Path) -> None:
+def test_a_dicom_gives_windowed_frames_in_one_window(tmp_path: Path) -> None:
     stored = np.stack([np.full((16, 24), 100 * number) for number in range(1, 6)])
     path = write_dicom(tmp_path / "run.dcm", stored, CineRate=15, PhotometricInterpretation="MONOCHROME1")
     sequence = open_sequence(path)
     assert (len(sequence), sequence.size, sequence.rate, sequence.names[4]) == (5, (16, 24), 15.0, "frame 5")
-    assert sequence.levels == (4095 - 500, 4095 - 100)
+    assert sequence.grey == GreyWindow(4095 - 500, 4095 - 100)
     grey = [frame[0, 0].tolist() for frame in sequence.frames()]
     assert grey == [[value] * 3 for value in (255, 191, 127, 64, 0)]
-    assert [int(f[0, 0, 0]) for f in open_sequence(path, levels=Levels(0, 4095)).frames([4])] == [
+    assert [int(f[0, 0, 0]) for f in open_sequence(path, grey=GreyWindow(0, 4095)).frames([4])] == [
         round(3595 * 255 / 4095)
     ]
     assert SECRET not in repr(sequence)
@@ -81,7 +80,7 @@ def test_a_dicom_gives_windowed_frames_with_one_pair_of_levels(tmp_path: Path) -
 def test_deep_grey_is_not_brightened_frame_by_frame(tmp_path: Path) -> None:
     frames = [np.full((8, 8), value, dtype=np.uint16) for value in (1000, 500, 250)]
     sequence = open_sequence(write_folder(tmp_path / "run", frames))
-    assert sequence.levels == (250, 1000)
+    assert sequence.grey == GreyWindow(250, 1000)
     assert [int(frame[0, 0, 0]) for frame in sequence.frames()] == [255, 85, 0]
 
 

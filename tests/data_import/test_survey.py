@@ -17,8 +17,7 @@ from rl_reward_network.data_import.survey import (
     survey_source,
 )
 from rl_reward_network.data_import.write import write_import
-from tests.data_import.sources import SIZE, as_255, picture, save, truth, write_pairs
-from tests.data_import.test_dicom import write_dicom
+from tests.data_import.sources import SIZE, as_255, picture, save, truth, write_dicom, write_pairs
 
 OWN = ImportOptions(patients_csv="none")
 

@@ -1,15 +1,25 @@
 """What is written: our own format, whole or not at all; the source stays as it is."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from rl_reward_network.bit_depth import GreyWindow, windows_of
 from rl_reward_network.data.annotations import read_annotations
-from rl_reward_network.data_import.items import load_pixels
+from rl_reward_network.data.images import load_deep, load_image
 from rl_reward_network.data_import.survey import ImportOptions, survey_source
-from rl_reward_network.data_import.write import KEY_FILE, check_named_alike, check_target, import_notes, write_import
+from rl_reward_network.data_import.write import (
+    KEY_FILE,
+    check_named_alike,
+    check_target,
+    import_notes,
+    imported_grey,
+    write_import,
+)
 from tests.data_import.sources import SIZE, picture, save, truth, write_pairs
 
 OWN = ImportOptions(patients_csv="none")
@@ -36,21 +46,29 @@ def test_images_masks_groups_and_series_arrive(tmp_path: Path) -> None:
     assert sorted(path.name for path in to.iterdir()) == ["annotations.json", "images", "import.json", "masks"]
 
 
-def test_files_are_copied_and_deep_ones_stay_deep(tmp_path: Path) -> None:
+def test_files_are_copied_and_deep_ones_become_8_bit_as_training_sees_them(tmp_path: Path) -> None:
     source, to = write_pairs(tmp_path / "source", "images/{}.jpg"), tmp_path / "to"
-    deep = np.random.default_rng(0).integers(0, 4096, SIZE).astype(np.uint16)
-    save(source / "images/deep.tif", deep)
+    rng = np.random.default_rng(0)
+    for name, white in (("deep.tif", 34_000), ("dark.png", 31_000)):
+        save(source / f"images/{name}", rng.integers(30_000, white, SIZE).astype(np.uint16))
     save(source / "images/flat.bmp", picture(7))
-    write_import(survey_source(source, OWN), to)
+    for number, bits in enumerate((None, 16)):
+        write_import(survey_source(source, replace(OWN, bit_depth=bits)), to / str(number))
     for number in range(5):
-        name = f"images/{number}.jpg"
-        assert (to / name).read_bytes() == (source / name).read_bytes()
-    assert (load_pixels(to / "images/deep.png") == deep).all()
-    assert load_pixels(to / "images/deep.png").dtype == np.uint16
-    assert (load_pixels(to / "images/flat.png") == picture(7)).all()
-    levels = {sample.image_path.name: sample.levels for sample in read_annotations(to)}
-    assert levels["deep.png"] is not None
-    assert levels["0.jpg"] is None
+        name = f"0/images/{number}.jpg"
+        assert (to / name).read_bytes() == (source / f"images/{number}.jpg").read_bytes()
+    assert (load_image(to / "0/images/flat.png") == picture(7)).all()
+    # What reading the source itself would give: the same to the bit.
+    read = windows_of({source / "images/deep.tif": None, source / "images/dark.png": None}, None, load_deep)
+    for name in ("deep", "dark"):
+        file = next((source / "images").glob(f"{name}.*"))
+        assert Image.open(to / f"0/images/{name}.png").mode == "L", "a viewer shows it"
+        assert (load_image(to / f"0/images/{name}.png") == load_image(file, read[file])).all()
+        assert (load_image(to / f"1/images/{name}.png") == load_image(file, GreyWindow(0, 65535))).all()
+    assert all(sample.grey is None for sample in read_annotations(to / "0"))
+    assert imported_grey(to / "0") == {"data set": list(read[file][:2])}
+    assert imported_grey(to / "1") == {"data set": [0, 65535]}
+    assert imported_grey(source) is None
 
 
 def test_groups_none_are_told_ever_after(tmp_path: Path) -> None:

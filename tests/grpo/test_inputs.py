@@ -13,15 +13,15 @@ from datasets import Dataset
 from PIL import Image
 
 from rl_reward_network.atomic_io import pixels_digest, read_json
+from rl_reward_network.bit_depth import GreyWindow
 from rl_reward_network.cli import grpo
-from rl_reward_network.data import annotations
 from rl_reward_network.data.masks import to_rle
 from rl_reward_network.data.splits import SPLITS, make_split, save_split, select, subsample
 from rl_reward_network.embedded import datasets as embedded
 from rl_reward_network.embedded.regions import write_regions
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.grpo import inputs as inputs_file
-from rl_reward_network.grpo.inputs import GRPOInputs, check_prompts, open_grpo_inputs, with_unlabelled, within_budget
+from rl_reward_network.grpo.inputs import GRPOInputs, check_prompts, judged_prompts, open_grpo_inputs, within_budget
 from rl_reward_network.grpo.merge import merge_run
 from rl_reward_network.grpo.plan import RewardArgs
 from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL, TrainingItem
@@ -104,18 +104,13 @@ def test_a_copy_of_the_embedded_model_is_asked_its_own_question(captioned: Path,
     assert questions == [{DESCRIBE}, {DESCRIBE}, {DESCRIBE_REAL}]
 
 
-def test_what_is_white_is_kept_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_white_is_found_again(tmp_path: Path) -> None:
     inputs = opened(write_deep_data(tmp_path / "deep"), output_dir=tmp_path / "outputs")
-    assert inputs.config.grey_levels is not None
     saved = json.loads(json.dumps(portable_settings(tmp_path / "outputs" / "run", inputs.config, inputs.regions)))
-    monkeypatch.setattr(annotations, "measured_levels", lambda _: pytest.fail("the run has said what is white"))
     config = replace(pick_fields(RunConfig, saved), data_root=tmp_path / "deep", output_dir=tmp_path)
     again = open_grpo_inputs(config, pick_fields(RegionConfig, saved))
-    assert again.config.grey_levels == inputs.config.grey_levels
     assert (again.prompts[0].load()[0] == inputs.prompts[0].load()[0]).all()
-    assert opened(tmp_path / "deep", bit_depth=12).config.grey_levels == {"data set": (0, 4095)}
-    with pytest.raises(ValueError, match="bit_depth: got 3"):
-        RunConfig(bit_depth=3)
+    assert {sample.grey for sample in opened(tmp_path / "deep", bit_depth=12).samples} == {GreyWindow(0, 4095)}
 
 
 def test_captioned_regions_above_8_bit_are_shown(tmp_path: Path) -> None:
@@ -289,30 +284,34 @@ def run(inputs: GRPOInputs, network: RewardNetwork, plan: GRPOPlan) -> Path:
 def test_they_join_the_training_prompts_without_masks(
     inputs: GRPOInputs, network: RewardNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = inputs.pick("policy")
-    with monkeypatch.context() as patch:
-        patch.setattr(RewardNetwork, "outside", lambda *_: None)
-        prompts, check = with_unlabelled(inputs, own, ForegroundMaps(network))
-    assert prompts[: len(own)] == own
-    assert len(prompts) == len(own) + 6
-    assert check is not None
-    assert (check.images, check.outside) == (len(own) + 6, 0)
-    for prompt in prompts[len(own) :]:
+    prompts = inputs.pick("policy")
+    own, new = prompts[:-6], prompts[-6:]
+    assert {prompt.group_id for prompt in own} == set(inputs.split.groups["policy"])
+    assert inputs.pick("reward", "policy")[-6:] == new
+    for prompt in new:
         image, truth = prompt.load()
         assert (image.shape, truth, prompt.labelled) == ((64, 64, 3), None, False)
-    assert len({prompt.sample_id for prompt in prompts}) == len(prompts)
+    assert len({prompt.sample_id for prompt in inputs.prompts}) == len(inputs.prompts)
+    assert inputs.summary == "6 annotated images, 6 with a mask; 6 unlabelled images of 6 groups"
+    maps = ForegroundMaps(network)
+    with monkeypatch.context() as patch:
+        patch.setattr(RewardNetwork, "outside", lambda *_: None)
+        found, check = judged_prompts(prompts, maps)
+    assert found == prompts
+    assert check is not None
+    assert (check.images, check.outside) == (len(prompts), 0)
     dark = [prompt.load()[0].mean() for prompt in prompts]
     monkeypatch.setattr(RewardNetwork, "outside", lambda _, image, maps: "dark" if image.mean() in dark[1:] else None)
-    left, check = with_unlabelled(inputs, own, ForegroundMaps(network))
+    left, check = judged_prompts(prompts, ForegroundMaps(network))
     assert left == own[:1], "images of the data, too"
     assert check is not None
     assert check.sentence.startswith(f"{len(own) + 5} of {len(own) + 6} images have no learned reward and are left out")
-    assert with_unlabelled(inputs, own, ForegroundMaps(network), by_labels=True)[0] == own, "true masks need no network"
+    left, _ = judged_prompts(prompts, ForegroundMaps(network), by_labels=True)
+    assert left == own, "true masks need no network"
     monkeypatch.setattr(RewardNetwork, "outside", lambda *_: "dark")
     with pytest.raises(ValueError, match=r"no training image is left: .*dark"):
-        with_unlabelled(inputs, own, ForegroundMaps(network))
-    prompts, check = with_unlabelled(inputs, own, None)
-    assert (len(prompts), check) == (len(own) + 6, None), "without a reward network nothing leaves any out"
+        judged_prompts(prompts, ForegroundMaps(network))
+    assert judged_prompts(prompts, None) == (prompts, None), "without a reward network nothing leaves any out"
 
 
 def test_a_merged_model_is_measured_on_nothing_that_has_trained_it(
@@ -324,14 +323,15 @@ def test_a_merged_model_is_measured_on_nothing_that_has_trained_it(
     renamed = tmp_path / "renamed"
     shutil.copytree(config.data_root, renamed)
     records = json.loads((renamed / "annotations.json").read_text())
-    for number, sample in enumerate(inputs.samples):
+    annotated = [sample for sample in inputs.samples if not sample.joined]
+    for number, sample in enumerate(annotated):
         records[number]["image"] = f"P0099({990000 + number:010d})_1_frame_000001.jpg"
         Image.fromarray(sample.load_image()[:, ::-1]).save(renamed / "images" / records[number]["image"], quality=90)
     (renamed / "annotations.json").write_text(json.dumps(records))
     trained = {prompt.group_id for prompt in inputs.pick("policy")}
     for data in (config.data_root, renamed):
         samples = read_samples(data)
-        known = {new.group_id for new, old in zip(samples, inputs.samples, strict=True) if old.group_id in trained}
+        known = {new.group_id for new, old in zip(samples, annotated, strict=True) if old.group_id in trained}
         seed = next(n for n in range(99) if known & set(make_split(samples, n).groups["test"]))
         for opened_by in (open_grpo_inputs, open_inputs):
             with pytest.raises(ValueError, match=r"merged: the model was trained on .* images of the (val|test) split"):

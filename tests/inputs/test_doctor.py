@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,13 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from benchmarks.random_checkpoint import write_random_checkpoint
-from rl_reward_network.data.annotations import read_annotations
-from rl_reward_network.data.masks import MaskParts, to_rle
-from rl_reward_network.data.readers import read_region_data
+from rl_reward_network.data.masks import to_rle
 from rl_reward_network.embedded import datasets as embedded
 from rl_reward_network.embedded.regions import write_regions
 from rl_reward_network.inputs import doctor
 from rl_reward_network.inputs.config import RegionConfig, RunConfig
 from rl_reward_network.inputs.doctor import (
     check_data,
-    region_statistics,
-    sample_statistics,
 )
 from tests.conftest import tube_image, write_deep_data, write_tiny_data
 
@@ -62,22 +57,23 @@ def test_good_data_are_described_without_a_note(check: Check) -> None:
     assert "grey above" not in row
 
 
-def test_unlabelled_images_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.filterwarnings("ignore:.*name no patient")
+def test_unlabelled_images_are_told_and_decoded(check: Check) -> None:
     data, new = write_tiny_data(Path("data"), 8, 48), Path("new")
     new.mkdir()
     Image.fromarray(tube_image(48, 99)[0]).save(new / "a.png")
-    config = RunConfig(data_root=data, unlabelled_root=new)
-    with pytest.warns(UserWarning, match="1 of 1 unlabelled images name no patient"):
-        finding = doctor.check_unlabelled(config, RegionConfig())
-    assert finding.details.startswith("1 unlabelled images of 1 groups; none of them in")
-    assert finding.notes[0].startswith("look: 1 of 1 unlabelled images name no patient")
+    row = check(data_root=data, unlabelled_root=new)
+    assert "8 annotated images, 8 with a mask; 1 unlabelled images of 1 groups; patients: reward 3, policy 2" in row
+    assert "look: 1 of 1 unlabelled images name no patient" in row
     (new / "b.png").write_bytes((new / "a.png").read_bytes()[:200])
     with pytest.raises(ValueError, match=r"b\.png"):
-        doctor.check_unlabelled(config, RegionConfig())
+        check(data_root=data, unlabelled_root=new)
+    write_regions(Path("scenes"), 6, 3, 96)
+    with pytest.raises(ValueError, match="--unlabelled_root is for images, but scenes holds captions"):
+        check(data_root=Path("scenes"), unlabelled_root=new)
 
 
-def test_the_levels_are_described(check: Check) -> None:
+def test_the_grey_window_is_described(check: Check) -> None:
     data = write_deep_data(Path("data"), 14)
     row = check(data_root=data)
     assert row.startswith("OK ")
@@ -195,24 +191,3 @@ def test_patients_in_several_spellings_and_files_that_are_not_read_are_noted(che
     assert "1 patient(s) whose name is written in several ways, taken for one each" in row
     assert "look: files of kinds that are not read, left out: 1 .nii.gz (masks/1.nii.gz)" in row
     assert "Jane" not in row
-
-
-def test_outlines_alone_are_measured_and_not_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    samples = read_annotations(write_tiny_data(tmp_path / "data", images=8, size=48))
-    square = MaskParts(polygons=(np.array([4.0, 4, 40, 4, 40, 40, 4, 40]),))
-    outlined = [replace(samples[0], mask_parts=None), *(replace(s, mask_parts=square) for s in samples[1:])]
-    monkeypatch.setattr(doctor, "has_filled_loops", lambda mask: True)
-    monkeypatch.setattr(doctor, "OUTLINED", 4)
-    for found, expected in ((samples, [False] * 8), (outlined, [False, True] * 4)):
-        assert [image.filled for image in sample_statistics(found, tmp_path / "data" / "images")] == expected
-
-
-def test_regions_are_checked_up_to_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_regions(tmp_path / "scenes", 4, 3, 96)
-    regions, _ = read_region_data(tmp_path / "scenes")
-    images = region_statistics(regions)
-    assert [image.name for image in images] == [region.where for region in regions]
-    assert all(0 < (image.share or 0) < 0.5 for image in images)
-    monkeypatch.setattr(doctor, "CHECKED", 3)
-    assert len(region_statistics(regions)) <= 3
-    assert len(region_statistics(regions[:3])) == 3

@@ -4,6 +4,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +17,7 @@ from rl_reward_network.inputs.doctor import check_data
 from rl_reward_network.inputs.loading import describe_run, imported_root, open_inputs, own_format, saved_config
 from rl_reward_network.run import REWARD_RUN, Run
 from tests.conftest import write_tiny_data
-from tests.data_import.sources import coco_content, picture, save, truth, write_json, write_pairs
-from tests.data_import.test_coco import annotation
+from tests.data_import.sources import SIZE, annotation, coco_content, picture, save, truth, write_json, write_pairs
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "load_segmenter", lambda *_: SimpleNamespace(segment=None, fingerprint="none"))
 
 
-def own(source: Path, **changes: str) -> RunConfig:
+def own(source: Path, **changes: Any) -> RunConfig:
     return RunConfig(data_root=source, gpu=-1, **{"patients_csv": "none", **changes})
 
 
@@ -112,3 +112,18 @@ def test_a_source_with_open_points_leaves_nothing() -> None:
     with pytest.raises(ValueError, match="name a folder beside it"):
         open_inputs(replace(own(source), output_dir=source / "outputs"))
     assert len(open_inputs(own(source, label="all")).samples) == 5
+
+
+def test_deep_images_are_8_bit_after_the_import_and_their_window_is_recorded_with_a_run() -> None:
+    source = write_pairs(Path("photos"), "images/{}.tif", count=8)
+    for number in range(8):
+        grey = np.random.default_rng(number).integers(1000, 3000, SIZE).astype(np.uint16)
+        save(source / f"images/{number}.tif", grey)
+    for bits, window in ((None, [1002, 2997]), (12, [0, 4095])):
+        inputs = open_inputs(own(source, bit_depth=bits))
+        assert inputs.grey_levels == {"data set": pytest.approx(window, abs=3)}
+        assert all(sample.grey is None for sample in inputs.samples)
+        (line,) = (line for line in check_data(own(source, bit_depth=bits), RegionConfig()).details.split("\n")[1:2])
+        assert line.startswith("grey above 8 bit, imported as 8 bit: black was ")
+    run = Path("outputs/run")
+    assert describe_run(Run(run, REWARD_RUN), inputs, {})["inputs"]["grey_levels"] == {"data set": [0, 4095]}

@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 import rl_reward_network.embedded.datasets as embedded
-from rl_reward_network.data import annotations, images
+from rl_reward_network.bit_depth import GreyWindow
+from rl_reward_network.data import images
 from rl_reward_network.data.splits import SPLITS
 from rl_reward_network.env.mask_bank import FrozenAnswer, MaskBank
 from rl_reward_network.inputs import loading
@@ -54,27 +55,25 @@ def without_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "load_segmenter", lambda *_: segmenter)
 
 
-def test_the_levels_are_kept_with_the_run_and_used_again(without_model: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_window_is_recorded_with_the_run_and_found_again(without_model: None) -> None:
     data, run = write_deep_data(Path("bits10")), Path("outputs/run")
     inputs = open_inputs(RunConfig(data_root=data, output_dir=Path("outputs")))
-    (levels,) = {sample.levels for sample in inputs.samples}
-    assert levels is not None
-    assert 600 < levels.white < 800, "the tubes are at 160 of 255"
+    (window,) = {sample.grey for sample in inputs.samples}
+    assert window is not None
+    assert 600 < window.white < 800, "the tubes are at 160 of 255"
     saved = describe_run(Run(run, REWARD_RUN), inputs, {})
-    assert saved["inputs"]["grey_levels"] == {"data set": levels}
+    assert saved["inputs"]["grey_levels"] == {"data set": [window.black, window.white]}
     Path("bits10").rename("moved")
-    monkeypatch.setattr(annotations, "measured_levels", lambda _: pytest.fail("config.json has the levels"))
     config = json.loads((run / "config.json").read_text())
     again = open_inputs(*saved_config(run, config, Path("moved")), run / "split.json")
     assert again.split == inputs.split
-    assert again.config.grey_levels == {"data set": levels}
-    assert {sample.levels for sample in again.samples} == {levels}
+    assert {sample.grey for sample in again.samples} == {window}
 
 
 def test_bit_depth_says_what_is_white(without_model: None) -> None:
     data = write_deep_data(Path("bits10"))
     given = open_inputs(RunConfig(data_root=data, bit_depth=10))
-    assert given.config.grey_levels == {"data set": (0, 1023)}
+    assert {sample.grey for sample in given.samples} == {GreyWindow(0, 1023)}
     plain = read_samples(write_tiny_data(Path("bits8"), size=48))
     for deep, shallow in zip(given.samples[1:], plain[1:], strict=True):
         assert np.abs(deep.load_image().astype(int) - shallow.load_image()).max() <= 2, "10 bit is 8 bit times four"

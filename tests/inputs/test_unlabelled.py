@@ -1,20 +1,21 @@
-"""Folders of images without masks: which are read, what tells patients apart, and what is refused."""
+"""Images of `--unlabelled_root` that join the training split: which they are, and which are refused."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from rl_reward_network.bit_depth import Levels
 from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.data.items import Sample, pseudonym
-from rl_reward_network.data.splits import Split, make_split
+from rl_reward_network.data.splits import Split, make_split, select
 from rl_reward_network.inputs.config import RunConfig
-from rl_reward_network.inputs.unlabelled import open_unlabelled, unlabelled_of
+from rl_reward_network.inputs.loading import join_unlabelled, unlabelled_summary
 from tests.conftest import SHARED, tube_image, write_tiny_data
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*unlabelled images name no patient")
 
 Data = tuple[list[Sample], Split]
 
@@ -37,38 +38,49 @@ def named_as(patient: int) -> str:
     return f"P{patient:04d}({patient:010d})_2_frame_000001.png"
 
 
+def joined(root: Path, data: Data, **settings: Any) -> list[Sample]:
+    """The samples that join the data."""
+    config = RunConfig(data_root=data[0][0].image_path.parents[1], unlabelled_root=root, **settings)
+    samples, split, fingerprint = join_unlabelled(config, *data)
+    new = samples[len(data[0]) :]
+    assert samples[: len(data[0])] == data[0]
+    assert all(one.joined and not one.labelled for one in new)
+    assert select(new, split, "policy") == new
+    assert split == data[1], "what is saved is the split of the data"
+    assert fingerprint is not None
+    return new
+
+
 def test_images_of_a_plain_folder_are_groups_of_their_own(data: Data, tmp_path: Path) -> None:
     root = write_plain(tmp_path / "new", ["a.png", "deeper/a.png", "b.JPG", ".hidden.png"])
     (root / "notes.txt").write_text("no image")
-    unlabelled = open_unlabelled(root, *data)
-    samples = unlabelled.for_training
+    samples = joined(root, data)
     assert sorted(sample.image_path.relative_to(root).as_posix() for sample in samples) == [
         *("a.png", "b.JPG", "deeper/a.png")
     ]
     assert len({sample.group_id for sample in samples}) == len({sample.sample_id for sample in samples}) == 3
     assert {sample.text for sample in samples} == {"blood vessel"}
-    assert [sample.load_mask() for sample in samples] == [None] * 3
     assert samples[0].load_image().shape == (48, 48, 3)
-    assert unlabelled.summary == "3 unlabelled images of 3 groups"
+    assert unlabelled_summary(samples) == "3 unlabelled images of 3 groups"
+    assert join_unlabelled(RunConfig(), *data) == (*data, None)
 
 
-def test_masks_are_read_by_evaluations_alone(data: Data, tmp_path: Path) -> None:
-    root = write_tiny_data(tmp_path / "new", images=20, size=48)
-    records = json.loads((root / "annotations.json").read_text())[10:]
-    (root / "annotations.json").write_text(json.dumps(records))
-    for record in records:
-        Image.fromarray(tube_image(48, 100 + len(record["image"]) + int(record["mask_png"][6:-4]))[0]).save(
-            root / "images" / record["image"]
-        )
-    unlabelled = open_unlabelled(root, *data)
-    assert all(not sample.labelled for sample in unlabelled.for_training)
-    truths = [sample.load_mask() for sample in unlabelled.samples]
-    assert all(truth is not None and truth.any() for truth in truths)
-    assert unlabelled.summary.endswith("10 of them with a mask that training does not read")
-    (root / "masks" / "12.png").write_bytes((root / "masks" / "13.png").read_bytes())
-    assert open_unlabelled(root, *data).fingerprint == unlabelled.fingerprint
-    Image.fromarray(np.zeros((48, 48), np.uint8)).save(root / "images" / records[0]["image"])
-    assert open_unlabelled(root, *data).fingerprint != unlabelled.fingerprint
+def test_masks_of_a_data_folder_are_not_read_and_change_nothing(data: Data, tmp_path: Path) -> None:
+    root = write_tiny_data(tmp_path / "new", images=3, size=48)
+    for number, path in enumerate(sorted((root / "images").iterdir())):
+        Image.fromarray(tube_image(48, 100 + number)[0]).save(path.with_name(named_as(100 + number)))
+        path.unlink()
+    text = (root / "annotations.json").read_text()
+    for number in range(3):
+        text = text.replace(f"P{number:04d}({number:010d})_1_", f"P{100 + number:04d}({100 + number:010d})_2_")
+    (root / "annotations.json").write_text(text)
+    config = RunConfig(data_root=data[0][0].image_path.parents[1], unlabelled_root=root)
+    first = join_unlabelled(config, *data)
+    assert len(first[0]) == len(data[0]) + 3
+    (root / "masks/1.png").write_bytes((root / "masks/2.png").read_bytes())
+    assert join_unlabelled(config, *data)[2] == first[2]
+    Image.fromarray(tube_image(48, 200)[0]).save(root / "images" / named_as(101))
+    assert join_unlabelled(config, *data)[2] != first[2]
 
 
 @pytest.mark.parametrize("split", ["reward", "val", "test"])
@@ -77,55 +89,42 @@ def test_patients_of_other_splits_are_refused_with_their_number(data: Data, tmp_
     root = write_plain(tmp_path / "new", [*map(named_as, numbers), "other.png"])
     message = rf"--unlabelled_root: {len(numbers)} of its {len(numbers) + 1} groups are in the {split} split"
     with pytest.raises(ValueError, match=message):
-        open_unlabelled(root, *data)
+        joined(root, data)
     spelled = write_plain(tmp_path / "spelled", [f"x-{numbers[0]}.png", f"x-00{numbers[0]}b.png"])
     with pytest.raises(ValueError, match=f"1 of its 2 groups are in the {split} split"):
-        open_unlabelled(spelled, *data, group_regex=r"^x-(?P<group>.+)\.png")
+        joined(spelled, data, group_regex=r"^x-(?P<group>.+)\.png")
 
 
 def test_groups_are_found_in_names_and_an_image_named_as_one_of_the_data_has_its_own_id(
     data: Data, tmp_path: Path
 ) -> None:
     root = write_plain(tmp_path / "new", ["x-1.png", "x-2.png", "y-1.png"])
-    samples = open_unlabelled(root, *data, group_regex=r"^(?P<group>[a-z])-").samples
+    samples = joined(root, data, group_regex=r"^(?P<group>[a-z])-")
     assert [sample.group_id for sample in samples] == [pseudonym("group", name) for name in "xxy"]
     policy = next(s for s in data[0] if s.group_id in data[1].groups["policy"])
-    (sample,) = open_unlabelled(write_plain(tmp_path / "same", [policy.image_path.name]), *data).samples
+    (sample,) = joined(write_plain(tmp_path / "same", [policy.image_path.name]), data)
     assert sample.group_id == policy.group_id
     assert sample.sample_id != policy.sample_id
 
 
-@pytest.mark.parametrize("suffix", [".png", ".bmp", ".tiff", ".jpg"])
-def test_copies_of_test_images_are_refused_in_any_format(data: Data, tmp_path: Path, suffix: str) -> None:
+def test_copies_in_another_format_mirrored_or_scaled_are_refused(data: Data, tmp_path: Path) -> None:
     root = write_plain(tmp_path / "new", ["other.png"])
-    tests = [sample for sample in data[0] if sample.group_id in data[1].groups["test"]]
-    Image.open(tests[0].image_path).save(root / f"renamed{suffix}")
-    with pytest.raises(
-        ValueError, match=rf"1 images are also in the test split .*\(renamed\{suffix}\); leave them out"
-    ):
-        open_unlabelled(root, *data)
-
-
-def test_mirrored_and_scaled_copies_are_counted_over_all_splits(data: Data, tmp_path: Path) -> None:
-    root = write_plain(tmp_path / "new", ["other.png"])
-    for name in ("reward", "policy", "val", "test"):
+    copies = (("reward", "bmp"), ("policy", "tiff"), ("val", "jpg"), ("test", "png"))
+    for number, (name, suffix) in enumerate(copies):
         sample = next(sample for sample in data[0] if sample.group_id in data[1].groups[name])
-        turned = Image.open(sample.image_path).transpose(Image.Transpose.ROTATE_270)
-        turned.resize((96, 96)).save(root / f"{name}.jpg", quality=90)
-    with pytest.raises(ValueError, match=r"3 images are also in the reward and val and test split"):
-        open_unlabelled(root, *data)
+        copy = Image.open(sample.image_path)
+        if number % 2:
+            copy = copy.transpose(Image.Transpose.ROTATE_270).resize((96, 96))
+        copy.save(root / f"{name}.{suffix}", quality=90)
+    with pytest.raises(ValueError, match=r"3 images are also in the reward and val and test split .*reward\.bmp"):
+        joined(root, data)
 
 
 def test_images_without_names_of_patients_are_said_to_be_so(data: Data, tmp_path: Path) -> None:
     root = write_plain(tmp_path / "new", ["a.png", "b_png.rf.01ab.jpg", "c/b_png.rf.77Cd.jpg", named_as(99)])
-    unlabelled = open_unlabelled(root, *data)
-    assert unlabelled.note.startswith("3 of 4 unlabelled images name no patient: other images of test patients may be")
-    assert unlabelled.summary == "4 unlabelled images of 3 groups", "versions of one picture share a group"
-    (root / "a.png").unlink()
-    assert open_unlabelled(root, *data, group_regex=r"(?P<group>b_png|P\d+)").note == ""
-    config = RunConfig(data_root=data[0][0].image_path.parents[1], unlabelled_root=root, output_dir=tmp_path)
-    with pytest.warns(UserWarning, match="2 of 3 unlabelled images name no patient"):
-        unlabelled_of(config, *data)
+    with pytest.warns(UserWarning, match="3 of 4 unlabelled images name no patient: other images of test patients"):
+        samples = joined(root, data)
+    assert unlabelled_summary(samples) == "4 unlabelled images of 3 groups", "versions of one picture share a group"
 
 
 def test_exports_of_test_images_as_jpeg_are_refused() -> None:
@@ -134,21 +133,27 @@ def test_exports_of_test_images_as_jpeg_are_refused() -> None:
         pytest.skip(f"{case} is missing: cases lie beside the repository")
     samples = read_annotations(case / "labelled")
     with pytest.raises(ValueError, match="9 images are also in the reward and val and test split of the data"):
-        open_unlabelled(case / "unlabelled", samples, make_split(samples, 0))
+        joined(case / "unlabelled", (samples, make_split(samples, 0)))
 
 
 def test_what_cannot_be_read_is_named(data: Data, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     save_mask(tmp_path / "drawn/masks/a.png")
+    root = write_plain(tmp_path / "flat", ["frames/a.png", "frames/b.png"])
+    for name in ("truth/a.png", "SegmentationClass/b.png", "frames/b_mask.png"):
+        save_mask(root / name)
     other = [replace(sample, text="airway") for sample in data[0]]
-    for root, samples, message in (
+    for folder, samples, message in (
         ("nowhere", data[0], "nowhere: no such folder; --unlabelled_root"),
         ("empty", data[0], "empty: --unlabelled_root: no images here"),
         ("drawn", data[0], r"no images here \(1 pictures are masks by their folder or name\)"),
+        ("flat", data[0], "1 of its 3 images hold a few flat colours, as masks do; leave them out"),
         (write_tiny_data(tmp_path / "new", images=1, size=48), other, "other phrases than the data"),
     ):
         with pytest.raises(ValueError, match=message):
-            open_unlabelled(tmp_path / root, samples, data[1])
+            joined(tmp_path / folder, (samples, data[1]))
+    (root / "truth/a.png").unlink()
+    assert [sample.image_path.name for sample in joined(root, data)] == ["a.png", "b.png"], "masks beside images"
 
 
 def save_mask(path: Path) -> None:
@@ -156,23 +161,14 @@ def save_mask(path: Path) -> None:
     Image.fromarray((tube_image(48, 1)[1] > 0).astype(np.uint8) * 255).save(path)
 
 
-def test_deep_grey_has_levels_of_this_folder(data: Data, tmp_path: Path) -> None:
+def test_deep_grey_has_the_window_of_this_folder(data: Data, tmp_path: Path) -> None:
     root = tmp_path / "deep"
     root.mkdir()
     grey = np.linspace(0, 1000, 48 * 48).reshape(48, 48).astype(np.uint16)
     Image.fromarray(grey).save(root / "a.png")
-    (sample,) = open_unlabelled(root, *data).samples
-    assert sample.levels is not None
-    assert 990 <= sample.levels.white <= 1000
-    (given,) = open_unlabelled(root, *data, grey_levels={"data set": Levels(0, 4095)}).samples
-    assert given.levels == (0, 4095)
-
-
-def test_masks_beside_unlabelled_images_are_no_images(data: Data, tmp_path: Path) -> None:
-    root = write_plain(tmp_path / "new", ["frames/a.png", "frames/b.png"])
-    for name in ("truth/a.png", "SegmentationClass/b.png", "frames/b_mask.png"):
-        save_mask(root / name)
-    with pytest.raises(ValueError, match=r"1 of its 3 images hold a few flat colours, as masks do; leave them out"):
-        open_unlabelled(root, *data)
-    (root / "truth/a.png").unlink()
-    assert [sample.image_path.name for sample in open_unlabelled(root, *data).samples] == ["a.png", "b.png"]
+    (sample,) = joined(root, data)
+    assert sample.grey is not None
+    assert 990 <= sample.grey.white <= 1000
+    (given,) = joined(root, data, bit_depth=12)
+    assert given.grey is not None
+    assert given.grey.white == 4095

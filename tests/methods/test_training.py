@@ -113,8 +113,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> RunInputs:
     config = RunConfig(data_root=data, output_dir=folder / "out", gpu=-1, seed=5)
     (folder / "prompts.txt").write_text("Find the tubes.\nSegment.\n")
     inputs = open_inputs(config, PromptConfig(max_tiles=3, prompts=folder / "prompts.txt"))
-    unlabelled: Any = SimpleNamespace(fingerprint="u", samples=[], for_training=[])
-    return replace(inputs, unlabelled=unlabelled)
+    return replace(inputs, unlabelled="u")
 
 
 @pytest.mark.parametrize("mode", ["quick", "full"])

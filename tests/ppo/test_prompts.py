@@ -457,16 +457,18 @@ def run_with_new(with_new: RunInputs, reward_run: Run) -> Run:
 
 
 def test_half_of_the_training_images_are_unlabelled(with_new: RunInputs, run_with_new: Run) -> None:
-    assert with_new.unlabelled is not None
-    new = {sample.sample_id for sample in with_new.unlabelled.samples}
+    new = {sample.sample_id for sample in with_new.samples if sample.joined}
     tables = read_json(run_with_new / "tables.json")
     used = [entry for entry in tables["policy"] if entry["sample_id"] in new]
-    assert (len(used), len(tables["policy"]) - len(used)) == (6, len(with_new.pick("policy", 100)))
+    assert len(used) == 6
+    assert len(tables["policy"]) == len(with_new.pick("policy", 100)) > 6
+    assert [sample.sample_id in new for sample in with_new.pick("policy", 4)][-2:] == [True] * 2, "half of them"
+    assert not new & {sample.sample_id for sample in with_new.pick("policy", 100, labelled=True)}
     assert all(entry["metrics"] is None for entry in used)
     assert not new & {entry["sample_id"] for entry in tables["val"]}
     facts = read_json(run_with_new / "final_model" / "config.json")["domain"]
-    assert facts == {"images": 6 + len(with_new.pick("policy", 100)), "outside": 0, "reason": None}
-    assert "6 unlabelled images of 6 groups, 6 of them with a mask" in with_new.summary
+    assert facts == {"images": len(tables["policy"]), "outside": 0, "reason": None}
+    assert "6 unlabelled images of 6 groups" in with_new.summary
 
 
 def test_a_resumed_run_has_the_same_unlabelled_images(with_new: RunInputs, run_with_new: Run) -> None:
@@ -475,30 +477,25 @@ def test_a_resumed_run_has_the_same_unlabelled_images(with_new: RunInputs, run_w
         run_with_new.check_same(run_settings(replace(with_new, unlabelled=None), PLAN))
 
 
-def test_images_of_the_data_take_the_place_of_those_left_out(
+def test_images_outside_the_domain_are_left_out(
     with_new: RunInputs, reward_net: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert with_new.unlabelled is not None
-    new = {sample.sample_id for sample in with_new.unlabelled.samples}
     network = RewardNetwork.from_pretrained(reward_net)
-    samples = {"policy": with_new.pick("policy", 3), "val": with_new.pick("val", 9)}
+    samples = {"policy": with_new.pick("policy", 4), "val": with_new.pick("val", 9)}
+    own = [sample.load_image().mean() for sample in samples["policy"][:2]]
 
-    def joined() -> list[bool]:
-        maps = ForegroundMaps(network)  # keeps why an image is outside
-        found, _ = judged_samples(with_new, replace(PLAN, images=3), samples, maps)
+    def left() -> Any:
+        found, _ = judged_samples(PLAN, samples, ForegroundMaps(network))  # keeps why an image is outside
         assert found["val"] == samples["val"]
-        return [sample.sample_id in new for sample in found["policy"]]
+        return found["policy"]
 
     monkeypatch.setattr(RewardNetwork, "outside", lambda *_: None)
-    assert joined() == [False, False, True]
-    own = [sample.load_image().mean() for sample in samples["policy"]]
-    monkeypatch.setattr(RewardNetwork, "outside", lambda _, image, maps: None if image.mean() in own else "new")
-    assert joined() == [False, False, False]
+    assert left() == samples["policy"]
     monkeypatch.setattr(RewardNetwork, "outside", lambda _, image, maps: None if image.mean() in own[:1] else "new")
-    assert joined() == [False], "images of the data are left out, too"
+    assert left() == samples["policy"][:1], "images of the data are left out, too"
     monkeypatch.setattr(RewardNetwork, "outside", lambda *_: "new")
     with pytest.raises(ValueError, match=r"no training image is left: .* the first: new"):
-        joined()
+        left()
 
 
 @pytest.mark.parametrize("reward", ["dice", "net_and_dice"])

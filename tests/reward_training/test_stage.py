@@ -17,7 +17,6 @@ from rl_reward_network.cli.reward import agreement_lines
 from rl_reward_network.data.windows import LabelledImages
 from rl_reward_network.inputs.doctor import check_reward_network
 from rl_reward_network.inputs.loading import RunInputs
-from rl_reward_network.inputs.unlabelled import Unlabelled
 from rl_reward_network.models.reward_network import DiceInterval, RewardNetwork, RewardNetworkConfig
 from rl_reward_network.reward_training import calibration
 from rl_reward_network.reward_training import stage as reward_stage
@@ -129,8 +128,8 @@ def test_a_mean_teacher_is_trained_where_it_is_asked_for_and_judges_none_of_its_
 ) -> None:
     known = {sample.group_id for name in ("reward", "val", "test") for sample in tiny_inputs.pick(name, 99)}
     further = [sample for sample in tiny_inputs.samples if sample.group_id not in known]
-    unlabelled = Unlabelled(tmp_path, tuple(further), "f" * 64)
-    inputs = replace(tiny_inputs, unlabelled=unlabelled)
+    joined = [replace(sample, mask_parts=None, joined=True) for sample in further]
+    inputs = replace(tiny_inputs, samples=[*tiny_inputs.samples, *joined], unlabelled="f" * 64)
     plain, plan = plan_of(inputs), plan_of(inputs)._replace(mean_teacher=True)
     assert origin(inputs, plain)["unlabelled"] is None, "images for later steps train no reward network"
     assert origin(inputs, plan)["unlabelled"] == "f" * 64
@@ -188,17 +187,16 @@ def test_an_interrupted_run_is_found_and_ends_in_the_same_weights(
 
 
 @pytest.mark.parametrize("field", ["train_groups", "val_groups"])
-@pytest.mark.parametrize("split", ["reward", "policy", "val", "test", "unlabelled", None])
+@pytest.mark.parametrize("split", ["reward", "policy", "val", "test", "joined", None])
 def test_no_patient_is_judged_by_a_network_that_knows_it(inputs: RunInputs, field: str, split: str | None) -> None:
-    unlabelled = Unlabelled(Path("new"), (replace(inputs.samples[0], group_id="new"),), "fingerprint")
     info: dict[str, Any] = {}
     if split:
-        patient = "new" if split == "unlabelled" else inputs.split.groups[split][0]
+        patient = "new" if split == "joined" else inputs.split.groups[split][0]
         info = {"train_groups": [], "val_groups": [], field: [patient]}
     allowed = split == "reward" or (split, field) == ("val", "val_groups")
-    message = f"1 patients of (the )?(--)?{split}" if split else "groups is missing"
+    message = f"1 patients of the {'policy' if split == 'joined' else split} split" if split else "groups is missing"
     with nullcontext() if allowed else pytest.raises(ValueError, match=message):
-        check_no_leak(inputs.split, RewardNetwork(training_info=info), Path("net"), unlabelled)
+        check_no_leak(replace(inputs.split, joined=("new",)), RewardNetwork(training_info=info), Path("net"))
 
 
 def test_images_under_other_names_are_not_judged_by_a_network_that_has_seen_them(
@@ -216,9 +214,10 @@ def test_images_under_other_names_are_not_judged_by_a_network_that_has_seen_them
         split = replace(inputs.split, groups=names | moved)
         with pytest.raises(ValueError, match=rf"^net: the reward network was {message}.*\.png.*; train one on these"):
             check_no_leak(split, network, Path("net"), samples=renamed)
-    further = Unlabelled(Path("new"), tuple(s for s in renamed if s.group_id in names["reward"]), "fingerprint")
-    with pytest.raises(ValueError, match="images of --unlabelled_root"):
-        check_no_leak(inputs.split, network, Path("net"), further, inputs.samples)
+    joined = [replace(one, joined=True) for one in renamed if one.group_id in names["reward"]]
+    split = replace(inputs.split, joined=tuple(one.group_id for one in joined))
+    with pytest.raises(ValueError, match="images of the policy split"):
+        check_no_leak(split, network, Path("net"), [*inputs.samples, *joined])
     folder, other = str(reward_run / "best_reward_net"), replace(inputs.config, split_seed=3)
     with pytest.raises(ValueError, match=r"best_reward_net: the reward network was .* images of the \w+ split"):
         check_reward_network(folder, other)

@@ -1,4 +1,4 @@
-"""What `sa2va-rl segment` loads, and the levels of images above 8 bit."""
+"""What `sa2va-rl segment` loads, and the grey window of images above 8 bit."""
 
 from pathlib import Path
 
@@ -7,21 +7,11 @@ import pytest
 from PIL import Image
 
 from rl_reward_network.atomic_io import write_json
-from rl_reward_network.bit_depth import Levels
 from rl_reward_network.cli import segment
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.run import REWARD_NET
-from rl_reward_network.segment.maker import default_model, image_levels, load_mask_maker, load_reward_network
-
-
-def test_the_policys_levels_win_and_exclude_a_bit_depth() -> None:
-    levels = {"data set": Levels(12, 987), "0123456789ab": Levels(0, 4000)}
-    assert image_levels(None, None) is None
-    assert image_levels(12, None) == (0, 4095)
-    assert image_levels(None, levels) == (12, 987)
-    with pytest.raises(ValueError, match=r"--bit_depth 12.*987"):
-        image_levels(12, levels)
+from rl_reward_network.segment.maker import default_model, load_mask_maker, load_reward_network
 
 
 def test_a_named_reward_network_is_used_before_that_of_the_run(tmp_path: Path) -> None:
@@ -36,7 +26,7 @@ def test_a_named_reward_network_is_used_before_that_of_the_run(tmp_path: Path) -
         assert network.config.members == members
 
 
-def test_the_levels_are_printed(tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_grey_window_is_printed(tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     grey = np.linspace(0, 1000, 64 * 64).astype(np.uint16).reshape(64, 64)
     grey[5, 5] = 65535
     Image.fromarray(grey).save(tmp_path / "x.png")
