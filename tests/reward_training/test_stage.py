@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from rl_reward_network.atomic_io import read_json, write_json
+from rl_reward_network.atomic_io import read_json
 from rl_reward_network.cli.reward import agreement_lines
 from rl_reward_network.data.windows import LabelledImages
 from rl_reward_network.inputs.doctor import check_reward_network
@@ -108,19 +108,6 @@ def test_a_run_finds_the_network_it_would_train_again_and_no_other(tiny_inputs: 
         {"segmenter": replace(tiny_inputs.segmenter, fingerprint="x")},
     ):
         assert find_reward_network(replace(tiny_inputs, **change), plan) is None, change
-
-
-def test_a_network_of_version_0_11_is_found_by_full_alone(inputs: RunInputs, tmp_path: Path) -> None:
-    """It saw no coarse windows, which is how quick trains now."""
-    for mode in ("quick", "full"):
-        plan, run = plan_of(inputs, mode), tmp_path / f"reward_net_{mode}"
-        info = {**origin(inputs, plan), "seed": 0}
-        info["settings"] = {name: value for name, value in info["settings"].items() if name != "coarse"}
-        RewardNetwork(plan.network, info).save_pretrained(run / "best_reward_net")
-        write_json(run / "config.json", {"stage": "reward network", "version": "0.11.0", "settings": info})
-        write_json(run / "agreement.json", {})
-        found = run / "best_reward_net" if mode == "full" else None
-        assert find_reward_network(inputs, plan) == found
 
 
 def test_a_mean_teacher_is_trained_where_it_is_asked_for_and_judges_none_of_its_images(
