@@ -238,7 +238,7 @@ def frame_sheet(frames: Path, segmented: Path) -> Image.Image:
     masks = SequenceTarget(frames, segmented).masks
     if len(masks) != len(sequence):
         raise ValueError(f"{segmented}: {len(masks)} masks of {len(sequence)} frames; run `segment --video` again")
-    chosen = key_frames(len(sequence), "uniform", most=FRAMES)
+    chosen = key_frames(len(sequence), "uniform", FRAMES)
     truths = _truths(sequence)
     panels = []
     for index, image in zip(chosen, sequence.frames(chosen), strict=True):

@@ -87,7 +87,7 @@ def answer_sequence(
     """The answer to one question about a sequence.
 
     Args:
-        frames: the 1 to 5 frames that the language model sees, all of one size; `sequences.key_frames` chooses them.
+        frames: the 1 to 5 frames that the language model sees, all of one size.
         text: the user's turn; `<image>` is put in front where it is missing.
 
     Raises:
