@@ -28,9 +28,8 @@ from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.grpo.image_context import ImageContext, encode_image, make_question
 from rl_reward_network.inputs.segmenter import Sa2VASegmenter
 from rl_reward_network.models.default import DEFAULT_MODEL
-from rl_reward_network.models.sa2va.generation_sa2va import Decoding
+from rl_reward_network.models.sa2va.generation_sa2va import Decoding, Segmentation
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype, load_sa2va_model
-from rl_reward_network.models.sa2va.prediction_sa2va import Segmentation
 from rl_reward_network.rewards.metrics import iou
 
 SIDE = 512  # pixels

@@ -42,10 +42,9 @@ from rl_reward_network.grpo.trainable import mixed_precision, prepare_model
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.default import DEFAULT_MODEL
-from rl_reward_network.models.sa2va.generation_sa2va import Decoding, evaluating
+from rl_reward_network.models.sa2va.generation_sa2va import Decoding, answer_batch, evaluating
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype, load_sa2va_model
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
-from rl_reward_network.models.sa2va.prediction_sa2va import answer_batch
 from rl_reward_network.rewards.functions import iou_reward, meteor_reward
 
 BAR = 1e-3  # of gradients: sums in another order differ by 1e-5, a wrong layout by 1

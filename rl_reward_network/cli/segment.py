@@ -30,8 +30,7 @@ from rl_reward_network.bit_depth import levels_of_bits
 from rl_reward_network.flags import changed, check_at_least
 
 if TYPE_CHECKING:
-    from rl_reward_network.segment.files import Target
-    from rl_reward_network.segment.maker import Segmented
+    from rl_reward_network.segment.maker import Segmented, Target
     from rl_reward_network.segment.sequence import SegmentedSequence
 
 ONLY_WITH_VIDEO = ("sam2_memory", "truth")
@@ -92,9 +91,14 @@ def main(args: Args) -> None:
     if flags := changed(args, *ONLY_WITH_VIDEO):
         raise ValueError(f"{flags[0]}: it is for sequences; add --video, or leave it out")
     from rl_reward_network.env.prompts import PROMPTS
-    from rl_reward_network.segment.files import NO_MASK, check_free, image_files, targets
-    from rl_reward_network.segment.maker import load_mask_maker
-    from rl_reward_network.segment.methods import load_method_maker
+    from rl_reward_network.segment.maker import (
+        NO_MASK,
+        check_free,
+        image_files,
+        load_mask_maker,
+        load_method_maker,
+        targets,
+    )
 
     if args.policy is not None and args.prompt is not None:
         raise ValueError(

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -44,8 +44,7 @@ from rl_reward_network.report.overlays import GREEN, ORANGE, paint_mask
 from rl_reward_network.report.page import csv_text
 from rl_reward_network.rewards.learned import ImageScorer
 from rl_reward_network.rewards.metrics import dice, iou
-from rl_reward_network.segment.files import NO_MASK, prompt_of, save_mask, text_of, words_of
-from rl_reward_network.segment.maker import MaskMaker
+from rl_reward_network.segment.maker import NO_MASK, MaskMaker, prompt_of, save_mask, text_of, words_of
 
 RUN_KEY = "sa2va_sequence"  # of the text in a PNG that holds the key of its run
 RECORDING_KEY = "sa2va_recording"  # of the text that tells the sequence from others of the same name
@@ -88,14 +87,7 @@ class SequenceTarget:
 
 @dataclass(frozen=True)
 class CheckedSequence:
-    """A sequence of which every frame was decoded once.
-
-    Args:
-        target: where its masks go.
-        frames: the sequence.
-        digest: of the pixels of all frames.
-        truths: index of a frame -> file of its true mask.
-    """
+    """A sequence of which every frame was decoded once; `truths`: index of a frame -> its true mask."""
 
     target: SequenceTarget
     frames: FrameSequence
@@ -121,11 +113,7 @@ class SegmentedSequence:
 
 
 def sequence_targets(paths: Sequence[Path], output: Path | None, prompt: str | None) -> list[SequenceTarget]:
-    """The folder of each sequence, `<name>_<words of the prompt>_segmented`: beside it, or in the folder `output`.
-
-    Raises:
-        ValueError: no path, `output` is named as a file, or two sequences would share a folder.
-    """
+    """The folder of each sequence, `<name>_<words of the prompt>_segmented`: beside it, or in the folder `output`."""
     if not paths:
         raise ValueError("no sequence: name folders of frames, DICOM files or video files")
     if output is not None and output.suffix.lower() in IMAGE_SUFFIXES and not output.is_dir():
@@ -318,14 +306,18 @@ class FrameMeasures:
     true_iou_before: float | None
 
 
-Masks = tuple[np.ndarray | None, np.ndarray | None]  # of a frame, bool (H, W): that of the model, the truth
+class Masks(NamedTuple):
+    """Of a frame, bool (H, W)."""
+
+    mask: np.ndarray | None
+    truth: np.ndarray | None
 
 
 def measure_frame(before: Masks, mask: np.ndarray, truth: np.ndarray | None) -> FrameMeasures:
     """Compare a mask, bool (H, W), with its truth and with the frame before; a ValueError for another size."""
     compared = [
         None if one is None or other is None else float(metric(one[None], other[None])[0])
-        for metric, one, other in ((dice, mask, truth), (iou, before[0], mask), (iou, before[1], truth))
+        for metric, one, other in ((dice, mask, truth), (iou, before.mask, mask), (iou, before.truth, truth))
     ]
     return FrameMeasures(float(mask.mean()), *compared)
 
@@ -367,11 +359,11 @@ def write_results(checked: CheckedSequence, network: RewardNetwork | None) -> tu
         without one.
     """
     measures, predicted, outside, strip = list[FrameMeasures](), list[tuple[float, ...]](), list[str](), []
-    in_strip, before = set(key_frames(len(checked.frames), "uniform", STRIP)), (None, None)
+    in_strip, before = set(key_frames(len(checked.frames), "uniform", STRIP)), Masks(None, None)
     for index, frame in enumerate(checked.frames.frames()):
         mask, truth = checked.mask(index), checked.truth(index)
         measures.append(measure_frame(before, mask, truth))
-        before = mask, truth
+        before = Masks(mask, truth)
         if network is not None:
             scorer = ImageScorer(network, frame)
             quality = scorer.quality(mask[None].astype(np.float32))
@@ -387,8 +379,8 @@ def write_results(checked: CheckedSequence, network: RewardNetwork | None) -> tu
     rows: list[tuple[Any, ...]] = [("number", "frame", "share", "dice", "iou_before", "true_iou_before")]
     rows[0] += tuple(f"predicted_{name}" for name in PREDICTED) if predicted else ()
     numbers = zip(checked.frames.names, measures, predicted or [()] * len(measures), strict=True)
-    for number, (name, frame, quality) in enumerate(numbers, 1):
-        rows.append((number, name, *astuple(frame), *(None if np.isnan(value) else value for value in quality)))
+    for number, (name, measured, scores) in enumerate(numbers, 1):
+        rows.append((number, name, *astuple(measured), *(None if np.isnan(value) else value for value in scores)))
     with whole_file(checked.target.results[0]) as temporary:  # names of frames may be Latin-1
         temporary.write_text(csv_text(rows), encoding="utf-8", errors="backslashreplace")
     return measures, np.nanmean(predicted, axis=0).tolist() if len(predicted) > len(outside) else []

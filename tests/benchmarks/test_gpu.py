@@ -12,7 +12,7 @@ import torch
 from benchmarks import gpu
 from benchmarks.gpu import GIB, Args
 from benchmarks.segment import exact_float32
-from rl_reward_network.models.sa2va.prediction_sa2va import Segmentation
+from rl_reward_network.models.sa2va.generation_sa2va import Segmentation
 
 
 @pytest.fixture
