@@ -18,8 +18,8 @@ from transformers import Qwen2VLImageProcessorPil
 
 from rl_reward_network.atomic_io import whole_folder, write_json
 from rl_reward_network.cli.app import run
+from rl_reward_network.models.sa2va.checkpoint_sa2va import to_original
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, config_from_original
-from rl_reward_network.models.sa2va.key_map_sa2va import to_original
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 

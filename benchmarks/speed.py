@@ -63,11 +63,10 @@ from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.arguments_sa2va import Quantization, bits_config, language_model_in_bits
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, config_from_original
-from rl_reward_network.models.sa2va.generation_sa2va import Decoding, evaluating
+from rl_reward_network.models.sa2va.generation_sa2va import Decoding, answer_batch, evaluating
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype, load_sa2va_model
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
-from rl_reward_network.models.sa2va.prediction_sa2va import answer_batch
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.rewards.learned import score_masks
 from rl_reward_network.rewards.metrics import iou

@@ -26,8 +26,8 @@ from transformers import Qwen2Tokenizer
 from rl_reward_network.embedded.angiograms import TREE, Angiogram
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
+from rl_reward_network.models.sa2va.checkpoint_sa2va import to_original
 from rl_reward_network.models.sa2va.configuration_sa2va import config_from_original
-from rl_reward_network.models.sa2va.key_map_sa2va import to_original
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor

@@ -19,9 +19,9 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
+from rl_reward_network.models.sa2va.checkpoint_sa2va import to_ours
 from rl_reward_network.models.sa2va.configuration_sa2va import config_from_original
 from rl_reward_network.models.sa2va.grounding_sa2va import DecodedMasks, Sam2Features
-from rl_reward_network.models.sa2va.key_map_sa2va import to_ours
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 

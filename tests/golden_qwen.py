@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rl_reward_network.models.sa2va import pixels_sa2va
-from rl_reward_network.models.sa2va.body_qwen_vl import NormedHead, three_positions
-from rl_reward_network.models.sa2va.grounding_sa2va import mask_losses, official_targets, sparse_prompts
+from rl_reward_network.models.sa2va.body_sa2va import NormedHead, three_positions
+from rl_reward_network.models.sa2va.grounding_sa2va import mask_losses, sparse_prompts
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.pixels_sa2va import IMAGENET_MEAN, IMAGENET_STD, upsample_mask_logits
 from tests.conftest import SHARED
@@ -225,6 +225,11 @@ def all_parts(case: Case) -> Case:
     training = training_parts(case, unrounded["features"])
     sam = {"sam": maps["features"], "sam_unrounded": unrounded["features"]}  # the training's constants are not rounded
     return case | sam | {"parts": language | image | training}
+
+
+def official_targets(masks: Tensor, size: tuple[int, int]) -> Tensor:
+    """float32 (K, h, w): masks (K, H, W) sampled by `nearest`, as in Sa2VA's recipe."""
+    return F.interpolate(masks[:, None].float(), size=size, mode="nearest")[:, 0]
 
 
 @cache

@@ -224,7 +224,7 @@ def frame_sheet(frames: Path, segmented: Path) -> Image.Image:
     masks = SequenceTarget(frames, segmented).masks
     if len(masks) != len(sequence):
         raise ValueError(f"{segmented}: {len(masks)} masks of {len(sequence)} frames; run `segment --video` again")
-    chosen = key_frames(len(sequence), "uniform", most=FRAMES)
+    chosen = key_frames(len(sequence), "uniform", FRAMES)
     folder = frames.with_name(f"{frames.name}_masks")
     truths = truth_files(sequence, folder) if folder.is_dir() else {}
     panels = []

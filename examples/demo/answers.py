@@ -25,8 +25,7 @@ from rl_reward_network.models.reward_network import error_map
 from rl_reward_network.models.sa2va.pixels_sa2va import QUESTIONS, RegionPrompt, draw_region
 from rl_reward_network.report.overlays import BLUE, ORANGE, paint_mask
 from rl_reward_network.reward_training.calibration import given_interval
-from rl_reward_network.segment.files import save_mask
-from rl_reward_network.segment.maker import Answered, MaskMaker, default_model, load_mask_maker
+from rl_reward_network.segment.maker import Answered, MaskMaker, default_model, load_mask_maker, save_mask
 
 LONGEST_PROMPT = 2000  # characters; the time of an answer grows with the prompt
 DRAWN: dict[RegionPrompt, str] = {  # said with a caption of a Qwen-VL

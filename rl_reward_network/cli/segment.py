@@ -9,8 +9,8 @@ Written beside each image, or to --output: <name>_mask.png (0 / 255) and <name>_
 part of the names. A trained prompt policy chooses the prompt of each image; its reward network, or the one of
 --reward_net, predicts how good the masks are.
 
-With --video each path is a sequence of frames. Written to <name>_segmented: masks/0001.png ..., overlay.avi, strip.png,
-frames.csv and sequence.json.
+With --video each path is a sequence of frames. Written to <name>_segmented: masks/0001.png ..., strip.png, frames.csv
+and sequence.json.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,11 +30,10 @@ from rl_reward_network.bit_depth import window_of_bits
 from rl_reward_network.flags import changed, check_at_least
 
 if TYPE_CHECKING:
-    from rl_reward_network.segment.files import Target
-    from rl_reward_network.segment.maker import Segmented
+    from rl_reward_network.segment.maker import Segmented, Target
     from rl_reward_network.segment.sequence import SegmentedSequence
 
-ONLY_WITH_VIDEO = ("sam2_memory", "key_frames", "truth")
+ONLY_WITH_VIDEO = ("sam2_memory", "truth")
 NOT_WITH_VIDEO = ("policy", "run", "max_tiles")
 NOT_WITH_RUN = ("model_path", "prompt", "policy", "reward_net", "dtype", "max_tiles", "image_resize")
 
@@ -72,14 +71,12 @@ class Args:
     """Bits of a grey image above 8 bit, 8 to 16. With a policy, the grey window of its data is used; without either,
     percentiles of the image."""
     video: bool = False
-    """Each path is a sequence of frames, with one answer. Its masks, an animation and numbers are written."""
+    """Each path is a sequence of frames, with one answer. Its masks, a strip of frames and numbers are written."""
     sam2_memory: bool = False
-    """With --video: masks by SAM 2's memory of the frames before, as in the official prediction. By default each frame
-    is segmented by itself, from the same answer: Sa2VA is trained so, a frame without contrast agent leaves no trace
-    in those after it, and an interrupted run goes on with the missing frames."""
-    key_frames: Literal["first", "uniform", "contrast"] | None = None
-    """With --video: the up to 5 frames that the language model sees: the first, some spread over the sequence, or those
-    in which vessels are best visible. By default uniform, or first with --sam2_memory."""
+    """With --video: an answer about the first five frames, and masks by SAM 2's memory of the frames before, as in the
+    official prediction. By default an answer about up to five frames that are spread over the sequence, from which each
+    frame is segmented by itself: Sa2VA is trained so, a frame without contrast agent leaves no trace in those after it,
+    and an interrupted run goes on with the missing frames."""
     truth: Path | None = None
     """With --video: folder of true masks named like the frames, some of which may lack one; for several sequences, a
     folder with a folder of the sequence's name for each."""
@@ -94,9 +91,14 @@ def main(args: Args) -> None:
     if flags := changed(args, *ONLY_WITH_VIDEO):
         raise ValueError(f"{flags[0]}: it is for sequences; add --video, or leave it out")
     from rl_reward_network.env.prompts import PROMPTS
-    from rl_reward_network.segment.files import NO_MASK, check_free, image_files, targets
-    from rl_reward_network.segment.maker import load_mask_maker
-    from rl_reward_network.segment.methods import load_method_maker
+    from rl_reward_network.segment.maker import (
+        NO_MASK,
+        check_free,
+        image_files,
+        load_mask_maker,
+        load_method_maker,
+        targets,
+    )
 
     if args.policy is not None and args.prompt is not None:
         raise ValueError(
@@ -141,7 +143,6 @@ def segment_sequences(args: Args) -> None:
 
     targets = sequence_targets(args.images, args.output, args.prompt)
     prompt, grey = args.prompt or PROMPTS[0], window_of_bits(args.bit_depth)
-    key_frames = args.key_frames or ("first" if args.sam2_memory else "uniform")
     names = [target.name for target in targets]
     if args.truth is not None and len(set(names)) < len(names):
         raise ValueError(
@@ -156,7 +157,7 @@ def segment_sequences(args: Args) -> None:
             print(f"{target.name}: grey of more than 8 bit, {used}{measured if grey is None else ''}")
     limits = args.device, None, args.bit_depth, args.dtype, args.image_resize
     maker = load_mask_maker(args.model_path, prompt, None, args.reward_net, *limits)
-    segment = SequenceMaker(maker, args.sam2_memory, key_frames)
+    segment = SequenceMaker(maker, args.sam2_memory)
     print(f"prompt: {prompt}")
     results = []
     for sequence in checked:
@@ -173,9 +174,6 @@ def show_sequence(result: "SegmentedSequence") -> None:
     print(f"answer: {numbers['answer']}")
     stability = "" if numbers["stability"] is None else f", IoU of consecutive masks {numbers['stability']:.3f}"
     print(f"masks:  {numbers['share']:.1%} of the frame on average, {numbers['segs']} [SEG]{stability}")
-    if numbers["alike_pairs"]:
-        flicker = f"Dice {numbers['flicker_dice']:.3f}, borders {numbers['flicker_pixels']:.2f} pixels apart"
-        print(f"flicker: {flicker} on {numbers['alike_pairs']} pairs of consecutive frames with alike contrast")
     if numbers["annotated"]:
         true = numbers["true_stability"], numbers["stability_there"]
         more = (

@@ -21,10 +21,16 @@ from rl_reward_network.atomic_io import pixels_digest
 from rl_reward_network.data.windows import augmented
 from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL, TrainingItem, of_one_image, segment_question
 from rl_reward_network.grpo.settings import ROWS_AT_ONCE
-from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding, decode, evaluating, selected_rows
+from rl_reward_network.models.sa2va.generation_sa2va import (
+    Answer,
+    Decoding,
+    decode,
+    evaluating,
+    image_features,
+    selected_rows,
+)
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.models.sa2va.pixels_sa2va import QUESTIONS, draw_region, upsample_mask_logits
-from rl_reward_network.models.sa2va.prediction_sa2va import image_features
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.models.sa2va.templates import IMAGE_PLACEHOLDER, SEG_ANSWERS
 

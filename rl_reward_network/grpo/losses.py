@@ -25,9 +25,14 @@ from rl_reward_network.grpo.policy import PolicyOutputs
 from rl_reward_network.grpo.preferences import preference_loss
 from rl_reward_network.grpo.rollouts import AnswerRollout, CaptionRollout, MicroBatch, PromptImage, Rollouts
 from rl_reward_network.grpo.settings import OF_LABELS, GRPOSettings, Level
-from rl_reward_network.models.sa2va.grounding_sa2va import DecodedMasks, candidate_loss, mask_losses, soft_targets
+from rl_reward_network.models.sa2va.grounding_sa2va import (
+    DecodedMasks,
+    candidate_loss,
+    mask_losses,
+    soft_cldice,
+    soft_targets,
+)
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
-from rl_reward_network.models.soft_cldice import soft_cldice
 from rl_reward_network.rewards.learned import ForegroundMaps
 
 CHOICE_WEIGHT = 0.01  # of SAM 2's guesses which candidate is best; AdamW's steps hardly depend on it, clipping does

@@ -15,10 +15,10 @@ import torch
 from rl_reward_network.atomic_io import weights_fingerprint
 from rl_reward_network.data.images import file_stamp
 from rl_reward_network.env.mask_bank import NO_MASK_LOGIT, FrozenAnswer
+from rl_reward_network.models.sa2va.generation_sa2va import Segmentation
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype, load_sa2va_model
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
-from rl_reward_network.models.sa2va.prediction_sa2va import Segmentation
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 
 MASK_RULES = 1  # increase when the computation of masks changes; stored masks are then computed again

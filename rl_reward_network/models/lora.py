@@ -4,12 +4,10 @@ A folder of trained tensors holds LoRA in the format of peft (`adapter_config.js
 other trained tensors under the model's names (`trainable.safetensors`), and LoRA's sizes with the type of the language
 model and the sizes of a side network (`lora.json`).
 
-Which layers get LoRA, and what trains beside it, is part of the model's family (`families.FAMILIES`): LoRA, mlp1,
-text_hidden_fcs and the mask decoder in an InternVL; LoRA, the token embeddings, the head, text_hidden_fcs and the mask
-decoder in a Qwen-VL.
+Which layers get LoRA, and what trains beside it, is part of the model's family (`families.FAMILIES`).
 
-Source: bytedance/Sa2VA@06912e2. Dropout must be 0 in RL, or
-the log-probabilities of the old, reference and new policy differ by its noise.
+Source: bytedance/Sa2VA@06912e2. Dropout must be 0 in RL, or the log-probabilities of the old, reference and new policy
+differ by its noise.
 """
 
 import json
@@ -52,17 +50,15 @@ def setup_lora(
     are float32 for any dtype of the model: bfloat16 would round the small steps of RL to nothing.
 
     Raises:
-        ValueError: the model has LoRA already, has no layer to put it on, a rank or alpha is not positive, or
-            dropout is outside [0, 1).
+        ValueError: the model has LoRA already, has no layer to put it on, or a setting is out of its range.
     """
-    if encoder_r is not None and encoder_r < 1:
-        raise ValueError(f"encoder_r is {encoder_r}, expected 1 or more")
     if _lora_layers(model):
         raise ValueError("the model has LoRA layers already; merge_lora(model) first, or load a fresh one")
-    if r < 1 or lora_alpha <= 0 or not 0 <= lora_dropout < 1:
+    ranks = [r] if encoder_r is None else [r, encoder_r]
+    if min(ranks) < 1 or lora_alpha <= 0 or not 0 <= lora_dropout < 1:
         raise ValueError(
-            f"r is {r}, lora_alpha {lora_alpha} and lora_dropout {lora_dropout}, expected r >= 1, lora_alpha > 0 and "
-            "0 <= lora_dropout < 1"
+            f"r is {r}, lora_alpha {lora_alpha}, lora_dropout {lora_dropout} and encoder_r {encoder_r}, expected ranks "
+            "of 1 or more, lora_alpha > 0 and 0 <= lora_dropout < 1"
         )
     targets = model.config.family.lora_targets
     if not any(re.fullmatch(targets, name) for name, _ in model.named_modules()):
@@ -81,10 +77,7 @@ def setup_lora(
 def freeze_parameters(model: PreTrainedModel, freeze_embeddings: bool = False, train_encoder: bool = False) -> None:
     """Freeze all parameters except LoRA and the family's `trainable`.
 
-    Args:
-        model: Sa2VA.
-        freeze_embeddings: also freeze the embeddings of a Qwen-VL.
-        train_encoder: train SAM 2's image encoder, too.
+    On demand a Qwen-VL's embeddings are frozen, too, or SAM 2's image encoder is trained.
     """
     trainable: tuple[str, ...] = model.config.family.trainable
     trainable += (ENCODER,) if train_encoder else ()
@@ -153,11 +146,7 @@ def trainable_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def save_trainable(model: PreTrainedModel, folder: Path) -> None:
-    """Write LoRA and the other trained tensors, as a folder that appears whole.
-
-    Raises:
-        ValueError: the model has an adapter that `setup_lora` does not make, so that `load_trainable` would change it.
-    """
+    """Write LoRA and other trained tensors as a folder that appears whole; a ValueError for a foreign adapter."""
     settings = _lora_settings(model) if getattr(model, "peft_config", None) else None
     state = trainable_state(model)
     # peft's names, without the adapter's: x.lora_A.default.weight -> base_model.model.x.lora_A.weight
@@ -176,11 +165,7 @@ def save_trainable(model: PreTrainedModel, folder: Path) -> None:
 
 
 def read_trainable(folder: Path) -> dict[str, Tensor]:
-    """The tensors that `save_trainable` wrote, by the model's names.
-
-    Raises:
-        ValueError: a file is missing or broken, or a tensor holds NaN or infinity.
-    """
+    """The tensors that `save_trainable` wrote, by the model's names; errors as `read_tensors`."""
     state = read_tensors(folder / WEIGHTS)
     if (folder / PEFT_WEIGHTS).exists():
         for name, tensor in read_tensors(folder / PEFT_WEIGHTS).items():
@@ -192,11 +177,17 @@ def load_trainable(model: Any, folder: str | Path) -> None:
     """Load saved tensors into a model; LoRA layers and a side network of the saved sizes are added where it has none.
 
     Raises:
-        ValueError: a file is missing or broken, the model is of another family, a tensor does not fit it, or the
-            adapter of the folder or of the model is another than `setup_lora` makes.
+        ValueError: a file is broken, or was made for another model or by another adapter than `setup_lora` makes.
     """
     folder = Path(folder)
-    settings, side = _read_settings(folder, model.config.text_config.model_type)
+    settings: dict[str, Any] = read_json(folder / SETTINGS) or {}  # of `setup_lora`; empty without LoRA
+    side = settings.pop(SIDE, None)
+    language = model.config.text_config.model_type
+    if settings and (trained_on := settings.pop(LANGUAGE, None)) != language:
+        raise ValueError(
+            f"{folder / SETTINGS}: the adapter is of a {trained_on!r} language model, this model has a {language!r}; "
+            "give the model that the adapter was trained on"
+        )
     if side is not None:
         model.add_side_network(side_network_config(side, str(folder / SETTINGS)))
     state = read_trainable(folder)
@@ -218,24 +209,6 @@ def load_trainable(model: Any, folder: str | Path) -> None:
     with torch.no_grad():
         for name, tensor in state.items():
             parameters[name].copy_(tensor)
-
-
-def _read_settings(folder: Path, language: str) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Arguments of `setup_lora`, None without LoRA, and the sizes of a side network, None without one.
-
-    Raises:
-        ValueError: the adapter is of another language model.
-    """
-    settings: dict[str, Any] | None = read_json(folder / SETTINGS)
-    side = settings.pop(SIDE, None) if settings else None
-    if settings and LANGUAGE not in settings:
-        raise ValueError(f"{folder / SETTINGS}: written by version 0.10 or earlier; version 0.12 reads it")
-    if settings and (trained_on := settings.pop(LANGUAGE)) != language:
-        raise ValueError(
-            f"{folder / SETTINGS}: the adapter is of a {trained_on!r} language model, this model has a {language!r}; "
-            "give the model that the adapter was trained on"
-        )
-    return settings or None, side
 
 
 def merge_lora(model: PreTrainedModel) -> None:
@@ -267,15 +240,13 @@ def _lora_config(
     model: PreTrainedModel, r: int, lora_alpha: int, lora_dropout: float, encoder_r: int | None = None
 ) -> LoraConfig:
     """The one kind of adapter that this project makes."""
+    settings: dict[str, Any] = {"r": r, "lora_alpha": lora_alpha, "lora_dropout": lora_dropout, "bias": "none"}
     targets = model.config.family.lora_targets
-    own: dict[str, Any] = {}
     if encoder_r is not None:
         targets = f"{targets}|{ENCODER_LORA_TARGETS}"
-        own = {
-            "rank_pattern": {ENCODER_LORA_TARGETS: encoder_r},
-            "alpha_pattern": {ENCODER_LORA_TARGETS: 2 * encoder_r},
-        }
-    return LoraConfig(r=r, lora_alpha=lora_alpha, lora_dropout=lora_dropout, target_modules=targets, bias="none", **own)
+        settings["rank_pattern"] = {ENCODER_LORA_TARGETS: encoder_r}
+        settings["alpha_pattern"] = {ENCODER_LORA_TARGETS: 2 * encoder_r}
+    return LoraConfig(target_modules=targets, **settings)
 
 
 def _lora_settings(model: PreTrainedModel) -> dict[str, Any]:
@@ -292,13 +263,7 @@ def _lora_settings(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def _check_adapter(name: str, found: Mapping[str, Any], ours: LoraConfig) -> None:
-    """Raise a ValueError that lists where an adapter differs from one of ours of the same sizes.
-
-    Args:
-        name: of the adapter, for the message.
-        found: its configuration in peft's fields; what is missing has peft's default.
-        ours: as `setup_lora` makes it.
-    """
+    """Raise a ValueError that lists where peft's fields, `found` or their defaults, differ from our adapter's."""
     expected = ours.to_dict()
     present = LoraConfig().to_dict() | dict(found)
     if present["init_lora_weights"] in (False, "gaussian"):  # other ways to begin change the base weights, too

@@ -14,11 +14,7 @@ LFS_POINTER = b"version https://git-lfs"
 
 
 def open_safetensors(file: Path) -> Any:
-    """An open safetensors file.
-
-    Raises:
-        ValueError: it is missing, cut off, or a pointer of Git LFS.
-    """
+    """An open safetensors file; a ValueError if it is missing, cut off, or a pointer of Git LFS."""
     refuse_pointer(file)
     try:
         return safe_open(file, "pt")
@@ -33,15 +29,7 @@ def refuse_pointer(file: Path) -> None:
 
 
 def read_tensors(file: Path, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-    """The tensors of a safetensors file by name, memory-mapped: the check reads one tensor at a time.
-
-    Args:
-        file: the file.
-        dtype: as `check_finite`.
-
-    Raises:
-        ValueError: the file cannot be read, or holds NaN or infinity.
-    """
+    """The tensors of a safetensors file by name, memory-mapped; the checks are those of `check_finite`."""
     with open_safetensors(file) as handle:
         tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
     check_finite(tensors, file, dtype)

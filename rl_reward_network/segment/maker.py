@@ -1,31 +1,153 @@
-"""From an image file to the file of its mask: load Sa2VA, choose the prompt, segment, write, predict the quality."""
+"""`segment`: from image files to the files of their masks, which replace only masks of the same prompt.
 
+Load Sa2VA, choose the prompt, segment, write, predict the quality; or apply the method that a comparison has chosen.
+"""
+
+import re
 import warnings
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from stable_baselines3.common.policies import ActorCriticPolicy
 from tqdm import tqdm
 
-from rl_reward_network.atomic_io import weights_fingerprint
+from rl_reward_network.atomic_io import weights_fingerprint, whole_file
 from rl_reward_network.bit_depth import GreyWindow, window_for
-from rl_reward_network.data.images import load_for_model
+from rl_reward_network.data.images import IMAGE_SUFFIXES, image_size, load_for_model
 from rl_reward_network.inputs.loading import located_model
+from rl_reward_network.methods.deployed import load_deployed
 from rl_reward_network.models.default import DEFAULT_MODEL
-from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
+from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.models.sa2va.generation_sa2va import Segmentation, image_features
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype, load_sa2va_model
-from rl_reward_network.models.sa2va.prediction_sa2va import Segmentation, image_features
 from rl_reward_network.ppo.deploy import deployed_prompt, load_policy, policy_folder, read_policy_config
 from rl_reward_network.report.deployment import AS_IT_IS, Deployment
+from rl_reward_network.report.overlays import ORANGE, paint_mask
 from rl_reward_network.reward_training.calibration import given_interval
 from rl_reward_network.rewards.learned import ImageScorer
 from rl_reward_network.run import REWARD_NET
-from rl_reward_network.segment.files import Target, check_free, remove_mask, write_mask
+
+PROMPT_KEY = "sa2va_prompt"  # of the text in a PNG that holds the prompt of the mask
+NO_MASK = "there is no mask, which is not an empty one: ask for a segmentation, or see sa2va-rl doctor"
+MAX_LETTERS = 60  # of a prompt in a file name
+NO_POLICY = {"max_tiles": None, "max_new_tokens": 64}  # limits of an answer where no run has set them
+
+
+@dataclass(frozen=True)
+class Target:
+    """An image, and the paths of its mask and overlay."""
+
+    image: Path
+    mask: Path
+    overlay: Path
+
+
+def image_files(paths: Sequence[Path]) -> list[Path]:
+    """The images among files and folders, in this order; those of a folder by name, without masks written here."""
+    if not paths:
+        raise ValueError("no image: name images, or a folder of them")
+    images: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            images.append(_checked(path))
+            continue
+        named = (file for file in sorted(path.iterdir()) if file.suffix.lower() in IMAGE_SUFFIXES)
+        found = [file for file in named if file.name[0] != "." and prompt_of(_checked(file)) is None]
+        if not found:
+            raise ValueError(f"{path}: holds no image ({', '.join(IMAGE_SUFFIXES)}); name the folder that holds them")
+        images += found
+    return images
+
+
+def _checked(path: Path) -> Path:
+    if not (path.exists() or path.is_symlink()):
+        raise ValueError(f"{path}: no such file or folder; name images, or a folder of them")
+    image_size(path)
+    return path
+
+
+def targets(images: Sequence[Path], output: Path | None, prompt: str | None) -> list[Target]:
+    """The files to write: beside each image, in the folder `output`, or, for one image, the PNG `output`.
+
+    The words of the prompt, where it is given, become part of the names.
+
+    Raises:
+        ValueError: `output` is a file for several images, or not a PNG, or two masks would have the same name.
+    """
+    if output is not None and output.suffix.lower() in IMAGE_SUFFIXES and not output.is_dir():
+        if len(images) > 1 or output.suffix.lower() != ".png":
+            raise ValueError(f"--output {output}: give a folder, or, for a single image, a file name that ends in .png")
+        return [Target(images[0], output, output.with_name(f"{output.stem}_overlay.png"))]
+    result = []
+    for image in images:
+        paths = (f"{image.stem}_{words_of(prompt)}{kind}.png" for kind in ("mask", "overlay"))
+        result.append(Target(image, *((output or image.parent) / path for path in paths)))
+    shared = [mask for mask, count in Counter(target.mask for target in result).items() if count > 1]
+    if shared:
+        both = ", ".join(str(target.image) for target in result if target.mask == shared[0])
+        raise ValueError(f"{both}: their masks would have the same name, {shared[0]}; give each an --output of its own")
+    return result
+
+
+def words_of(prompt: str | None) -> str:
+    """The words of a prompt as part of a file name, with an underscore at the end; "" for None."""
+    return "" if prompt is None else ("-".join(re.findall(r"\w+", prompt.lower()))[:MAX_LETTERS] or "prompt") + "_"
+
+
+def check_free(target: Target, prompt: str) -> None:
+    """Raise a ValueError if a file exists that was not written here, or holds the mask of another prompt."""
+    for path in (target.mask, target.overlay):
+        if path.exists() and (existing := prompt_of(path)) != prompt:
+            what = "was not written by segment" if existing is None else f"is of another prompt, {existing!r}"
+            raise ValueError(f"{path}: exists already and {what}; choose another place by --output, or move the file")
+
+
+def prompt_of(path: Path) -> str | None:
+    """The prompt of a mask or overlay written here; None for any other file, an unreadable one, too."""
+    return text_of(path, PROMPT_KEY)
+
+
+def text_of(path: Path, name: str) -> str | None:
+    """A text in a PNG file; None where there is none, or the file is unreadable."""
+    try:
+        with Image.open(path) as image:
+            return image.info.get(name)
+    except (OSError, Image.DecompressionBombError):
+        return None
+
+
+def write_mask(target: Target, image: np.ndarray, mask: np.ndarray, prompt: str) -> None:
+    """Write the mask, bool (H, W), and its outline on the image, uint8 (H, W, 3), with the prompt in the files."""
+    save_mask(target.mask, mask, prompt)
+    save_mask(target.overlay, paint_mask(image, mask, ORANGE, opacity=0), prompt)
+
+
+def remove_mask(target: Target) -> None:
+    """Remove the files of an earlier mask: the answer of now has none, which is not an empty mask."""
+    for path in (target.mask, target.overlay):
+        path.unlink(missing_ok=True)
+
+
+def save_mask(path: Path, pixels: np.ndarray, prompt: str, more: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Write a mask, bool (H, W), as 0 and 255, or a picture, uint8 (H, W, 3), with its prompt and `more` texts."""
+    text = PngInfo()
+    for name, value in {PROMPT_KEY: prompt, **more}.items():
+        text.add_itxt(name, value)
+    values = np.where(pixels, np.uint8(255), np.uint8(0)) if pixels.dtype == bool else pixels
+    with whole_file(path) as temporary:
+        Image.fromarray(values).save(temporary, "PNG", pnginfo=text)
+
+
+# ---- one prompt, or the policy's ----
 
 
 @dataclass(frozen=True)
@@ -108,12 +230,9 @@ class MaskMaker:
     def answer(
         self, image: np.ndarray, prompt: str | None = None, before: Callable[[str], None] = lambda prompt: None
     ) -> Answered:
-        """The answer to a prompt.
+        """The answer to a prompt on an image, uint8 (H, W, 3) RGB; `before` is called with the prompt first.
 
-        Args:
-            image: uint8 (H, W, 3), RGB.
-            prompt: None is the one that the policy chooses, or, without a policy, the maker's own.
-            before: called with the prompt before it is answered.
+        Without a prompt it is the policy's, or, without a policy, the maker's own.
         """
         features = image_features(self.model, self.processor, [image])  # used for both the policy and the masks
         scorer = self.scorer(image)
@@ -128,10 +247,19 @@ class MaskMaker:
         return None if self.network is None else ImageScorer(self.network, image)
 
     def quality(self, result: Answered) -> str:
-        """Dice and score predicted by the reward network, as text, or why it gives none; empty without a network."""
-        if result.scorer is None or self.network is None:
+        """The Dice that the reward network predicts, its 90 % interval if one can be given, and its score.
+
+        Outside the network's domain, the reason instead; empty without a network.
+        """
+        scorer, mask = result.scorer, result.mask
+        if scorer is None or self.network is None:
             return ""
-        return predicted_quality(result.scorer, self.network.config, result.mask)
+        if scorer.outside:
+            return f"none, {scorer.outside}"
+        quality = scorer.quality(mask[None].astype(np.float32))
+        limits = given_interval(self.network.config, scorer, mask)
+        interval = " (no interval can be given)" if isinstance(limits, str) else " [{:.3f}, {:.3f}]".format(*limits)
+        return f"{float(quality['dice'][0]):.3f}{interval}, score {float(quality['score'][0]):.3f}"
 
     def _segment(self, image: np.ndarray, features: Sam2Features, prompt: str) -> tuple[Segmentation, np.ndarray]:
         limits: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "sam_features": [features]}
@@ -153,21 +281,6 @@ class MaskMaker:
             return float(scorer.quality(mask[None])["score"][0])
 
         return str(prompts[deployed_prompt(self.policy, self.trained, image, pooled, score)])
-
-
-def predicted_quality(scorer: ImageScorer, config: RewardNetworkConfig, mask: np.ndarray) -> str:
-    """The Dice that a reward network predicts for a mask of Sa2VA, its 90 % interval if one can be given, its score.
-
-    Outside the network's domain, the reason instead.
-    """
-    if scorer.outside:
-        return f"none, {scorer.outside}"
-    quality, limits = scorer.quality(mask[None].astype(np.float32)), given_interval(config, scorer, mask)
-    interval = " (no interval can be given)" if isinstance(limits, str) else " [{:.3f}, {:.3f}]".format(*limits)
-    return f"{float(quality['dice'][0]):.3f}{interval}, score {float(quality['score'][0]):.3f}"
-
-
-NO_POLICY = {"max_tiles": None, "max_new_tokens": 64}  # limits of an answer where no run has set them
 
 
 def load_mask_maker(
@@ -228,11 +341,7 @@ def load_mask_maker(
 
 
 def default_model(policy: Path | None) -> str:
-    """The model of the policy's run; without a policy the embedded one.
-
-    Raises:
-        ValueError: the run's model is not where it was.
-    """
+    """The model of the policy's run; without a policy the embedded one."""
     if policy is None:
         return DEFAULT_MODEL
     folder = policy_folder(policy)
@@ -244,3 +353,32 @@ def load_reward_network(path: Path | None, policy: Path | None, device: str) -> 
     if path is None and policy is not None and (policy.parent / REWARD_NET).exists():
         path = policy.parent / REWARD_NET
     return None if path is None else RewardNetwork.from_pretrained(path).to(device)
+
+
+# ---- the method of a comparison ----
+
+
+def load_method_maker(
+    run: Path, device: str | None = None, bit_depth: int | None = None
+) -> Callable[[Target], Segmented]:
+    """The method in the folder best/ or cheapest/ of a comparison, as a function; arguments as `load_mask_maker`.
+
+    It makes the mask of an image, and writes it; nothing where no answer has a `[SEG]`.
+    """
+    method = load_deployed(run, device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
+    grey, title = window_for(method.saved, bit_depth), method.method.title
+    print(f"method: {title}")
+
+    def make(target: Target) -> Segmented:
+        check_free(target, title)
+        image, note = load_for_model(target.image, grey)
+        if note:
+            tqdm.write(note)
+        mask = method.mask(image)
+        if mask is None:
+            remove_mask(target)
+            return Segmented(target, title, "", 0.0, 0, "")
+        write_mask(target, image, mask, title)
+        return Segmented(target, title, "", float(mask.mean()), None, "")
+
+    return make

@@ -8,13 +8,11 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import cv2
 import numpy as np
 from PIL import Image
 from tqdm import tqdm
@@ -27,8 +25,6 @@ from rl_reward_network.data_import.files import DICOM_SUFFIXES
 from rl_reward_network.data_import.sequences import (
     VIDEO_SUFFIXES,
     FrameSequence,
-    KeyFrames,
-    frame_contrast,
     key_frames,
     open_sequence,
     visible_images,
@@ -46,10 +42,9 @@ from rl_reward_network.models.sa2va.video_sa2va import (
 )
 from rl_reward_network.report.overlays import GREEN, ORANGE, paint_mask
 from rl_reward_network.report.page import csv_text
-from rl_reward_network.report.sequences import FrameMeasures, measure_frames, summarise_frames
 from rl_reward_network.rewards.learned import ImageScorer
-from rl_reward_network.segment.files import NO_MASK, prompt_of, save_mask, text_of, words_of
-from rl_reward_network.segment.maker import MaskMaker
+from rl_reward_network.rewards.metrics import dice, iou
+from rl_reward_network.segment.maker import NO_MASK, MaskMaker, prompt_of, save_mask, text_of, words_of
 
 RUN_KEY = "sa2va_sequence"  # of the text in a PNG that holds the key of its run
 RECORDING_KEY = "sa2va_recording"  # of the text that tells the sequence from others of the same name
@@ -59,12 +54,7 @@ STRIP = 6  # most frames in the strip
 
 @dataclass(frozen=True)
 class SequenceTarget:
-    """A sequence, and the folder of its masks.
-
-    Args:
-        source: folder or file of the frames.
-        folder: what is written is below it.
-    """
+    """A sequence, its folder or file `source`, and the folder below which everything is written."""
 
     source: Path
     folder: Path
@@ -81,11 +71,9 @@ class SequenceTarget:
         return hashlib.sha256(str(self.source.resolve()).encode()).hexdigest()[:16]
 
     @property
-    def results(self) -> tuple[Path, Path, Path, Path]:
-        """The animation, the table of frames, the strip of frames, and the summary, which is written last."""
-        names = ("overlay.avi", "frames.csv", "strip.png", "sequence.json")
-        animation, table, strip, summary = (self.folder / name for name in names)
-        return animation, table, strip, summary
+    def results(self) -> tuple[Path, Path, Path]:
+        """The table of frames, the strip of frames, and the summary, which is written last."""
+        return self.folder / "frames.csv", self.folder / "strip.png", self.folder / "sequence.json"
 
     @property
     def masks(self) -> list[Path]:
@@ -99,19 +87,10 @@ class SequenceTarget:
 
 @dataclass(frozen=True)
 class CheckedSequence:
-    """A sequence of which every frame was decoded once.
-
-    Args:
-        target: where its masks go.
-        frames: the sequence.
-        contrast: of each frame, see `frame_contrast`.
-        digest: of the pixels of all frames.
-        truths: index of a frame -> file of its true mask.
-    """
+    """A sequence of which every frame was decoded once; `truths`: index of a frame -> its true mask."""
 
     target: SequenceTarget
     frames: FrameSequence
-    contrast: list[float]
     digest: str
     truths: dict[int, Path]
 
@@ -134,11 +113,7 @@ class SegmentedSequence:
 
 
 def sequence_targets(paths: Sequence[Path], output: Path | None, prompt: str | None) -> list[SequenceTarget]:
-    """The folder of each sequence, `<name>_<words of the prompt>_segmented`: beside it, or in the folder `output`.
-
-    Raises:
-        ValueError: no path, `output` is named as a file, or two sequences would share a folder.
-    """
+    """The folder of each sequence, `<name>_<words of the prompt>_segmented`: beside it, or in the folder `output`."""
     if not paths:
         raise ValueError("no sequence: name folders of frames, DICOM files or video files")
     if output is not None and output.suffix.lower() in IMAGE_SUFFIXES and not output.is_dir():
@@ -156,10 +131,7 @@ def sequence_targets(paths: Sequence[Path], output: Path | None, prompt: str | N
 
 
 def check_sequence(
-    target: SequenceTarget,
-    prompt: str,
-    grey: GreyWindow | None = None,
-    truth: Path | None = None,
+    target: SequenceTarget, prompt: str, grey: GreyWindow | None = None, truth: Path | None = None
 ) -> CheckedSequence:
     """Open a sequence, and decode each frame and true mask once, before a model is loaded or anything is written.
 
@@ -175,12 +147,10 @@ def check_sequence(
     frames = open_sequence(target.source, grey, is_frame=lambda file: prompt_of(file) is None)
     check_sequence_free(target, prompt)
     truths = {} if truth is None else truth_files(frames, truth)
-    measured: list[float] = []
     digest = hashlib.sha256()
     for frame in tqdm(frames.frames(), f"reading {target.name}", len(frames), unit="frame", delay=2):
-        measured.append(frame_contrast(frame))
         digest.update(pixels_digest(frame).encode())
-    return CheckedSequence(target, frames, measured, digest.hexdigest(), truths)
+    return CheckedSequence(target, frames, digest.hexdigest(), truths)
 
 
 def check_sequence_free(target: SequenceTarget, prompt: str) -> None:
@@ -235,8 +205,8 @@ class SequenceMaker:
 
     Args:
         maker: model, processor, prompt, and the reward network if there is one.
-        sam2_memory: masks by SAM 2's memory of the frames before, as officially; else each frame by itself.
-        key_frames: which frames the language model sees.
+        sam2_memory: the language model sees the first frames, and SAM 2's memory carries the masks on, as in the
+            official prediction; else it sees some of the whole sequence, and each frame is segmented by itself.
 
     Raises:
         ValueError: `sam2_memory` with a model whose SAM 2 has none.
@@ -244,7 +214,6 @@ class SequenceMaker:
 
     maker: MaskMaker
     sam2_memory: bool = False
-    key_frames: KeyFrames = "uniform"
 
     def __post_init__(self) -> None:
         """Check the memory."""
@@ -252,59 +221,56 @@ class SequenceMaker:
             check_memory(self.maker.model)
 
     def __call__(self, checked: CheckedSequence) -> SegmentedSequence:
-        """Ask about the chosen frames, write the missing masks, then the results.
+        """Ask about the shown frames, write the missing masks, then the results.
 
         Raises:
             ValueError: the answer has no `[SEG]`; nothing is written.
         """
-        maker, chosen = self.maker, self._chosen(checked)
-        shown = list(checked.frames.frames(chosen))
-        answer = answer_sequence(maker.model, shown, maker.prompt, maker.processor, maker.max_new_tokens)
-        segs = len(answer.seg_embeddings)
-        if not segs:
+        maker, shown = self.maker, self._shown(len(checked.frames))
+        frames = list(checked.frames.frames(shown))
+        answer = answer_sequence(maker.model, frames, maker.prompt, maker.processor, maker.max_new_tokens)
+        if not len(answer.seg_embeddings):
             raise ValueError(f"{checked.target.source}: no [SEG] in the answer {answer.answer!r:.100}; {NO_MASK}")
-        self._write_masks(checked, answer, chosen)
-        frames, predicted = write_results(checked, maker.network)
+        self._write_masks(checked, answer, shown)
+        measures, predicted = write_results(checked, maker.network)
         summary = {
-            **{"prompt": maker.prompt, "answer": answer.answer, "segs": segs},
-            **{"key_frames": [index + 1 for index in chosen], "sam2_memory": self.sam2_memory},
-            **summarise_frames(frames),
+            **{"prompt": maker.prompt, "answer": answer.answer, "segs": len(answer.seg_embeddings)},
+            **{"key_frames": [index + 1 for index in shown], "sam2_memory": self.sam2_memory},
+            **summarise_frames(measures),
             **{f"predicted_{name}": mean for name, mean in zip(PREDICTED, predicted, strict=False)},
         }
-        write_json(checked.target.results[3], summary)
-        return SegmentedSequence(checked.target, summary, [frame.dice for frame in frames if frame.dice is not None])
+        write_json(checked.target.results[2], summary)
+        return SegmentedSequence(checked.target, summary, [frame.dice for frame in measures if frame.dice is not None])
 
-    def _chosen(self, checked: CheckedSequence) -> list[int]:
+    def _shown(self, count: int) -> list[int]:
         """Indices of the frames that the language model sees: up to 5, as Sa2VA was trained.
 
         One where SAM 2 has no memory: such a model, the embedded one, was trained on single images.
         """
-        most = FRAMES_SEEN if hasattr(self.maker.model.grounding_encoder, "memory_attention") else 1
-        if most == 1 and self.key_frames == "uniform":
-            return [len(checked.frames) // 2]  # the first frames of an angiogram show no vessel yet
-        return key_frames(len(checked.frames), self.key_frames, checked.contrast, most)
+        if self.sam2_memory:
+            return key_frames(count, "first", FRAMES_SEEN)
+        if hasattr(self.maker.model.grounding_encoder, "memory_attention"):
+            return key_frames(count, "uniform", FRAMES_SEEN)
+        return [count // 2]  # the first frames of an angiogram show no vessel yet
 
-    def _write_masks(self, checked: CheckedSequence, answer: SequenceAnswer, chosen: list[int]) -> None:
+    def _write_masks(self, checked: CheckedSequence, answer: SequenceAnswer, shown: list[int]) -> None:
         """Write the missing masks; with memory every mask is computed again, since each depends on those before."""
         maker, target, count = self.maker, checked.target, len(checked.frames)
         weights = answers_fingerprint(maker.model, maker.processor, maker.max_new_tokens)
-        settings = f"{weights}\n{maker.prompt}\n{self.sam2_memory} {chosen}\n{checked.digest}"
+        settings = f"{weights}\n{maker.prompt}\n{self.sam2_memory} {shown}\n{checked.digest}"
         key = hashlib.sha256(settings.encode()).hexdigest()
         missing = missing_masks(target, count, key)
         computed = range(count) if self.sam2_memory and missing else missing
-        masks = self._masks(checked.frames, computed, answer)
-        for index, mask in zip(computed, tqdm(masks, target.source.name, len(computed), unit="frame"), strict=True):
-            if index in missing:
-                save_mask(target.mask(index), mask, maker.prompt, {RUN_KEY: key, RECORDING_KEY: target.recording})
-
-    def _masks(self, frames: FrameSequence, indices: Sequence[int], answer: SequenceAnswer) -> Iterator[np.ndarray]:
-        """bool (H, W) of each frame; several `[SEG]` are joined."""
+        if not computed:
+            return
         segment = masks_with_memory if self.sam2_memory else masks_without_memory
-        processor = self.maker.processor
-        if indices:
-            for logits in segment(self.maker.model, frames.frames(indices), answer.seg_embeddings, processor):
-                probabilities = upsample_mask_logits(logits, frames.size, processor.sam_image_size).sigmoid()
-                yield (probabilities > 0.5).any(dim=0).cpu().numpy()
+        masks = segment(maker.model, checked.frames.frames(computed), answer.seg_embeddings, maker.processor)
+        bar = tqdm(masks, target.source.name, len(computed), unit="frame")
+        for index, logits in zip(computed, bar, strict=True):
+            if index in missing:
+                upsampled = upsample_mask_logits(logits, checked.frames.size, maker.processor.sam_image_size)
+                mask = (upsampled.sigmoid() > 0.5).any(dim=0).cpu().numpy()  # several [SEG] are joined
+                save_mask(target.mask(index), mask, maker.prompt, {RUN_KEY: key, RECORDING_KEY: target.recording})
 
 
 def missing_masks(target: SequenceTarget, count: int, key: str) -> list[int]:
@@ -320,76 +286,101 @@ def missing_masks(target: SequenceTarget, count: int, key: str) -> list[int]:
     return missing
 
 
+# ---- results ----
+
+
+@dataclass(frozen=True)
+class FrameMeasures:
+    """The mask of one frame in numbers, all in [0, 1]; None where there is nothing to compare with.
+
+    Args:
+        share: of the frame that the mask covers.
+        dice: with the truth.
+        iou_before: IoU with the mask of the frame before.
+        true_iou_before: the same of the truth, where both frames are annotated.
+    """
+
+    share: float
+    dice: float | None
+    iou_before: float | None
+    true_iou_before: float | None
+
+
+class Masks(NamedTuple):
+    """Of a frame, bool (H, W)."""
+
+    mask: np.ndarray | None
+    truth: np.ndarray | None
+
+
+def measure_frame(before: Masks, mask: np.ndarray, truth: np.ndarray | None) -> FrameMeasures:
+    """Compare a mask, bool (H, W), with its truth and with the frame before; a ValueError for another size."""
+    compared = [
+        None if one is None or other is None else float(metric(one[None], other[None])[0])
+        for metric, one, other in ((dice, mask, truth), (iou, before.mask, mask), (iou, before.truth, truth))
+    ]
+    return FrameMeasures(float(mask.mean()), *compared)
+
+
+def summarise_frames(frames: Sequence[FrameMeasures]) -> dict[str, float | int | None]:
+    """Means over a sequence; None where no frame, or no pair of consecutive frames, has the number.
+
+    Stability has no best value: vessels move with the heart and fill with contrast agent. Where two consecutive frames
+    are annotated, that of the truth says how much change is right.
+
+    Returns:
+        frames: their number. share: mean share of the frame that the mask covers.
+        stability: mean IoU of consecutive masks.
+        annotated: number of frames with a truth. dice: mean over them.
+        true_stability: mean IoU of consecutive true masks. stability_there: of the masks, on those pairs alone.
+    """
+
+    def mean(values: list[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return float(np.mean(known)) if known else None
+
+    pairs = [frame for frame in frames if frame.true_iou_before is not None]
+    return {
+        "frames": len(frames),
+        "share": mean([frame.share for frame in frames]),
+        "stability": mean([frame.iou_before for frame in frames]),
+        "annotated": sum(frame.dice is not None for frame in frames),
+        "dice": mean([frame.dice for frame in frames]),
+        "true_stability": mean([frame.true_iou_before for frame in pairs]),
+        "stability_there": mean([frame.iou_before for frame in pairs]),
+    }
+
+
 def write_results(checked: CheckedSequence, network: RewardNetwork | None) -> tuple[list[FrameMeasures], list[float]]:
-    """Write the animation, frames.csv and strip of a sequence with all of its masks; one frame is in memory at a time.
+    """Write frames.csv and the strip of a sequence with all of its masks; one frame is in memory at a time.
 
     Returns:
         Measures of each mask, and means of `PREDICTED` over the frames in the domain of the reward network; empty
         without one.
     """
-    predicted: list[tuple[float, ...]] = []
-    outside: list[str] = []
-    in_strip, strip = set(key_frames(len(checked.frames), "uniform", [], STRIP)), list[np.ndarray]()
-    with animation(checked.target.results[0], checked.frames.size, checked.frames.rate) as append:
-        for index, frame in enumerate(checked.frames.frames()):
-            mask, truth = checked.mask(index), checked.truth(index)
-            if network is not None:
-                scorer = ImageScorer(network, frame)
-                quality = scorer.quality(mask[None].astype(np.float32))
-                predicted.append(tuple(float(quality[name][0]) for name in PREDICTED))
-                outside += [scorer.outside] if scorer.outside else []
-            if truth is not None:
-                frame = paint_mask(frame, truth, GREEN, opacity=0)
-            painted = paint_mask(frame, mask, ORANGE, opacity=0)
-            append(painted)
-            strip += [painted] if index in in_strip else []
-    with whole_file(checked.target.results[2]) as temporary:
+    measures, predicted, outside, strip = list[FrameMeasures](), list[tuple[float, ...]](), list[str](), []
+    in_strip, before = set(key_frames(len(checked.frames), "uniform", STRIP)), Masks(None, None)
+    for index, frame in enumerate(checked.frames.frames()):
+        mask, truth = checked.mask(index), checked.truth(index)
+        measures.append(measure_frame(before, mask, truth))
+        before = Masks(mask, truth)
+        if network is not None:
+            scorer = ImageScorer(network, frame)
+            quality = scorer.quality(mask[None].astype(np.float32))
+            predicted.append(tuple(float(quality[name][0]) for name in PREDICTED))
+            outside += [scorer.outside] if scorer.outside else []
+        if index in in_strip:
+            painted = frame if truth is None else paint_mask(frame, truth, GREEN, opacity=0)
+            strip.append(paint_mask(painted, mask, ORANGE, opacity=0))
+    with whole_file(checked.target.results[1]) as temporary:
         Image.fromarray(np.hstack(strip)).save(temporary, format="PNG")
-    masks = ((checked.mask(index), checked.truth(index)) for index in range(len(checked.frames)))
-    measures = list(measure_frames(masks, checked.contrast))
-    heads = ["number", "frame", "share", "dice", "iou_before", "true_iou_before", "dice_before", "border_before"]
-    heads += [f"predicted_{name}" for name in PREDICTED] if predicted else []
     if outside:
         tqdm.write(f"no Dice is predicted for {len(outside)} of {len(predicted)} frames; the first: {outside[0]}")
-    rows = [
-        (number + 1, name, *astuple(frame), *(None if np.isnan(value) else value for value in quality))
-        for number, (name, frame, quality) in enumerate(
-            zip(checked.frames.names, measures, predicted or [()] * len(measures), strict=True)
-        )
-    ]
-    with whole_file(checked.target.results[1]) as temporary:  # names of frames may be Latin-1
-        temporary.write_text(csv_text([heads, *rows]), encoding="utf-8", errors="backslashreplace")
+    rows: list[tuple[Any, ...]] = [("number", "frame", "share", "dice", "iou_before", "true_iou_before")]
+    rows[0] += tuple(f"predicted_{name}" for name in PREDICTED) if predicted else ()
+    numbers = zip(checked.frames.names, measures, predicted or [()] * len(measures), strict=True)
+    for number, (name, measured, scores) in enumerate(numbers, 1):
+        rows.append((number, name, *astuple(measured), *(None if np.isnan(value) else value for value in scores)))
+    with whole_file(checked.target.results[0]) as temporary:  # names of frames may be Latin-1
+        temporary.write_text(csv_text(rows), encoding="utf-8", errors="backslashreplace")
     return measures, np.nanmean(predicted, axis=0).tolist() if len(predicted) > len(outside) else []
-
-
-@contextmanager
-def animation(path: Path, size: tuple[int, int], rate: float) -> Iterator[Callable[[np.ndarray], None]]:
-    """A function that appends a frame, uint8 (H, W, 3) RGB, to a Motion JPEG video in an AVI file.
-
-    OpenCV writes this format without a codec, frame by frame; a GIF would be kept in memory until its end.
-
-    Args:
-        path: the file, which appears at the end.
-        size: (H, W) of the frames.
-        rate: frames per second; 1 is the least that the format has.
-
-    Raises:
-        ValueError: as `whole_file`, or not all frames were written.
-    """
-    count = 0
-    with whole_file(path) as temporary:
-        fourcc = cv2.VideoWriter.fourcc(*"MJPG")
-        writer = cv2.VideoWriter(str(temporary), cv2.CAP_OPENCV_MJPEG, fourcc, max(1.0, rate), size[::-1])
-
-        def append(frame: np.ndarray) -> None:
-            nonlocal count
-            writer.write(cv2.cvtColor(frame, cv2.COLOR_RGB2BGR))
-            count += 1
-
-        try:
-            yield append
-        finally:
-            writer.release()
-        written = max(0, int(cv2.VideoCapture(str(temporary)).get(cv2.CAP_PROP_FRAME_COUNT)))
-        if written != count:  # OpenCV raises no error
-            raise ValueError(f"{path}: {written} of {count} frames were written; free some disk space, run it again")

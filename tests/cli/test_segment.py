@@ -17,7 +17,7 @@ from rl_reward_network.models.domain import STATISTICS, Domain
 from rl_reward_network.models.reward_network import DiceInterval, RewardNetwork, RewardNetworkConfig
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.segment import maker
-from rl_reward_network.segment.files import image_files, prompt_of, targets
+from rl_reward_network.segment.maker import image_files, prompt_of, targets
 from tests.conftest import tube_image
 
 NAMES = ["a.png", "b.jpg", "c.TIF"]
@@ -64,13 +64,6 @@ def test_a_folder_is_segmented_with_one_model_load(
         assert row == [name, f"{mask.mean():.1%}", "1"]
 
 
-def test_masks_beside_the_images_are_not_taken_for_images(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    segmented(capsys, images)
-    assert len(names(images)) == 4 + 6
-    assert segmented(capsys, images)[-1] == f"written: 3 masks and overlays in {images}", "again, over its own masks"
-    assert len(names(images)) == 4 + 6
-
-
 def test_masks_of_two_prompts_have_different_names(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
     image = images / "a.png"
     default = segmented(capsys, image)
@@ -81,6 +74,9 @@ def test_masks_of_two_prompts_have_different_names(images: Path, capsys: pytest.
     assert other[0] == "prompt: Please segment the catheter!"
     assert (images / "a_mask.png").read_bytes() == before
     assert prompt_of(images / "a_please-segment-the-catheter_mask.png") == "Please segment the catheter!"
+    for _ in range(2):  # masks beside the images are not taken for images, and written again
+        assert segmented(capsys, images)[-1] == f"written: 3 masks and overlays in {images}"
+        assert len(names(images)) == 4 + 8
 
 
 def test_output_names_the_mask_of_a_single_image(
@@ -107,6 +103,9 @@ def test_a_reward_network_predicts_how_good_the_masks_are(
     dice, low, high, score = (float(x.strip("[],")) for x in line.split(": ")[1].split() if x != "score")
     assert 0 <= low <= dice <= high <= 1
     assert 0 <= score <= 1
+    RewardNetwork(replace(config, intervals=intervals), {"model_fingerprint": "x"}).save_pretrained(tmp_path / "other")
+    lines = "".join(segmented(capsys, images / "a.png", reward_net=tmp_path / "other"))
+    assert all(words in lines for words in ("intervals are left out", "(no interval can be given)")), "of another model"
     many = segmented(capsys, images, reward_net=tmp_path / "net")
     assert any("predicted Dice [90 %]" in row for row in many)
     assert sum(f"{dice:.3f} [{low:.3f}, {high:.3f}], score {score:.3f}" in row for row in many) == 1
@@ -123,16 +122,6 @@ def test_outside_the_networks_domain_there_is_a_sentence_and_no_number(
     start = "predicted Dice [90 %]: none, outside the reward network's domain: the mean grey level"
     assert line.startswith(start)
     assert line.endswith("and it can judge 2 to 3")
-
-
-def test_intervals_are_of_the_model_whose_masks_they_were_fitted_to(
-    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = RewardNetworkConfig(channels=(4,), packing=2, intervals={"Sa2VA": DiceInterval(-1.0, 1.0, 0.1, 40)})
-    RewardNetwork(config, {"model_fingerprint": "of another model"}).save_pretrained(tmp_path / "net")
-    lines = segmented(capsys, images / "a.png", reward_net=tmp_path / "net")
-    assert any("intervals are left out" in line for line in lines)
-    assert any("(no interval can be given)" in line for line in lines)
 
 
 def test_a_policy_that_tries_prompts_needs_one_pass_of_the_u_nets(

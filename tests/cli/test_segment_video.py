@@ -47,7 +47,7 @@ def test_a_folder_a_dicom_and_a_video_are_segmented(tmp_path: Path, capsys: pyte
     folders = [tmp_path / "out" / f"{name}_segmented" for name in ("run", "clip", "scan")]
     assert lines[-1] == "written: " + " ".join(map(str, folders))
     assert [len(list((place / "masks").iterdir())) for place in folders] == [3, 4, 2]
-    assert all((place / "overlay.avi").stat().st_size for place in folders)
+    assert all((place / "strip.png").stat().st_size for place in folders)
     written = b"".join(path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file())
     assert SECRET.encode() not in written
     assert SECRET not in "".join(lines)
@@ -55,27 +55,20 @@ def test_a_folder_a_dicom_and_a_video_are_segmented(tmp_path: Path, capsys: pyte
 
 def test_the_dice_of_several_sequences_has_an_interval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [write_folder(tmp_path / name, tubes(2)) for name in ("a", "b")]
-    for name, frame in (("a", 1), ("b", 2)):
+    for name, frames in (("a", (1, 2)), ("b", (2,))):
         (tmp_path / "truth" / name).mkdir(parents=True)
-        Image.fromarray(tube_image(64, 0)[1]).save(tmp_path / "truth" / name / f"f{frame}.png")
+        for frame in frames:
+            mask = np.arange(64) < 10 * frame
+            Image.fromarray(np.repeat(mask[None], 64, axis=0)).save(tmp_path / "truth" / name / f"f{frame}.png")
     lines = segmented(capsys, *runs, truth=tmp_path / "truth")
     dice = [read_json(tmp_path / f"{name}_segmented" / "sequence.json")["dice"] for name in ("a", "b")]
-    assert [f"truth:  Dice {value:.3f} on 1 frames" in lines for value in dice] == [True, True]
+    truths = [line for line in lines if line.startswith("truth:")]
+    assert truths[0].startswith(
+        f"truth:  Dice {dice[0]:.3f} on 2 frames; IoU of consecutive true masks 0.500, of the masks there "
+    )
+    assert truths[1] == f"truth:  Dice {dice[1]:.3f} on 1 frames"
     assert lines[-3] == f"Dice over 2 sequences: {np.mean(dice):.2f}"
     assert lines[-2].startswith("2 sequences, fewer than 6: there are no intervals")
-
-
-def test_the_true_stability_is_printed_beside_that_of_the_masks(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = write_folder(tmp_path / "run", tubes(3))
-    for number in (1, 2):
-        mask = np.zeros((64, 64), dtype=np.uint8)
-        mask[:, : 10 * number] = 255
-        (tmp_path / "truth").mkdir(exist_ok=True)
-        Image.fromarray(mask).save(tmp_path / "truth" / f"f{number}.png")
-    (line,) = (line for line in segmented(capsys, run, truth=tmp_path / "truth") if line.startswith("truth:"))
-    assert "on 2 frames; IoU of consecutive true masks 0.500, of the masks there " in line
 
 
 def test_what_is_wrong_is_said_before_a_model_is_loaded(
@@ -104,39 +97,19 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(
     for paths, flags, message in cases:
         with pytest.raises(ValueError, match=message):
             segmented(capsys, *paths, **flags)
-    assert not list(tmp_path.glob("*_segmented"))
-
-
-def test_sequences_of_one_name_do_not_share_their_truth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [write_folder(tmp_path / patient / "run", levels(2)) for patient in ("a", "b")]
     with pytest.raises(ValueError, match=r"--truth .*: sequences of one name.*; segment each by itself"):
         segmented(capsys, *runs, truth=tmp_path / "truth")
-
-
-def test_flags_of_sequences_need_video(tmp_path: Path) -> None:
-    for flags in ({"sam2_memory": True}, {"key_frames": "first"}, {"truth": tmp_path}):
-        with pytest.raises(ValueError, match=f"--{next(iter(flags))}: it is for sequences; add --video"):
-            segment.main(segment.Args((tmp_path,), **flags))  # type: ignore[arg-type]
-
-
-def test_memory_shows_the_first_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[Any] = []
-
-    def refuse(*settings: Any) -> None:
-        given.extend(settings[-2:])
-        raise ValueError("loaded")
-
-    monkeypatch.setattr(sequence, "SequenceMaker", refuse)
-    for memory in (True, False):
-        with pytest.raises(ValueError, match="loaded"):
-            segment.main(segment.Args((write_folder(tmp_path / "run", levels(2)),), video=True, sam2_memory=memory))
-    assert given == [True, "first", False, "uniform"]
+    for flag in ("sam2_memory", "truth"):
+        with pytest.raises(ValueError, match=f"--{flag}: it is for sequences; add --video"):
+            segment.main(segment.Args((tmp_path,), **{flag: tmp_path}))  # type: ignore[arg-type]
+    assert not list(tmp_path.glob("*_segmented"))
 
 
 def test_a_killed_run_leaves_whole_masks_and_is_continued(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, masks = write_folder(tmp_path / "run", tubes(60)), tmp_path / "run_segmented" / "masks"
+    run, masks = write_folder(tmp_path / "run", tubes(30)), tmp_path / "run_segmented" / "masks"
     command = [sys.executable, "-m", "rl_reward_network.cli", "segment", str(run), "--video", "--device", "cpu"]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     while process.poll() is None and not (masks / "0003.png").exists():
@@ -144,7 +117,7 @@ def test_a_killed_run_leaves_whole_masks_and_is_continued(
     os.kill(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL, "it was still working"
     left = {path.name: np.asarray(Image.open(path)) for path in masks.glob("[0-9]*.png")}
-    assert 3 <= len(left) < 60
+    assert 3 <= len(left) < 30
     assert {mask.shape for mask in left.values()} == {(64, 64)}
     assert {path.name for path in masks.parent.iterdir()} == {"masks"}
 
@@ -152,7 +125,7 @@ def test_a_killed_run_leaves_whole_masks_and_is_continued(
     real = sequence.save_mask
     monkeypatch.setattr(sequence, "save_mask", lambda path, *rest: computed.append(1) or real(path, *rest))
     segmented(capsys, run)
-    assert len(computed) == 60 - len(left)
-    assert sorted(path.name for path in masks.glob("[0-9]*.png")) == [f"{number:04d}.png" for number in range(1, 61)]
+    assert len(computed) == 30 - len(left)
+    assert sorted(path.name for path in masks.glob("[0-9]*.png")) == [f"{number:04d}.png" for number in range(1, 31)]
     for name, mask in left.items():
         np.testing.assert_array_equal(np.asarray(Image.open(masks / name)), mask)

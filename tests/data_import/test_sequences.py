@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from rl_reward_network.bit_depth import GreyWindow
-from rl_reward_network.data_import.sequences import FRAMES_PER_SECOND, frame_contrast, key_frames, open_sequence
-from tests.conftest import smooth_image, tube_image
+from rl_reward_network.data_import.sequences import FRAMES_PER_SECOND, key_frames, open_sequence
+from tests.conftest import smooth_image
 from tests.data_import.sources import SECRET, save, write_dicom
 
 
@@ -155,55 +155,17 @@ def test_memory_does_not_grow_with_the_length(tmp_path: Path, kind: str) -> None
     assert peak(200) < peak(10) + 3 * 64 * 64 * 10
 
 
-FILLED = [0.1, 0.1, 0.5, 0.9, 1.0, 0.8, 0.7, 0.85, 0.6, 0.2]  # 3 to 8, from 0.55 on
-
-
 @pytest.mark.parametrize(
-    ("count", "how", "contrast", "most", "expected"),
+    ("count", "how", "most", "expected"),
     [
-        (60, "first", None, 5, [0, 1, 2, 3, 4]),
-        (60, "uniform", None, 5, [0, 15, 30, 44, 59]),
-        (3, "first", None, 5, [0, 1, 2]),
-        (3, "uniform", None, 5, [0, 1, 2]),
-        (1, "uniform", None, 5, [0]),
-        (9, "uniform", None, 1, [0]),
-        (10, "contrast", FILLED, 3, [4, 5, 7]),
-        (10, "contrast", FILLED, 5, [4, 5, 6, 7, 8]),
-        (10, "contrast", FILLED, 1, [4]),
-        (4, "contrast", [0, 0, 3, 0], 5, [2]),
-        (6, "contrast", [1] * 6, 3, [0, 2, 4]),
+        (60, "first", 5, [0, 1, 2, 3, 4]),
+        (60, "uniform", 5, [0, 15, 30, 44, 59]),
+        *((3, how, 5, [0, 1, 2]) for how in ("first", "uniform")),
+        *((count, "uniform", 1, [0]) for count in (1, 9)),
     ],
 )
-def test_key_frames(count: int, how: Any, contrast: Any, most: int, expected: list[int]) -> None:
-    assert key_frames(count, how, contrast, most) == expected
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((5, "best"), r"key_frames is 'best', .*'uniform'"),
-        ((0, "first"), r"0 frames"),
-        ((5, "first", None, 0), r"at most 0"),
-        ((5, "contrast"), r"0 values .* 5 frames"),
-        ((2, "contrast", [1.0, float("nan")]), r"2 values \(1 finite\)"),
-    ],
-)
-def test_bad_arguments_are_refused(arguments: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        key_frames(*arguments)
-
-
-def test_contrast_grows_with_the_agent_whatever_polarity_and_size() -> None:
-    image, _ = tube_image(96, 3)
-    grey = image.mean()
-    fading = [(grey + share * (image - grey)).astype(np.uint8) for share in (0.1, 0.4, 0.7, 1.0)]
-    values = [frame_contrast(frame) for frame in fading]
-    assert values == sorted(values)
-    assert values[-1] > 5 * values[0]
-    for same in (255 - fading[-1], fading[-1][..., 0]):
-        assert frame_contrast(same) == pytest.approx(values[-1], rel=0.01)
-    large, small = (np.kron(fading[-1], np.ones((times, times, 1), np.uint8)) for times in (8, 4))
-    assert frame_contrast(large) == pytest.approx(frame_contrast(small), rel=0.03)
-    assert frame_contrast(np.full((40, 50), 90, np.uint8)) == pytest.approx(0, abs=1e-9)
-    with pytest.raises(ValueError, match=r"uint8 .* got float64 \(4, 4\)"):
-        frame_contrast(np.zeros((4, 4)))
+def test_key_frames(count: int, how: Any, most: int, expected: list[int]) -> None:
+    assert key_frames(count, how, most) == expected
+    for arguments in ((0, how), (count, how, 0)):
+        with pytest.raises(ValueError, match="expected 1 or more of both"):
+            key_frames(*arguments)

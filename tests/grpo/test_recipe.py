@@ -31,8 +31,7 @@ from rl_reward_network.grpo.prompts import segment_question
 from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.lora import parameter_table
-from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint, tensor_shapes
-from rl_reward_network.models.sa2va.key_map_sa2va import to_original
+from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint, tensor_shapes, to_original
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from tests.conftest import GOLDEN, SHARED, needs_golden

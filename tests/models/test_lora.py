@@ -131,12 +131,10 @@ def test_saved_tensors_come_back(loaded, adapted, tmp_path):
     loaded_state = fresh.state_dict()
     assert all(torch.equal(loaded_state[name], p) for name, p in adapted.named_parameters() if p.requires_grad)
     assert json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"] is None
-
-
-def test_peft_reads_the_lora_part(loaded, adapted, tmp_path):
-    save_trainable(adapted, tmp_path / "adapter")
-    wrapped = PeftModel.from_pretrained(copy.deepcopy(loaded[0]), tmp_path / "adapter")
-    assert torch.equal(logits(wrapped, loaded[1]), logits(adapted, loaded[1]))
+    base = copy.deepcopy(model)
+    base.load_state_dict(rest, strict=False)
+    by_peft = PeftModel.from_pretrained(base, folder)
+    assert torch.equal(logits(by_peft, processor), logits(adapted, processor))
 
 
 def test_adapters_of_a_bfloat16_model_are_float32(tiny_model):
@@ -144,14 +142,6 @@ def test_adapters_of_a_bfloat16_model_are_float32(tiny_model):
     setup_lora(model, r=2)
     assert {p.dtype for name, p in model.named_parameters() if "lora_" in name} == {torch.float32}
     assert model(input_ids=torch.tensor([[1, 2, 3]])).logits.isfinite().all()
-
-
-def test_a_model_without_lora_is_saved_without_an_adapter(tiny_model, tmp_path):
-    model = copy.deepcopy(tiny_model)
-    freeze_parameters(model)
-    save_trainable(model, tmp_path / "parts")
-    assert sorted(file.name for file in (tmp_path / "parts").iterdir()) == ["lora.json", "trainable.safetensors"]
-    load_trainable(copy.deepcopy(tiny_model), tmp_path / "parts")
 
 
 # ---- refusals -------------------------------------------------------------------------------------------------------
@@ -196,7 +186,7 @@ def test_missing_truncated_and_unfitting_folders_are_refused(tiny_adapted, tiny_
     settings = tmp_path / "adapter" / "lora.json"
     whole_settings = settings.read_text()
     settings.write_text('{"r": 4, "lora_alpha": 8, "lora_dropout": 0.0}')
-    refuses(r"lora\.json: written by version 0\.10 or earlier; version 0\.12 reads it")
+    refuses(r"lora\.json: the adapter is of a None language model, this model has a 'qwen2'")
     settings.write_text(whole_settings)
     (tmp_path / "adapter" / "adapter_model.safetensors").unlink()
     refuses(r"28 tensors do not fit")
@@ -214,19 +204,17 @@ def test_tensors_of_another_family_are_refused_by_name(loaded, adapted, tiny_mod
         load_trainable(copy.deepcopy(loaded[0]), tmp_path / "other")
     freeze_parameters(bare := copy.deepcopy(loaded[0]))
     save_trainable(bare, tmp_path / "parts")
+    assert sorted(file.name for file in (tmp_path / "parts").iterdir()) == ["lora.json", "trainable.safetensors"]
+    load_trainable(copy.deepcopy(loaded[0]), tmp_path / "parts")
     with pytest.raises(ValueError, match=r"do not fit this model.*give the model that they were trained on"):
         load_trainable(copy.deepcopy(tiny_model), tmp_path / "parts")
 
 
 FOREIGN: list[tuple[dict[str, Any], str]] = [
     ({"use_rslora": True}, "use_rslora is True, expected False"),
-    ({"use_dora": True}, "use_dora is True, expected False"),
-    ({"alpha_pattern": {"q_proj": 2}}, "alpha_pattern is {'q_proj': 2}, expected {}"),
     ({"rank_pattern": {"q_proj": 2}}, "rank_pattern is {'q_proj': 2}, expected {}"),
     ({"bias": "lora_only"}, "bias is 'lora_only', expected 'none'"),
-    ({"lora_bias": True}, "lora_bias is True, expected False"),
     ({"modules_to_save": ["lm_head"]}, r"modules_to_save is \['lm_head'\], expected None"),
-    ({"layers_to_transform": [1], "target_modules": ["q_proj"]}, r"layers_to_transform is \[1\], expected None"),
     ({"target_modules": ["q_proj"]}, r"target_modules is [\[{]'q_proj'[\]}], expected 'model"),
     ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa', expected True"),
 ]

@@ -8,9 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
-from unittest.mock import MagicMock
 
-import cv2
 import numpy as np
 import psutil
 import pytest
@@ -27,23 +25,25 @@ from rl_reward_network.models.sa2va.video_sa2va import SequenceAnswer, answer_se
 from rl_reward_network.report.overlays import GREEN, ORANGE
 from rl_reward_network.rewards.learned import ImageScorer
 from rl_reward_network.segment import sequence
-from rl_reward_network.segment.files import Target, prompt_of, save_mask, write_mask
-from rl_reward_network.segment.maker import MaskMaker, load_mask_maker
+from rl_reward_network.segment.maker import MaskMaker, Target, load_mask_maker, prompt_of, save_mask, write_mask
 from rl_reward_network.segment.sequence import (
     RECORDING_KEY,
     RUN_KEY,
     CheckedSequence,
+    FrameMeasures,
+    Masks,
     SequenceMaker,
     SequenceTarget,
-    animation,
     check_sequence,
     check_sequence_free,
+    measure_frame,
     missing_masks,
     sequence_targets,
+    summarise_frames,
     truth_files,
     write_results,
 )
-from tests.conftest import smooth_image, tube_image
+from tests.conftest import tube_image
 from tests.data_import.test_sequences import levels, write_folder, write_video
 
 PROMPT = PROMPTS[0]
@@ -61,16 +61,6 @@ def write_frame(target: SequenceTarget, index: int, mask: np.ndarray, prompt: st
 # ---- what is checked, and what is never replaced ----
 
 
-def test_every_frame_is_measured(tmp_path: Path) -> None:
-    flat, busy = np.full((40, 40, 3), 90, dtype=np.uint8), smooth_image(40, 40)
-    checked = check_sequence(target_of(write_folder(tmp_path / "run", [flat, busy, flat])), "the vessel")
-    assert len(checked.contrast) == 3
-    assert checked.contrast[1] > checked.contrast[0] == checked.contrast[2]
-    same = check_sequence(target_of(write_folder(tmp_path / "copy", [flat, busy, flat])), "the vessel")
-    other = check_sequence(target_of(write_folder(tmp_path / "other", [flat, busy, busy])), "the vessel")
-    assert checked.digest == same.digest != other.digest
-
-
 def break_nothing(folder: Path) -> None:
     """A folder and a mask of a single image are no frames."""
     (folder / "f0.png").mkdir()
@@ -86,7 +76,7 @@ def shorten(name: str, size: int) -> Any:
     ("change", "message"),
     [
         (break_nothing, None),
-        *((shorten("f2.png", size), r"f2\.png: not a readable image") for size in (0, 20, 60)),
+        *((shorten("f2.png", size), r"f2\.png: not a readable image") for size in (0, 60)),
         (lambda folder: Image.new("1", (20_000, 20_000)).save(folder / "f9.png"), r"f9\.png: .*at most 178 million"),
         (lambda folder: (folder / "f9.png").symlink_to("nowhere.png"), r"f9\.png: a link whose target is missing"),
     ],
@@ -151,7 +141,7 @@ def test_only_masks_of_this_prompt_are_replaced(tmp_path: Path) -> None:
         check_sequence_free(target, "this")
     for path in target.masks:
         path.unlink()
-    with pytest.raises(ValueError, match=r"overlay\.avi: .*not written by segment"):
+    with pytest.raises(ValueError, match=r"frames\.csv: .*not written by segment"):
         check_sequence_free(target, "this")
 
 
@@ -204,7 +194,7 @@ def nano() -> SequenceMaker:
 @pytest.fixture
 def tiny(tiny_video_model: Any, tiny_processor: Any) -> SequenceMaker:
     """A model of random weights whose SAM 2 has a memory."""
-    return SequenceMaker(MaskMaker(tiny_video_model, tiny_processor, 16, PROMPT, {}, None, None), True, "first")
+    return SequenceMaker(MaskMaker(tiny_video_model, tiny_processor, 16, PROMPT, {}, None, None), True)
 
 
 def moving(count: int) -> list[np.ndarray]:
@@ -251,28 +241,13 @@ def test_each_mask_is_that_of_the_frame_with_the_answer_about_the_middle(tmp_pat
         logits = torch.nn.functional.interpolate(logits[:, None], (processor.sam_image_size,) * 2, mode="bilinear")
         expected = torch.nn.functional.interpolate(logits, (48, 56), mode="bilinear")[0, 0] > 0
         np.testing.assert_array_equal(mask, 255 * expected.numpy())
-    assert read_json(run.target.results[3]) == done.summary
+    assert read_json(run.target.results[2]) == done.summary
     assert done.summary["key_frames"] == [3]
     assert (done.summary["segs"], done.summary["sam2_memory"], done.summary["frames"]) == (1, False, 4)
     assert done.summary["share"] == pytest.approx((masks_of(run) > 0).mean())
     assert {path.name for path in run.target.folder.iterdir()} == {
-        *("masks", "overlay.avi", "frames.csv", "strip.png", "sequence.json")
+        *("masks", "frames.csv", "strip.png", "sequence.json")
     }
-
-
-def test_the_truth_of_some_frames_is_measured(tmp_path: Path, nano: SequenceMaker) -> None:
-    run = checked(tmp_path, moving(3))
-    nano(run)
-    (tmp_path / "truth").mkdir()
-    for number, rolled in ((1, 0), (2, 5)):
-        truth = np.roll(masks_of(run)[number - 1], rolled, axis=0)
-        Image.fromarray(truth).save(tmp_path / "truth" / f"f{number}.png")
-    done = nano(checked(tmp_path, [], truth=tmp_path / "truth"))
-    shifted, mask = truth > 0, masks_of(run)[1] > 0
-    second = 2 * (shifted & mask).sum() / (shifted.sum() + mask.sum())
-    assert done.dice == [1.0, pytest.approx(second)]
-    assert done.summary["dice"] == pytest.approx((1 + second) / 2)
-    assert done.summary["annotated"] == 2
 
 
 def test_memory_is_that_of_the_model(tmp_path: Path, tiny: SequenceMaker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +265,7 @@ def test_memory_is_that_of_the_model(tmp_path: Path, tiny: SequenceMaker, monkey
         np.testing.assert_array_equal(mask, 255 * expected.any(dim=0).numpy())
 
     without = replace(tiny, sam2_memory=False)(checked(tmp_path, []))
-    assert without.summary["sam2_memory"] is False
+    assert (without.summary["sam2_memory"], without.summary["key_frames"]) == (False, [1, 3, 4, 5, 7])
     assert (masks_of(run)[5:] != with_memory[5:]).any()
     tiny(checked(tmp_path, []))
     assert remembered == [7, 7]
@@ -319,22 +294,11 @@ def test_a_second_run_computes_the_missing_masks_alone(
     assert segmented == [5, 2, 5], "a frame has changed"
 
 
-def test_one_frame_is_a_sequence(tmp_path: Path, nano: SequenceMaker) -> None:
-    done = nano(checked(tmp_path, moving(1)))
-    assert (done.summary["frames"], done.summary["key_frames"], done.summary["stability"]) == (1, [1], None)
-
-
 def test_no_seg_is_an_error_and_writes_nothing(tmp_path: Path, nano: SequenceMaker) -> None:
     speechless = replace(nano, maker=replace(nano.maker, max_new_tokens=1))
     with pytest.raises(ValueError, match=r"run: no \[SEG\] in the answer .*; there is no mask"):
         speechless(checked(tmp_path, moving(2)))
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
-
-
-def test_contrast_chooses_the_frame_with_vessels(tmp_path: Path, nano: SequenceMaker) -> None:
-    frames = [np.full((48, 56, 3), 90, dtype=np.uint8)] * 3
-    run = checked(tmp_path, [*frames, moving(1)[0]])
-    assert replace(nano, key_frames="contrast")(run).summary["key_frames"] == [4]
 
 
 def test_memory_needs_a_model_that_has_one(nano: SequenceMaker) -> None:
@@ -360,7 +324,7 @@ def growth() -> Iterator[list[int]]:
     result.append(max(sizes) - sizes[0])
 
 
-def test_memory_does_not_grow_with_2000_frames(
+def test_memory_does_not_grow_with_1000_frames(
     tmp_path: Path, nano: SequenceMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model is replaced here alone: it would take minutes."""
@@ -382,35 +346,10 @@ def test_memory_does_not_grow_with_2000_frames(
         return grown[0]
 
     segment(100)
-    assert segment(2000) < 15_000_000, "the frames have 38 MB"
+    assert segment(1000) < 12_000_000, "the frames have 19 MB"
 
 
-# ---- the animation, the table, the predicted numbers ----
-
-
-def test_an_animation_has_the_frames_and_their_rate_or_does_not_appear(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def animate(name: str, rate: float, *frames: np.ndarray) -> cv2.VideoCapture:
-        with animation(tmp_path / name, (41, 51), rate) as append:
-            for frame in frames:
-                append(frame)
-        return cv2.VideoCapture(str(tmp_path / name))
-
-    red = np.zeros((41, 51, 3), dtype=np.uint8)
-    red[..., 0] = 200
-    video = animate("red.avi", 15, red, red, red)
-    assert (video.get(cv2.CAP_PROP_FRAME_COUNT), video.get(cv2.CAP_PROP_FPS)) == (3, 15)
-    blue, _, read = video.read()[1].reshape(-1, 3).mean(axis=0)
-    assert (blue < 10, abs(read - 200) < 10) == (True, True), "channels are RGB"
-    assert animate("slow.avi", 0.5, red).get(cv2.CAP_PROP_FPS) == 1
-    with pytest.raises(cv2.error):
-        animate("overlay.avi", 15, red, red[:20])
-    dropping = MagicMock(fourcc=cv2.VideoWriter.fourcc)  # as OpenCV does on a full disk: without an error
-    monkeypatch.setattr(cv2, "VideoWriter", dropping)
-    with pytest.raises(ValueError, match=r"overlay\.avi: 0 of 2 frames were written; free some disk space"):
-        animate("overlay.avi", 15, red, red)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["red.avi", "slow.avi"]
+# ---- the table, the strip, the predicted numbers ----
 
 
 @pytest.fixture
@@ -428,9 +367,37 @@ def written(tmp_path: Path) -> CheckedSequence:
     return check_sequence(target, "the vessel", truth=tmp_path / "truth")
 
 
-def test_numbers_of_each_frame_are_written(written: CheckedSequence) -> None:
+def columns(first: int, last: int) -> np.ndarray:
+    """A mask, bool (2, 10), of the columns first to last - 1."""
+    mask = np.zeros((2, 10), dtype=bool)
+    mask[:, first:last] = True
+    return mask
+
+
+def test_numbers_of_a_sequence_by_hand() -> None:
+    masks = [columns(0, 4), columns(2, 6), columns(2, 6), columns(0, 0), columns(0, 0)]
+    truths = [columns(0, 4), columns(0, 6), None, columns(0, 1), columns(0, 0)]
+    before = [Masks(None, None), *map(Masks, masks, truths)]
+    frames = [measure_frame(*row) for row in zip(before[:-1], masks, truths, strict=True)]
+    of_truth = pytest.approx(2 * 4 / (4 + 6)), pytest.approx(2 / 6), pytest.approx(4 / 6)
+    assert frames[:2] == [FrameMeasures(0.4, 1.0, None, None), FrameMeasures(0.4, *of_truth)]
+    assert frames[2] == FrameMeasures(0.4, None, 1.0, None)
+    assert frames[3] == FrameMeasures(0.0, 0.0, 0.0, None), "the frame before has no truth"
+    assert frames[4] == FrameMeasures(0.0, 1.0, 1.0, 0.0), "empty masks that stay empty are stable"
+    assert summarise_frames(frames) == {
+        **{"frames": 5, "share": pytest.approx(1.2 / 5), "stability": pytest.approx((1 / 3 + 1 + 0 + 1) / 4)},
+        **{"annotated": 4, "dice": pytest.approx((1 + 0.8 + 0 + 1) / 4)},
+        **{"true_stability": pytest.approx(1 / 3), "stability_there": pytest.approx(2 / 3)},
+    }
+    missing = dict.fromkeys(("stability", "dice", "true_stability", "stability_there"))
+    assert summarise_frames(frames[2:3]) == missing | {"frames": 1, "share": 0.4, "stability": 1.0, "annotated": 0}
+    with pytest.raises(ValueError, match=r"one \(N, H, W\) shape"):
+        measure_frame(Masks(None, None), columns(0, 1), np.zeros((3, 10), dtype=bool))
+
+
+def test_numbers_of_each_frame_and_a_strip_are_written(written: CheckedSequence) -> None:
     measures, predicted = write_results(written, None)
-    with written.target.results[1].open() as file:
+    with written.target.results[0].open() as file:
         rows = list(csv.DictReader(file))
     assert [row["frame"] for row in rows] == ["f1.png", "f2.png", "f3.png"]
     assert [row["number"] for row in rows] == ["1", "2", "3"]
@@ -439,36 +406,18 @@ def test_numbers_of_each_frame_are_written(written: CheckedSequence) -> None:
     assert [row["iou_before"] for row in rows] == ["", "0.5", "0.0"]
     assert [frame.dice for frame in measures] == [0.5, None, None]
     assert predicted == []
+    strip = np.asarray(Image.open(written.target.results[1]))
+    assert strip.shape == (40, 180, 3)
+    assert (strip[30, 29:32] == ORANGE).all(axis=-1).any(), "right border of the first mask"
+    assert (strip[19:22, 50] == GREEN).all(axis=-1).any(), "lower border of the truth"
+    np.testing.assert_array_equal(strip[:, 120:], list(written.frames.frames())[2], "an empty mask draws nothing")
 
 
 def test_a_frame_whose_name_is_no_utf8_has_a_row(written: CheckedSequence) -> None:
     latin = os.fsdecode("blätt.png".encode("latin-1"))
     frames = replace(written.frames, names=(latin, "f2.png", "f3.png"))
     write_results(replace(written, frames=frames), None)
-    assert r"1,bl\udce4tt.png,0.5," in written.target.results[1].read_text(encoding="utf-8")
-
-
-def test_the_animation_shows_mask_and_truth(written: CheckedSequence) -> None:
-    write_results(written, None)
-    video = cv2.VideoCapture(str(written.target.results[0]))
-    # JPEG halves the resolution of colours: lines of one pixel are paler
-    frames = [video.read()[1][..., ::-1].astype(int) for _ in range(3)]
-    assert not video.read()[0]
-    assert np.abs(frames[0][30, 29:32] - ORANGE).sum(axis=-1).min() < 180, "right border of the mask"
-    assert np.abs(frames[0][19:22, 50] - GREEN).sum(axis=-1).min() < 180, "lower border of the truth"
-    assert np.abs(frames[2] - (20, 0, 0)).max() < 12, "nothing is drawn"
-
-
-def test_a_reward_network_predicts_each_mask(written: CheckedSequence) -> None:
-    network = RewardNetwork(RewardNetworkConfig(channels=(4, 4), packing=2, members=2))
-    _, (dice, _) = write_results(written, network)
-    expected = [
-        ImageScorer(network, frame).quality(written.mask(index)[None].astype(np.float32))["dice"][0]
-        for index, frame in enumerate(written.frames.frames())
-    ]
-    assert dice == pytest.approx(np.mean(expected))
-    with written.target.results[1].open() as file:
-        assert [float(row["predicted_dice"]) for row in csv.DictReader(file)] == pytest.approx(expected)
+    assert r"1,bl\udce4tt.png,0.5," in written.target.results[0].read_text(encoding="utf-8")
 
 
 def test_frames_outside_the_networks_domain_have_no_number(
@@ -476,15 +425,21 @@ def test_frames_outside_the_networks_domain_have_no_number(
 ) -> None:
     network = RewardNetwork(RewardNetworkConfig(channels=(4, 4), packing=2, members=2))
     _, (usual, _) = write_results(written, network)
+    expected = [
+        ImageScorer(network, frame).quality(written.mask(index)[None].astype(np.float32))["dice"][0]
+        for index, frame in enumerate(written.frames.frames())
+    ]
+    with written.target.results[0].open() as file:
+        assert [float(row["predicted_dice"]) for row in csv.DictReader(file)] == pytest.approx(expected)
+    assert usual == pytest.approx(np.mean(expected))
     first = next(iter(written.frames.frames()))
     reason = "outside the reward network's domain: too dark"
     monkeypatch.setattr(RewardNetwork, "outside", lambda _, image, maps: reason if (image == first).all() else None)
     _, (dice, _) = write_results(written, network)
-    with written.target.results[1].open() as file:
+    with written.target.results[0].open() as file:
         numbers = [row["predicted_dice"] for row in csv.DictReader(file)]
     assert numbers[0] == ""
-    assert dice == pytest.approx(np.mean([float(number) for number in numbers[1:]]))
-    assert dice != usual
+    assert dice == pytest.approx(np.mean(expected[1:])) != usual
     assert f"no Dice is predicted for 1 of {len(numbers)} frames; the first: {reason}" in capsys.readouterr().out
     monkeypatch.setattr(RewardNetwork, "outside", lambda *_: reason)
     assert write_results(written, network)[1] == []

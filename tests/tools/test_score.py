@@ -13,7 +13,7 @@ from rl_reward_network.embedded.angiograms import LOOKS
 from rl_reward_network.embedded.regions import make_scenes
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.inputs.loading import RunInputs
-from rl_reward_network.models.sa2va.prediction_sa2va import Segmentation
+from rl_reward_network.models.sa2va.generation_sa2va import Segmentation
 from tools.nano.card import overlay_sheet, write_card
 from tools.nano.score import RegionScores, score_regions, score_vessels
 

@@ -1,8 +1,7 @@
 """Sa2VA in transformers' terms: configuration, checkpoints, processor, model, decoding, prediction, mask losses.
 
 Importing this package registers the classes with transformers: `AutoConfig`, `AutoModel`, `AutoModelForImageTextToText`
-and `AutoProcessor` then load every folder in our layout (`model_type` "sa2va"), without remote code, and `pipeline`
-its "image-text-to-text".
+and `AutoProcessor` then load every folder in our layout (`model_type` "sa2va"), without remote code.
 """
 
 from transformers import AutoConfig, AutoModel, AutoModelForImageTextToText, AutoProcessor

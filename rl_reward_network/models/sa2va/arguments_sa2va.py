@@ -1,11 +1,10 @@
-"""The arguments of transformers' `from_pretrained`: what each does for a Sa2VA, or the sentence that refuses it.
+"""The arguments of transformers' `from_pretrained` that a Sa2VA takes, and quantization.
 
 - `dtype`, `torch_dtype`: of the weights in memory: a torch.dtype, its name, "auto" (the files'); None is float32
 - `device_map`: one device for the whole model: "cpu", "cuda:0", 0, {"": 0}; "auto" is the first GPU, or the CPU where
-  there is none; several devices and offload are refused
+  there is none
 - `quantization_config`: a BitsAndBytesConfig: the blocks of the language model in 4 or 8 bit, the rest in `dtype`
-- `attn_implementation`: "sdpa", "eager", "flash_attention_2"
-- `use_flash_attn`: of the official models: True is attn_implementation="flash_attention_2"
+- `attn_implementation`: "sdpa", "eager", "flash_attention_2"; `use_flash_attn=True` of the official models is the last
 - `cache_dir`, `token`, `revision`, `local_files_only`, `force_download`: of a download from the hub
 - `low_cpu_mem_usage`, `trust_remote_code`, `use_safetensors`: without effect: weights are read one by one from
   safetensors, and remote code is never run
@@ -25,24 +24,9 @@ Quantization = Literal["4bit", "8bit"]
 GIB = 2**30
 
 HUB = ("cache_dir", "token", "revision", "local_files_only", "force_download")
-WITHOUT_EFFECT = {
-    *("adapter_kwargs", "code_revision", "trust_remote_code"),
-    *("low_cpu_mem_usage", "use_safetensors", "use_fast", "backend", "weights_only"),
-}
-OF_MODEL = ("dtype", "torch_dtype", "device_map", "attn_implementation", "quantization_config")  # by a pipeline
-BY_QUANTIZATION = "give quantization_config=BitsAndBytesConfig({}=True)"
-ONE_DEVICE = "a Sa2VA stays whole on one device; name it by device_map, or give quantization_config"
-REFUSED = {
-    "load_in_4bit": BY_QUANTIZATION.format("load_in_4bit"),
-    "load_in_8bit": BY_QUANTIZATION.format("load_in_8bit"),
-    **dict.fromkeys(("max_memory", "offload_folder", "offload_buffers", "offload_state_dict"), ONE_DEVICE),
-    **dict.fromkeys(("tp_plan", "tp_size", "device_mesh", "distributed_config"), ONE_DEVICE),
-    "subfolder": "name the folder itself, or save that part of the repository in one of its own",
-    "state_dict": "call load_state_dict(...) of the loaded model",
-    "ignore_mismatched_sizes": "the tensors of a folder must be exactly those of its config.json",
-    "output_loading_info": "missing and surplus tensors are errors, which name them",
-}
-AUTO_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
+WITHOUT_EFFECT = ("low_cpu_mem_usage", "trust_remote_code", "use_safetensors")
+OF_TRANSFORMERS = ("adapter_kwargs", "code_revision", "use_fast", "backend", "weights_only")  # of Auto classes
+SUPPORTED = ("dtype", "device_map", "quantization_config", "attn_implementation", *HUB)
 # Everything but the blocks of the language model: what makes masks must stay exact.
 NOT_QUANTIZED = [
     *("model.vision_tower", "model.visual", "model.multi_modal_projector", "lm_head"),
@@ -69,11 +53,6 @@ class LoadingArguments:
     quantization: BitsAndBytesConfig | None
     hub: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def device_map(self) -> dict[str, torch.device] | None:
-        """As transformers takes it: None is the CPU."""
-        return None if self.device.type == "cpu" and self.quantization is None else {"": self.device}
-
 
 def read_arguments(
     dtype: torch.dtype | str | None = None,
@@ -87,67 +66,43 @@ def read_arguments(
     """The arguments of `from_pretrained`, checked.
 
     Raises:
-        ValueError: an argument that is refused, or unknown; names it and the remedy.
+        ValueError: an argument that is not supported, or its value is not.
     """
     hub = hub_arguments(others)
-    if dtype is not None and torch_dtype is not None and dtype != torch_dtype:
-        raise ValueError(f"dtype is {dtype} and torch_dtype, its older name, {torch_dtype}; give one of them")
     quantization = None if quantization_config is None else language_model_in_bits(quantization_config)
-    number_format = _dtype(torch_dtype if dtype is None else dtype, torch.bfloat16 if quantization else torch.float32)
-    return LoadingArguments(
-        number_format, _attention(attn_implementation, use_flash_attn), one_device(device_map), quantization, hub
-    )
+    default = torch.bfloat16 if quantization else torch.float32
+    given = torch_dtype if dtype is None else dtype
+    named = getattr(torch, given.removeprefix("torch."), None) if isinstance(given, str) else given or default
+    if given != "auto" and not (isinstance(named, torch.dtype) and named.is_floating_point):
+        raise ValueError(f"dtype is {given!r}, expected a floating-point torch.dtype, its name, or 'auto'")
+    attention = attn_implementation or ("flash_attention_2" if use_flash_attn else "sdpa")
+    return LoadingArguments(None if given == "auto" else named, attention, one_device(device_map), quantization, hub)
 
 
 def hub_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a download; the others of them must be without effect.
-
-    Raises:
-        ValueError: as `read_arguments`.
-    """
+    """Those of a download; a ValueError unless the others are without effect."""
     for name in arguments:
-        if name in REFUSED:
-            raise ValueError(f"from_pretrained: {name} is not supported: {REFUSED[name]}")
-        if name not in HUB and name not in WITHOUT_EFFECT and not name.startswith("_"):  # of transformers itself
-            raise ValueError(f"from_pretrained: {name!r} is no argument of a Sa2VA; leave it out")
-    if arguments.get("use_safetensors") is False:
-        raise ValueError("from_pretrained: use_safetensors is False, but pickled weights are not read; leave it out")
+        if name not in (*HUB, *WITHOUT_EFFECT, *OF_TRANSFORMERS) and not name.startswith("_"):
+            raise ValueError(
+                f"from_pretrained: {name} is not supported, as a Sa2VA is read whole, from safetensors, to one device; "
+                f"leave it out (supported are {', '.join(SUPPORTED)})"
+            )
     return {name: value for name, value in arguments.items() if name in HUB and value is not None}
 
 
-def _dtype(given: torch.dtype | str | None, default: torch.dtype) -> torch.dtype | None:
-    if given in (None, "auto"):
-        return default if given is None else None
-    dtype = getattr(torch, given.removeprefix("torch."), None) if isinstance(given, str) else given
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise ValueError(f"dtype is {given!r}, expected a floating-point torch.dtype, its name, or 'auto'")
-    return dtype
-
-
-def _attention(name: str | None, use_flash_attn: bool | None) -> str:
-    if use_flash_attn and name not in (None, "flash_attention_2"):
-        raise ValueError(f"use_flash_attn is True, but attn_implementation is {name!r}; give one of them")
-    return name or ("flash_attention_2" if use_flash_attn else "sdpa")
-
-
 def one_device(device_map: Any) -> torch.device:
-    """The device of a `device_map`.
-
-    Raises:
-        ValueError: it divides the model, or offloads a part of it.
-    """
-    if isinstance(device_map, str) and device_map in AUTO_MAPS:
+    """The device of a `device_map`; a ValueError for one that divides the model, or offloads a part of it."""
+    if isinstance(device_map, str) and device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-    places = list(device_map.values()) if isinstance(device_map, Mapping) else [device_map]
+    places = device_map.values() if isinstance(device_map, Mapping) else ["cpu" if device_map is None else device_map]
     names = {f"cuda:{place}" if isinstance(place, int) else str(place) for place in places}
-    if device_map is None:
-        names = {"cpu"}
-    if len(names) != 1 or "disk" in names:
-        raise ValueError(f"device_map is {device_map!r}, but {ONE_DEVICE}")
     try:
-        return torch.device(names.pop())
-    except RuntimeError as error:
-        raise ValueError(f"device_map is {device_map!r}, expected one device, such as 'cuda:0', or 'auto'") from error
+        (name,) = names
+        return torch.device(name)
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"device_map is {device_map!r}, expected one device for the whole model, such as 'cuda:0', or 'auto'"
+        ) from error
 
 
 def check_fits(arguments: LoadingArguments, shapes: Mapping[str, Iterable[int]]) -> None:
@@ -157,9 +112,10 @@ def check_fits(arguments: LoadingArguments, shapes: Mapping[str, Iterable[int]])
         arguments: device (a GPU), dtype and quantization.
         shapes: of all tensors, by our names.
     """
-    needed = sum(
-        torch.Size(tuple(shape)).numel() * _bytes_per_weight(name, arguments) for name, shape in shapes.items()
-    )
+    needed, whole = 0.0, (arguments.dtype or torch.bfloat16).itemsize
+    for name, shape in shapes.items():
+        bits = arguments.quantization if name.startswith(BLOCKS) else None
+        needed += torch.Size(tuple(shape)).numel() * (whole if bits is None else 0.5 if bits.load_in_4bit else 1)
     free, _ = torch.cuda.mem_get_info(arguments.device)
     if needed > free:
         smaller = "dtype=torch.bfloat16" if arguments.dtype == torch.float32 else "quantization_config"
@@ -167,12 +123,6 @@ def check_fits(arguments: LoadingArguments, shapes: Mapping[str, Iterable[int]])
             f"the weights take {needed / GIB:.1f} GiB, but {arguments.device} has {free / GIB:.1f} GiB free; give "
             f"{smaller}, another device or device_map='cpu'"
         )
-
-
-def _bytes_per_weight(name: str, arguments: LoadingArguments) -> float:
-    if arguments.quantization is not None and name.startswith(BLOCKS):
-        return 0.5 if arguments.quantization.load_in_4bit else 1.0
-    return float((arguments.dtype or torch.bfloat16).itemsize)
 
 
 # ---- quantization ----

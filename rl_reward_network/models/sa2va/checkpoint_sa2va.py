@@ -1,6 +1,12 @@
-"""Checkpoints on disk: layout, configuration, tokenizer, tensors and shapes of a folder."""
+"""Checkpoints on disk: layout, configuration, tokenizer, tensors and shapes of a folder, and names of both layouts.
 
-from collections.abc import Collection, Mapping
+One table of key names serves both directions; the language model's rows come from its family, which may split tensors,
+too. Three things are not a plain rename: the fused qkv of the vision tower (three tensors here), the four point
+embeddings (one table here), and SAM 2's Gaussian matrix (kept twice by transformers).
+"""
+
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +19,8 @@ from transformers import PreTrainedTokenizerBase, Qwen2VLImageProcessorPil
 from rl_reward_network.atomic_io import read_json, write_json, write_remedy
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, Sa2VAConfig, config_from_original
-from rl_reward_network.models.sa2va.families import family_of, supported
+from rl_reward_network.models.sa2va.families import family_of
 from rl_reward_network.models.sa2va.internlm2 import MODEL_FILE
-from rl_reward_network.models.sa2va.key_map_sa2va import first_few
 from rl_reward_network.models.weights import open_safetensors, read_tensors, refuse_pointer
 
 EMBEDDED = {DEFAULT_MODEL: Path(__file__).parents[2] / "assets" / DEFAULT_MODEL}  # models that come with the project
@@ -44,11 +49,7 @@ class CheckpointFolder:
 
     @property
     def sam2_sizes(self) -> dict[str, Any]:
-        """Sizes of SAM 2 from the folder's `sam2_sizes.json`, Hiera-L's if there is none.
-
-        Raises:
-            ValueError: a field of the file is missing.
-        """
+        """Sizes of SAM 2 from the folder's `sam2_sizes.json`, Hiera-L's if there is none."""
         file = self.path / "sam2_sizes.json"
         if not file.exists():
             return HIERA_L
@@ -58,11 +59,7 @@ class CheckpointFolder:
         return sizes
 
     def model_config(self) -> Sa2VAConfig:
-        """The configuration as a `Sa2VAConfig`, from either layout.
-
-        Raises:
-            ValueError: a model that this version cannot build, or a damaged file.
-        """
+        """The configuration, from either layout; a ValueError for one that cannot be built, or a damaged file."""
         file = self.path / "config.json"
         try:
             if self.original:
@@ -74,11 +71,7 @@ class CheckpointFolder:
             raise ValueError(f"{file}: damaged ({error!r}); download or copy it again") from error
 
     def tokenizer(self, config: Sa2VAConfig) -> PreTrainedTokenizerBase:
-        """The folder's tokenizer, in the class of its language-model family; remote code is neither run nor requested.
-
-        Raises:
-            ValueError: a language model that this version cannot build.
-        """
+        """The folder's tokenizer, in the class of its language-model family; remote code is not asked about."""
         tokenizer = family_of(config.text_config).tokenizer_class.from_pretrained(self.path)
         older = self.path / "chat_template.json"  # of a Qwen-VL's processor, before chat_template.jinja
         if tokenizer.chat_template is None and older.exists():
@@ -86,11 +79,7 @@ class CheckpointFolder:
         return tokenizer
 
     def image_processor(self, config: Sa2VAConfig) -> Qwen2VLImageProcessorPil | None:
-        """The image processor of a Qwen-VL: patch size and normalisation; None in an InternVL.
-
-        Raises:
-            ValueError: its file is missing or damaged, or its patches are not the model's.
-        """
+        """The image processor of a Qwen-VL, None in an InternVL; a ValueError if it is missing, or not the model's."""
         if config.family.body != "qwen_vl":
             return None
         processor, file = read_image_processor(self.path)
@@ -103,13 +92,10 @@ class CheckpointFolder:
         return processor
 
     def tensors(self, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
-        """All tensors by their names in the files, memory-mapped, after a check of their values.
-
-        Args:
-            dtype: that the values will be converted to.
+        """All tensors by their names in the files, memory-mapped.
 
         Raises:
-            ValueError: a tensor holds NaN or infinity, or would in `dtype`, or a file cannot be read.
+            ValueError: a tensor holds NaN or infinity, or would when converted to `dtype`, or a file cannot be read.
         """
         tensors: dict[str, torch.Tensor] = {}
         for file in weight_files(self.path):
@@ -146,7 +132,21 @@ def open_checkpoint(path: str | Path, weights: bool = True, **hub: Any) -> Check
 
 def located(path: str | Path, weights: bool = True, **hub: Any) -> Path:
     """The folder behind a local path, an embedded model's name or a hub id. Arguments as `open_checkpoint`."""
-    return Path(path) if Path(path).is_dir() else EMBEDDED.get(str(path)) or _download(str(path), weights, hub)
+    if Path(path).is_dir() or str(path) in EMBEDDED:
+        return Path(path) if Path(path).is_dir() else EMBEDDED[str(path)]
+    name = str(path)
+    remedy = (
+        f"{name}: no such folder, and not a hub id that can be fetched; give a model folder, an id like owner/name, or "
+        f"{DEFAULT_MODEL}"
+    )
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise ValueError(remedy)
+    try:
+        return Path(snapshot_download(name, allow_patterns=[*FILES, *["*.safetensors"] * weights], **hub))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        if full := write_remedy(error):
+            raise ValueError(f"{name}: cannot be downloaded ({error}); {full}") from error
+        raise ValueError(f"{remedy} ({type(error).__name__})") from error
 
 
 def read_image_processor(folder: Path) -> tuple[Qwen2VLImageProcessorPil | None, Path]:
@@ -174,65 +174,22 @@ def refuse_unmerged(folder: Path) -> None:
 def name_processor(folder: Path, settings: Mapping[str, Any] | None = None) -> None:
     """Name our processor to `AutoProcessor`: the other files of a Qwen-VL name the base model's.
 
-    Args:
-        folder: of a model, or of a processor alone, which needs its settings.
-        settings: of the processor.
+    A folder without a model needs the processor's settings.
     """
     named = {"processor_class": "Sa2VAProcessor"}
     write_json(folder / PROCESSOR_FILE, named | ({OWN_SETTINGS: dict(settings)} if settings else {}))
 
 
-def _download(name: str, weights: bool, hub: Mapping[str, Any]) -> Path:
-    remedy = (
-        f"{name}: no such folder, and not a hub id that can be fetched; give a model folder, an id like owner/name, or "
-        f"{DEFAULT_MODEL}"
-    )
-    if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise ValueError(remedy)
-    try:
-        patterns = [*FILES, *["*.safetensors"] * weights]
-        return Path(snapshot_download(name, allow_patterns=patterns, **hub))
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        if full := write_remedy(error):
-            raise ValueError(f"{name}: cannot be downloaded ({error}); {full}") from error
-        raise ValueError(f"{remedy} ({type(error).__name__})") from error
-
-
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model folder: all of them, which an index, if there is one, must list.
-
-    Raises:
-        ValueError: no safetensors file, one that the index names is missing, or one that it does not name is there.
-    """
-    index, files = folder / INDEX, sorted(folder.glob("*.safetensors"))
-    if index.exists():
-        listed, present = set(_weight_map(index).values()), {file.name for file in files}
-        if missing := sorted(listed - present):
-            raise ValueError(f"{index}: lists missing files: {first_few(missing)}; download the model again")
-        if surplus := sorted(present - listed):
-            raise ValueError(
-                f"{index}: lists {first_few(sorted(listed))}, but {first_few(surplus)} is there, too; one of them is "
-                "old: delete the index with its files, or the other file"
-            )
+    """The safetensors files of a folder; a ValueError if there is none."""
+    files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ValueError(f"{folder}: no .safetensors file; pickled weights are not read, convert them first")
     return files
 
 
-def _weight_map(index: Path) -> dict[str, str]:
-    """Names of tensors -> names of files."""
-    try:
-        return dict(read_json(index)["weight_map"].items())
-    except (KeyError, TypeError, AttributeError):
-        raise ValueError(f"{index}: field weight_map is missing or not a table; download the model again") from None
-
-
 def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of all tensors of a model folder, read from the file headers.
-
-    Raises:
-        ValueError: a tensor is in two files, or in another file than the index says.
-    """
+    """Shapes of all tensors of a model folder, from the file headers; a ValueError where files and index disagree."""
     shapes: dict[str, tuple[int, ...]] = {}
     places: dict[str, str] = {}
     for file in weight_files(folder):
@@ -241,27 +198,30 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
                 if name in places:
                     raise ValueError(f"{folder}: {name} is in {places[name]} and in {file.name}; delete the old file")
                 places[name], shapes[name] = file.name, tuple(handle.get_slice(name).get_shape())
-    listed = _weight_map(folder / INDEX) if (folder / INDEX).exists() else places
+    index = folder / INDEX
+    try:
+        listed = dict(read_json(index)["weight_map"].items()) if index.exists() else places
+    except (KeyError, TypeError, AttributeError):
+        raise ValueError(f"{index}: field weight_map is missing or not a table; download the model again") from None
     if wrong := [name for name in {**listed, **places} if listed.get(name) != places.get(name)]:
         there, here = (table.get(wrong[0], "no file") for table in (listed, places))
         raise ValueError(
-            f"{folder / INDEX}: says that {wrong[0]} is in {there}, but it is in {here} ({len(wrong)} such tensors); "
-            "index and files are of two models, download or copy them again"
+            f"{index}: says that {wrong[0]} is in {there}, but it is in {here} ({len(wrong)} such tensors); index and "
+            "files are of two models, or one is missing; download or copy them again"
         )
     return shapes
 
 
 def check_tokens(folder: Path, tokenizer: PreTrainedTokenizerBase, rows: int, kept: Mapping[str, int]) -> None:
-    """Refuse a tokenizer that is not the model's: with a token that has no embedding, was lost, or has another id.
+    """Raise a ValueError for a tokenizer that is not the model's; it names file, token, id and the expected one.
+
+    A token has no embedding, was lost, or has another id than in a file.
 
     Args:
         folder: of the model.
         tokenizer: as it was loaded from there.
         rows: of the model's embedding.
         kept: ids by token in the model's config.json.
-
-    Raises:
-        ValueError: names the file, the token, its id, and the one that was expected.
     """
     vocabulary, remedy = tokenizer.get_vocab(), "copy the files of this model's tokenizer again"
     whole, settings, added = (_object(folder / name) for name in TOKENIZER_FILES)
@@ -294,28 +254,13 @@ RELATIVES = {  # parts of tensor names, as their config.json does not tell them 
 }
 
 
-def refuse_relatives(names: Collection[str], where: Path) -> None:
-    """Raise for a relative of Sa2VA with another grounding part, which only the names of its tensors tell.
-
-    Raises:
-        ValueError: names the relative.
-    """
-    for part, relative in RELATIVES.items():
-        if any(name.startswith(part) for name in names):
-            raise ValueError(f"{where}: this is {relative}, which is not supported; {supported()}")
-
-
 def check_shapes(
     expected: Mapping[str, tuple[int, ...]],
     actual: Mapping[str, tuple[int, ...]],
     where: Path,
     what: str = "its config.json",
 ) -> None:
-    """Refuse a folder unless its tensors are exactly those that are expected by `what`.
-
-    Raises:
-        ValueError: missing keys, surplus keys or other shapes, all named in one message.
-    """
+    """Raise a ValueError unless the tensors of a folder are exactly those that `what` expects; all others are named."""
     missing = [key for key in expected if key not in actual]
     surplus = [key for key in actual if key not in expected]
     wrong = [key for key in expected if actual.get(key, expected[key]) != expected[key]]
@@ -327,3 +272,181 @@ def check_shapes(
     ]
     if lines:
         raise ValueError(f"{where}: the weights do not fit {what}; tensors " + "; ".join(lines))
+
+
+def first_few(names: Sequence[str]) -> str:
+    """The first five names, and how many more there are."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+# ---- names of tensors in both layouts ----
+
+SAM, OURS = "grounding_encoder.sam2_model.", "grounding_encoder."
+VIT, OUR_VIT = "vision_model.encoder.layers.#.", "model.vision_tower.encoder.layer.#."
+TRUNK, OUR_TRUNK = SAM + "image_encoder.trunk.", OURS + "vision_encoder.backbone."
+PROMPTS, OUR_PROMPTS = SAM + "sam_prompt_encoder.", OURS + "prompt_encoder."
+DECODER, OUR_DECODER = SAM + "sam_mask_decoder.", OURS + "mask_decoder."
+LAYERS = "transformer.layers.#."
+MEMORY, OUR_MEMORY = SAM + "memory_attention.layers.#.", OURS + "memory_attention.layers.#."
+
+# (original, ours): `#` stands for a number, `*` for the rest of the name. The first matching row applies.
+RENAMES = [
+    ("vision_model.embeddings.class_embedding", "model.vision_tower.embeddings.cls_token"),
+    ("vision_model.embeddings.position_embedding", "model.vision_tower.embeddings.position_embeddings"),
+    ("vision_model.embeddings.patch_embedding.*", "model.vision_tower.embeddings.patch_embeddings.projection.*"),
+    (VIT + "attn.proj.*", OUR_VIT + "attention.projection_layer.*"),
+    (VIT + "attn.q_norm.*", OUR_VIT + "attention.q_norm.*"),
+    (VIT + "attn.k_norm.*", OUR_VIT + "attention.k_norm.*"),
+    (VIT + "norm1.*", OUR_VIT + "layernorm_before.*"),
+    (VIT + "norm2.*", OUR_VIT + "layernorm_after.*"),
+    (VIT + "ls#", OUR_VIT + "lambda_#"),
+    (VIT + "mlp.*", OUR_VIT + "mlp.*"),
+    ("mlp1.0.*", "model.multi_modal_projector.layer_norm.*"),
+    ("mlp1.1.*", "model.multi_modal_projector.linear_1.*"),
+    ("mlp1.3.*", "model.multi_modal_projector.linear_2.*"),
+    ("text_hidden_fcs.*", "text_hidden_fcs.*"),
+    (TRUNK + "patch_embed.proj.*", OUR_TRUNK + "patch_embed.projection.*"),
+    (TRUNK + "blocks.#.norm#.*", OUR_TRUNK + "blocks.#.layer_norm#.*"),
+    (TRUNK + "blocks.#.mlp.layers.0.*", OUR_TRUNK + "blocks.#.mlp.proj_in.*"),
+    (TRUNK + "blocks.#.mlp.layers.1.*", OUR_TRUNK + "blocks.#.mlp.proj_out.*"),
+    (TRUNK + "*", OUR_TRUNK + "*"),
+    (SAM + "image_encoder.neck.convs.#.conv.*", OURS + "vision_encoder.neck.convs.#.*"),
+    (PROMPTS + "mask_downscaling.0.*", OUR_PROMPTS + "mask_embed.conv1.*"),
+    (PROMPTS + "mask_downscaling.1.*", OUR_PROMPTS + "mask_embed.layer_norm1.*"),
+    (PROMPTS + "mask_downscaling.3.*", OUR_PROMPTS + "mask_embed.conv2.*"),
+    (PROMPTS + "mask_downscaling.4.*", OUR_PROMPTS + "mask_embed.layer_norm2.*"),
+    (PROMPTS + "mask_downscaling.6.*", OUR_PROMPTS + "mask_embed.conv3.*"),
+    (PROMPTS + "not_a_point_embed.*", OUR_PROMPTS + "not_a_point_embed.*"),
+    (PROMPTS + "no_mask_embed.*", OUR_PROMPTS + "no_mask_embed.*"),
+    (DECODER + "output_upscaling.0.*", OUR_DECODER + "upscale_conv1.*"),
+    (DECODER + "output_upscaling.1.*", OUR_DECODER + "upscale_layer_norm.*"),
+    (DECODER + "output_upscaling.3.*", OUR_DECODER + "upscale_conv2.*"),
+    (DECODER + "transformer.norm_final_attn.*", OUR_DECODER + "transformer.layer_norm_final_attn.*"),
+    (DECODER + LAYERS + "norm#.*", OUR_DECODER + LAYERS + "layer_norm#.*"),
+    (DECODER + LAYERS + "mlp.layers.0.*", OUR_DECODER + LAYERS + "mlp.proj_in.*"),
+    (DECODER + LAYERS + "mlp.layers.1.*", OUR_DECODER + LAYERS + "mlp.proj_out.*"),
+    (DECODER + "transformer.*.out_proj.*", OUR_DECODER + "transformer.*.o_proj.*"),
+    *(
+        (DECODER + f"{head}.layers.{i}.*", OUR_DECODER + f"{head}.{name}.*")
+        for head in ("output_hypernetworks_mlps.#", "iou_prediction_head", "pred_obj_score_head")
+        for i, name in enumerate(("proj_in", "layers.0", "proj_out"))
+    ),
+    (DECODER + "*", OUR_DECODER + "*"),
+    (SAM + "no_mem_embed", OURS + "no_memory_embedding"),
+    (SAM + "no_mem_pos_enc", OURS + "no_memory_positional_encoding"),
+    (SAM + "maskmem_tpos_enc", OURS + "memory_temporal_positional_encoding"),
+    (SAM + "no_obj_ptr", OURS + "no_object_pointer"),
+    (SAM + "mask_downsample.*", OURS + "mask_downsample.*"),
+    (SAM + "obj_ptr_proj.layers.0.*", OURS + "object_pointer_proj.proj_in.*"),
+    (SAM + "obj_ptr_proj.layers.1.*", OURS + "object_pointer_proj.layers.0.*"),
+    (SAM + "obj_ptr_proj.layers.2.*", OURS + "object_pointer_proj.proj_out.*"),
+    (SAM + "memory_attention.norm.*", OURS + "memory_attention.layer_norm.*"),
+    (MEMORY + "norm#.*", OUR_MEMORY + "layer_norm#.*"),
+    (MEMORY + "*.out_proj.*", OUR_MEMORY + "*.o_proj.*"),
+    (MEMORY + "*", OUR_MEMORY + "*"),
+    (SAM + "memory_encoder.pix_feat_proj.*", OURS + "memory_encoder.feature_projection.*"),
+    (SAM + "memory_encoder.out_proj.*", OURS + "memory_encoder.projection.*"),
+    *(
+        (
+            SAM + f"memory_encoder.mask_downsampler.encoder.{3 * i + j}.*",
+            OURS + f"memory_encoder.mask_downsampler.layers.{i}.{name}.*",
+        )
+        for i in range(4)
+        for j, name in enumerate(("conv", "layer_norm"))
+    ),
+    (SAM + "memory_encoder.mask_downsampler.encoder.12.*", OURS + "memory_encoder.mask_downsampler.final_conv.*"),
+    *(
+        (SAM + f"memory_encoder.fuser.layers.#.{old}", OURS + f"memory_encoder.memory_fuser.layers.#.{new}")
+        for old, new in (
+            ("dwconv.*", "depthwise_conv.*"),
+            ("norm.*", "layer_norm.*"),
+            ("pwconv1.*", "pointwise_conv1.*"),
+            ("pwconv2.*", "pointwise_conv2.*"),
+            ("g_weight", "scale"),
+        )
+    ),
+]
+
+QKV = "vision_model.encoder.layers.{}.attn.qkv.{}"
+OUR_QKV = "model.vision_tower.encoder.layer.{}.attention.{}_proj.{}"
+GAUSSIAN = PROMPTS + "pe_layer.positional_encoding_gaussian_matrix"
+OUR_GAUSSIANS = (
+    OURS + "shared_image_embedding.positional_embedding",
+    OUR_PROMPTS + "shared_embedding.positional_embedding",
+)
+POINTS = [PROMPTS + f"point_embeddings.{i}.weight" for i in range(4)]
+OUR_POINTS = OUR_PROMPTS + "point_embed.weight"
+
+
+def _compile(pattern: str, target: str) -> tuple[re.Pattern[str], str]:
+    """`a.#.*` -> a regular expression with groups, and the target with the groups put back in order."""
+    regex = re.escape(pattern).replace(r"\#", r"(\d+)").replace("#", r"(\d+)").replace(r"\*", "(.+)")
+    groups = iter(range(1, 10))
+    return re.compile(regex + "$"), re.sub(r"[#*]", lambda _: rf"\g<{next(groups)}>", target)
+
+
+Table = list[tuple[re.Pattern[str], str]]
+_TO_OURS: Table = [_compile(*names) for names in RENAMES]
+_TO_ORIGINAL: Table = [_compile(*names[::-1]) for names in RENAMES]
+
+
+def _rename(key: str, table: Table) -> str | None:
+    """The name of the first matching row; None without one."""
+    for pattern, target in table:
+        if match := pattern.match(key):
+            return match.expand(target)
+    return None
+
+
+def to_ours(original: Mapping[str, torch.Tensor], config: Sa2VAConfig) -> dict[str, torch.Tensor]:
+    """Tensors under our names from those under the original names, of a model of this configuration; same values.
+
+    Raises:
+        ValueError: keys that no Sa2VA of the family has, named in the message.
+    """
+    family = family_of(config.text_config)
+    language: Table = [_compile(*names) for names in family.renames]
+    original = family.split(original, config.text_config)
+    tensors: dict[str, torch.Tensor] = {}
+    unknown = []
+    for key, tensor in original.items():
+        if match := re.match(QKV.format(r"(\d+)", r"(\w+)") + "$", key):
+            for part, rows in zip("qkv", tensor.chunk(3), strict=True):
+                tensors[OUR_QKV.format(match[1], part, match[2])] = rows.clone()
+        elif key == GAUSSIAN:
+            tensors |= {name: tensor.clone() for name in OUR_GAUSSIANS}  # safetensors refuses shared memory
+        elif key not in POINTS:
+            name = _rename(key, [*language, *_TO_OURS])
+            tensors[name or key] = tensor
+            unknown += [] if name else [key]
+    if unknown:
+        raise ValueError(f"the checkpoint has {len(unknown)} keys that Sa2VA does not have: {first_few(unknown)}")
+    if all(key in original for key in POINTS):
+        tensors[OUR_POINTS] = torch.cat([original[key] for key in POINTS])
+    return tensors
+
+
+def to_original(ours: Mapping[str, torch.Tensor], config: Sa2VAConfig) -> dict[str, torch.Tensor]:
+    """The inverse of `to_ours`, bit for bit; a ValueError for a key that is not ours, or a side network."""
+    if config.side_network is not None:
+        raise ValueError(
+            "the official layout cannot hold a side network; keep our layout, which "
+            "Sa2VAForConditionalGeneration loads, or train without --side_network"
+        )
+    family = family_of(config.text_config)
+    language: Table = [_compile(*names[::-1]) for names in family.renames]
+    original: dict[str, torch.Tensor] = {}
+    for key, tensor in ours.items():
+        if match := re.match(OUR_QKV.format(r"(\d+)", "([qkv])", r"(\w+)") + "$", key):
+            if match[2] == "q":
+                parts = [ours[OUR_QKV.format(match[1], part, match[3])] for part in "qkv"]
+                original[QKV.format(match[1], match[3])] = torch.cat(parts)
+        elif key in OUR_GAUSSIANS:
+            original[GAUSSIAN] = tensor
+        elif key == OUR_POINTS:
+            original.update({point: row.clone() for point, row in zip(POINTS, tensor.split(1), strict=True)})
+        elif (name := _rename(key, [*language, *_TO_ORIGINAL])) is None:
+            raise ValueError(f"no original name for {key}")
+        else:
+            original[name] = tensor
+    return family.join(original, config.text_config)

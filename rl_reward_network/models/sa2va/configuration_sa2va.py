@@ -10,7 +10,7 @@ from transformers.models.auto import AutoConfig
 
 from rl_reward_network.models.sa2va.families import Family, family_of, original_family, supported
 from rl_reward_network.models.sa2va.side_network import SideNetworkConfig, side_network_config
-from rl_reward_network.models.sa2va.templates import TEMPLATES, template_name
+from rl_reward_network.models.sa2va.templates import TEMPLATES
 
 # SAM 2.0 Hiera-L, part of every released Sa2VA; the field names are those of `sam2_sizes.json`.
 HIERA_L: dict[str, Any] = {
@@ -26,6 +26,10 @@ HIERA_L: dict[str, Any] = {
     "mem_dim": 64,
     "image_size": 1024,
 }
+VISION_FIELDS = (  # of InternVL's vision tower, under the same name in transformers
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size"),
+    *("norm_type", "layer_norm_eps", "hidden_act"),
+)
 
 
 @strict
@@ -83,11 +87,7 @@ class Sa2VAConfig(PreTrainedConfig):
 
     @property
     def side(self) -> SideNetworkConfig | None:
-        """Sizes of the side network, None without one.
-
-        Raises:
-            ValueError: sizes that this version cannot build.
-        """
+        """Sizes of the side network, None without one; a ValueError for sizes that this version cannot build."""
         return None if self.side_network is None else side_network_config(self.side_network)
 
     @property
@@ -134,14 +134,10 @@ def sam2_config(sizes: dict[str, Any], video: bool = True) -> Sam2VideoConfig | 
         "prompt_encoder_config": {"hidden_size": d_model, "image_size": side},
         "mask_decoder_config": {"hidden_size": d_model},
     }
-    return Sam2VideoConfig(**parts, **_memory_sizes(sizes)) if video else Sam2Config(**parts)
-
-
-def _memory_sizes(sizes: dict[str, Any]) -> dict[str, Any]:
-    """Settings of the video part of SAM 2.0; the two that are False belong to SAM 2.1."""
-    side, d_model = sizes["image_size"], sizes["d_model"]
-    return {
-        "image_size": side,
+    if not video:
+        return Sam2Config(**parts)
+    parts |= {
+        "image_size": side,  # the two that are False belong to SAM 2.1
         "enable_occlusion_spatial_embedding": False,
         "enable_temporal_pos_encoding_for_object_pointers": False,
         "memory_attention_hidden_size": d_model,
@@ -154,6 +150,7 @@ def _memory_sizes(sizes: dict[str, Any]) -> dict[str, Any]:
         "memory_fuser_embed_dim": d_model,
         "memory_fuser_intermediate_dim": 4 * d_model,
     }
+    return Sam2VideoConfig(**parts)
 
 
 def sam2_sizes(config: Any) -> dict[str, Any]:
@@ -175,15 +172,10 @@ def sam2_sizes(config: Any) -> dict[str, Any]:
 
 
 def config_from_original(original: dict[str, Any], sizes: dict[str, Any], where: str) -> Sa2VAConfig:
-    """Our configuration from an original `config.json`.
-
-    Args:
-        original: the parsed `config.json` of an official folder.
-        sizes: SAM 2 sizes, `HIERA_L` unless the folder has other sizes.
-        where: path of the file, for error messages.
+    """Our configuration from an official `config.json`, with SAM 2's sizes.
 
     Raises:
-        ValueError: an architecture, language model or option that this version cannot build.
+        ValueError: a part or option that this version cannot build; names the file, `where`.
     """
     try:
         family = original_family(original)
@@ -202,11 +194,20 @@ def _internvl_config(original: dict[str, Any], family: Family, sam2: Any, where:
         _demand(where, field, original.get(field, 0), 0)
     if vision.get("qk_normalization"):  # transformers has this constant in the norms of queries and keys
         _demand(where, "vision_config.layer_norm_eps", vision.get("layer_norm_eps"), 1e-6)
-    template = template_name(original.get("template"))
+    template = (original.get("template") or "").replace("-", "_")  # as in the reference
     if template not in TEMPLATES:
         raise ValueError(f"{where}: template is {original.get('template')!r}, known are {sorted(TEMPLATES)}")
     return Sa2VAConfig(
-        vision_config=_vision_config(vision, original.get("force_image_size")),
+        vision_config=InternVLVisionConfig(
+            **{name: vision[name] for name in VISION_FIELDS},
+            image_size=original.get("force_image_size") or vision["image_size"],
+            attention_bias=vision["qkv_bias"],
+            use_qk_norm=vision["qk_normalization"],
+            hidden_dropout_prob=vision.get("dropout", 0.0),
+            attention_dropout=vision.get("attention_dropout", 0.0),
+            layer_scale_init_value=vision.get("initializer_factor", 0.1),
+            use_mean_pooling=True,  # makes the final norm an identity: the reference has none
+        ),
         text_config=family.text_config(original["llm_config"]),
         sam2_config=sam2,
         template=template,
@@ -233,23 +234,3 @@ def _qwen_vl_config(original: dict[str, Any], family: Family, sam2: Any, where: 
 def _demand(where: str, field: str, value: Any, *expected: Any) -> None:
     if value not in expected:
         raise ValueError(f"{where}: {field} is {value!r}, expected {expected[0]!r}; {supported()}")
-
-
-def _vision_config(original: dict[str, Any], force_image_size: int | None) -> InternVLVisionConfig:
-    return InternVLVisionConfig(
-        hidden_size=original["hidden_size"],
-        num_hidden_layers=original["num_hidden_layers"],
-        num_attention_heads=original["num_attention_heads"],
-        intermediate_size=original["intermediate_size"],
-        image_size=force_image_size or original["image_size"],
-        patch_size=original["patch_size"],
-        attention_bias=original["qkv_bias"],
-        use_qk_norm=original["qk_normalization"],
-        norm_type=original["norm_type"],
-        layer_norm_eps=original["layer_norm_eps"],
-        hidden_act=original["hidden_act"],
-        hidden_dropout_prob=original.get("dropout", 0.0),
-        attention_dropout=original.get("attention_dropout", 0.0),
-        layer_scale_init_value=original.get("initializer_factor", 0.1),
-        use_mean_pooling=True,  # makes the final norm an identity: the reference has none
-    )

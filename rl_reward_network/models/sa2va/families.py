@@ -28,26 +28,15 @@ from rl_reward_network.models.sa2va.internlm2 import INTERNLM2_KEYS, InternLM2To
 
 # Fields of `llm_config` that every decoder of transformers takes under the same name.
 COMMON_FIELDS = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "hidden_act",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "attention_dropout",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "initializer_range",
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "hidden_act", "max_position_embeddings", "rms_norm_eps", "attention_dropout"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "initializer_range"),
 )
-# Key names of a checkpoint whose language model was saved by transformers; the syntax is that of `key_map_sa2va`.
+# Key names of a checkpoint whose language model was saved by transformers; the syntax is that of `checkpoint_sa2va`.
 TRANSFORMERS_KEYS = (("language_model.lm_head.*", "lm_head.*"), ("language_model.model.*", "model.language_model.*"))
 # A Qwen-VL checkpoint wraps transformers' whole model, so one `model.` is removed.
 QWEN_VL_KEYS = (("model.lm_head.*", "lm_head.*"), ("model.model.*", "model.*"))
-# The head reads the final norm: `[SEG]` states of Qwen3-VL are those before it (`body_qwen_vl.NormedHead`).
+# The head reads the final norm: `[SEG]` states of Qwen3-VL are those before it (`body_sa2va.NormedHead`).
 QWEN3_VL_KEYS = (("model.model.language_model.norm.*", "lm_head.norm.*"), *QWEN_VL_KEYS)
 EMBEDDINGS = ("lm_head.weight", "model.language_model.embed_tokens.")  # the head included
 GROUNDING = (
@@ -58,10 +47,6 @@ DECODER = ("grounding_encoder.mask_decoder.", "grounding_encoder.prompt_encoder.
 ENCODER = "grounding_encoder.vision_encoder."
 ENCODER_LORA_TARGETS = r"grounding_encoder\.vision_encoder\.backbone\.blocks\.\d+\.(attn\.(qkv|proj)|mlp\.proj_\w+)"
 LORA_TARGETS = r"model\.language_model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)"
-
-
-def _unchanged(tensors: Mapping[str, Tensor], text_config: Any) -> dict[str, Tensor]:
-    return dict(tensors)
 
 
 @dataclass(frozen=True)
@@ -78,10 +63,9 @@ class Family:
         body: the kind of vision-language model; decides vision tower, preprocessing and chat template (that of the
             folder in a Qwen-VL, one of `templates.TEMPLATES` in an InternVL).
         fields: fields of `llm_config` to take over besides `COMMON_FIELDS`.
-        renames: (original, ours) key names, as in `key_map_sa2va.RENAMES`.
+        renames: (original, ours) key names, as in `checkpoint_sa2va.RENAMES`.
         lora_targets: regular expression of the linear layers that get LoRA.
         trainable: beginnings of the names of the other tensors that the family's own fine-tuning trains.
-        shows_regions: whether the text can refer to a region of the image.
         seg_before_norm: the `[SEG]` state is the one before the final norm of the language model.
         whole_class: transformers' configuration of the whole Qwen-VL; None in an InternVL.
         split, join: what is not a rename, on tensors under the original names before `renames`, and its inverse.
@@ -98,11 +82,10 @@ class Family:
     renames: tuple[tuple[str, str], ...] = TRANSFORMERS_KEYS
     lora_targets: str = LORA_TARGETS
     trainable: tuple[str, ...] = ("model.multi_modal_projector.", *GROUNDING)  # the projector is `mlp1`
-    shows_regions: bool = True
     seg_before_norm: bool = False
     whole_class: type[PreTrainedConfig] | None = None
-    split: Callable[[Mapping[str, Tensor], Any], dict[str, Tensor]] = _unchanged
-    join: Callable[[Mapping[str, Tensor], Any], dict[str, Tensor]] = _unchanged
+    split: Callable[[Mapping[str, Tensor], Any], dict[str, Tensor]] = lambda tensors, _: dict(tensors)
+    join: Callable[[Mapping[str, Tensor], Any], dict[str, Tensor]] = lambda tensors, _: dict(tensors)
     demanded: tuple[tuple[str, Any], ...] = ()
     prompt_prefix: str = ""
 
@@ -125,7 +108,6 @@ def _qwen_vl(name: str, text: type[PreTrainedConfig], whole: type[PreTrainedConf
         tokenizer_class=Qwen2Tokenizer,
         body="qwen_vl",
         trainable=(*EMBEDDINGS, *GROUNDING),
-        shows_regions=False,
         whole_class=whole,
         **settings,
     )
@@ -161,6 +143,7 @@ FAMILIES = (
     _qwen_vl("Qwen3-VL", Qwen3VLTextConfig, Qwen3VLConfig, renames=QWEN3_VL_KEYS, seg_before_norm=True),
 )
 
+ARCHITECTURES = "architectures"
 # Relatives that are not built: what their config.json's names of classes and files contain, and why.
 REFUSED = {
     "LlavaForConditionalGeneration": "Sa2VA on LLaVA",
@@ -172,14 +155,18 @@ REFUSED = {
 
 
 def original_family(config: dict[str, Any]) -> Family:
-    """The family of an original `config.json`.
+    """The family of an original `config.json`; a ValueError for one that is not in the table, or has another value.
 
     `architectures` alone does not tell: the official exporter leaves another name there for Qwen2.5-VL.
-
-    Raises:
-        ValueError: no family of the table has this language model, or the family's are built with another value.
     """
-    body, field, found = _language_model(config)
+    named = str([config.get(ARCHITECTURES), config.get("auto_map")])
+    if refused := next((reason for name, reason in REFUSED.items() if name in named), None):
+        raise ValueError(f"{refused} is not supported; {supported()}")
+    if "llm_config" not in config and ("text_config" in config or "qwen" in named.lower()):
+        body, field, found = "qwen_vl", "text_config.model_type", (config.get("text_config") or {}).get("model_type")
+    else:
+        body, field, found = "internvl", "llm_config.architectures", (config.get("llm_config") or {}).get(ARCHITECTURES)
+        found = found[0] if isinstance(found, list) and len(found) == 1 else found
     for family in FAMILIES:
         if (family.body, family.architecture) == (body, found):
             for name, value in family.demanded:
@@ -189,47 +176,17 @@ def original_family(config: dict[str, Any]) -> Family:
     raise ValueError(f"{field} is {found!r}; {supported()}")
 
 
-def _language_model(config: dict[str, Any]) -> tuple[str, str, Any]:
-    """Body, field and value that name the language model of an original `config.json`; relatives are refused."""
-    named = str([config.get("architectures"), config.get("auto_map")])
-    if refused := next((reason for name, reason in REFUSED.items() if name in named), None):
-        raise ValueError(f"{refused} is not supported; {supported()}")
-    if "llm_config" not in config and ("text_config" in config or "qwen" in named.lower()):
-        return "qwen_vl", "text_config.model_type", (config.get("text_config") or {}).get("model_type")
-    found = (config.get("llm_config") or {}).get("architectures")
-    if isinstance(found, list) and len(found) == 1:
-        (found,) = found
-    return "internvl", "llm_config.architectures", found
-
-
 def supported() -> str:
     """The families of the table, for error messages."""
     names = ", ".join(f"{family.name} ({family.architecture})" for family in FAMILIES)
     return f"supported are Sa2VA checkpoints with SAM 2 and merged LoRA on: {names}"
 
 
+BY_MODEL_TYPE = {family.config_class.model_type: family for family in FAMILIES}
+
+
 def family_of(text_config: Any) -> Family:
-    """The family of a text configuration.
-
-    Raises:
-        ValueError: no family of the table has this `model_type`.
-    """
-    families = {family.config_class.model_type: family for family in FAMILIES}
-    if text_config.model_type not in families:
-        raise ValueError(f"text_config.model_type is {text_config.model_type!r}, expected one of {list(families)}")
-    return families[text_config.model_type]
-
-
-def tokenizer_class(model_type: str) -> type[PreTrainedTokenizerBase]:
-    """The tokenizer of a family, by the `model_type` of its language model; a ValueError for an unknown one."""
-    families = {family.config_class.model_type: family for family in FAMILIES}
-    if model_type not in families:
-        raise ValueError(f"model_type is {model_type!r}, expected one of {list(families)}")
-    return families[model_type].tokenizer_class
-
-
-def model_type_of(tokenizer: type[PreTrainedTokenizerBase], qwen_vl: bool) -> str:
-    """The first `model_type` with this tokenizer and body, which `tokenizer_class` takes."""
-    body = "qwen_vl" if qwen_vl else "internvl"
-    same = [family for family in FAMILIES if family.body == body and issubclass(tokenizer, family.tokenizer_class)]
-    return same[0].config_class.model_type
+    """The family of a text configuration; a ValueError if none of the table has this `model_type`."""
+    if text_config.model_type not in BY_MODEL_TYPE:
+        raise ValueError(f"text_config.model_type is {text_config.model_type!r}, expected one of {list(BY_MODEL_TYPE)}")
+    return BY_MODEL_TYPE[text_config.model_type]

@@ -26,6 +26,8 @@ from torch import Tensor
 from rl_reward_network.models.sa2va.side_network import SideNetwork
 
 BCE_WEIGHT, DICE_WEIGHT = 2.0, 0.5
+ITERATIONS = 10  # erosions: at least half of the largest width in pixels, here of vessels of 20 pixels
+SMOOTH = 1.0  # keeps ratios and gradients of soft clDice finite without a skeleton
 
 
 @dataclass(frozen=True)
@@ -129,9 +131,9 @@ def decode_masks(
     """The masks of K `[SEG]` embeddings on one image; differentiable in both and in the weights of decoder and `side`.
 
     Args:
-        features: of one image (B = 1).
+        features: of one image (B = 1), with the pixels for `side` if it is given.
         seg_embeddings: (K, C); K may be 0.
-        side: the side network that refines the masks, for features with its pixels.
+        side: the side network that refines the masks.
     """
     if not len(seg_embeddings):  # transformers' attention takes no empty batch
         return decode_masks(sam, features, seg_embeddings.new_zeros(1, seg_embeddings.shape[1]), side)[:0]
@@ -152,7 +154,7 @@ def decode_masks(
     rows = torch.arange(len(selected), device=selected.device)
     mask_logits = candidates[rows, selected]
     if side is not None:
-        assert features.side_pixels is not None, "`prediction_sa2va.image_features` makes features with the pixels"
+        assert features.side_pixels is not None, "`generation_sa2va.image_features` makes features with the pixels"
         (x,) = side(features.side_pixels, coarse)
         mask_logits = side.refine(x, mask_logits, of_masks[rows, selected])
     object_scores = decoder.pred_obj_score_head(tokens[:, 0])[:, 0].float()
@@ -184,13 +186,7 @@ def mask_losses(
 ) -> dict[str, Tensor]:
     """`mask` (weighted cross-entropy) and `dice` (weighted), scalars; differentiable in the logits.
 
-    Args:
-        mask_logits: float (K, h, w).
-        masks: bool, uint8 or float in [0, 1] (K, H, W), ground truth at any size; see `soft_targets`.
-        bce_weight, dice_weight: factors of the two losses.
-
-    Raises:
-        ValueError: the numbers of masks differ, or there is none.
+    Arguments as in `soft_targets`, and factors of the two losses.
     """
     truth = soft_targets(masks, mask_logits)
     logits = mask_logits.float()
@@ -202,22 +198,15 @@ def mask_losses(
 
 
 def iou_head_loss(iou_scores: Tensor, mask_logits: Tensor, masks: Tensor) -> Tensor:
-    """Mean squared error between predicted and true IoU, scalar; differentiable in the predictions alone.
+    """Mean squared error of SAM 2's predictions (K,) of the IoU, scalar; differentiable in them alone.
 
-    Args:
-        iou_scores: float (K,), predictions of SAM 2's head.
-        mask_logits, masks: as in `true_iou`.
+    Other arguments as in `true_iou`.
     """
     return F.mse_loss(iou_scores.float(), true_iou(mask_logits, masks))
 
 
 def candidate_loss(decoded: DecodedMasks, masks: Tensor) -> Tensor:
-    """As `iou_head_loss`, of all candidates that may be selected, so that the right one still is when they have moved.
-
-    Args:
-        decoded: K masks with their candidates.
-        masks: as in `true_iou`.
-    """
+    """As `iou_head_loss`, of all candidates that may be selected: the right one still is when they have moved."""
     ious = torch.stack([true_iou(candidate, masks) for candidate in decoded.candidates.unbind(1)[1:]], dim=1)
     return F.mse_loss(decoded.candidate_scores[:, 1:], ious)
 
@@ -225,13 +214,8 @@ def candidate_loss(decoded: DecodedMasks, masks: Tensor) -> Tensor:
 def true_iou(mask_logits: Tensor, masks: Tensor) -> Tensor:
     """float32 (K,), without gradient: the IoU of masks with the truth; of two empty ones 1.
 
-    Args:
-        mask_logits: float (K, h, w).
-        masks: bool, uint8 or float in [0, 1] (K, H, W), ground truth. Where (h, w) divides its size, the IoU is that
-            of the whole cells with the truth at its own size.
-
-    Raises:
-        ValueError: the numbers of masks differ, or there is none.
+    Where (h, w) divides the size of the truth, the IoU is that of the whole cells with the truth at its own size.
+    Arguments as in `soft_targets`.
     """
     predicted = mask_logits.detach() > 0
     truth = soft_targets(masks, mask_logits)
@@ -258,6 +242,44 @@ def soft_targets(masks: Tensor, mask_logits: Tensor) -> Tensor:
     return F.interpolate(on_device, size=mask_logits.shape[-2:], mode="area")[:, 0]
 
 
-def official_targets(masks: Tensor, size: tuple[int, int]) -> Tensor:
-    """float32 (K, h, w): masks (K, H, W) sampled by `nearest`, as in Sa2VA's recipe; for comparison with it only."""
-    return F.interpolate(masks[:, None].float(), size=size, mode="nearest")[:, 0]
+# ---- soft clDice ----
+
+
+def soft_cldice(masks: Tensor, targets: Tensor, iterations: int = ITERATIONS) -> Tensor:
+    """float32 (N,) in [0, 1]: the centreline Dice of soft masks, differentiable in both; it must not break a vessel.
+
+    Args:
+        masks, targets: float (N, 1, H, W) in [0, 1].
+        iterations: erosions of the skeleton.
+
+    Source: Shit et al., "clDice - a Novel Topology-Preserving Loss Function for Tubular Structure Segmentation", CVPR
+    2021, algorithms 1 and 2; erosion by a cross of 3 x 3 pixels, dilation by a square, as in the authors' code.
+    """
+    masks, targets = masks.float(), targets.float()
+    skeleton, true_skeleton = soft_skeleton(masks, iterations), soft_skeleton(targets, iterations)
+
+    def share(skeleton: Tensor, inside: Tensor) -> Tensor:
+        """float (N,): the share of each skeleton that lies inside."""
+        both, whole = (x.flatten(1).sum(1) for x in (skeleton * inside, skeleton))
+        return (both + SMOOTH) / (whole + SMOOTH)
+
+    precision, sensitivity = share(skeleton, targets), share(true_skeleton, masks)
+    return 2 * precision * sensitivity / (precision + sensitivity)
+
+
+def soft_skeleton(masks: Tensor, iterations: int) -> Tensor:
+    """Soft centrelines float (N, 1, H, W) in [0, 1] of masks of that kind."""
+    skeleton = F.relu(masks - _opened(masks))
+    for _ in range(iterations):
+        masks = _eroded(masks)
+        delta = F.relu(masks - _opened(masks))
+        skeleton = skeleton + F.relu(delta - skeleton * delta)
+    return skeleton
+
+
+def _eroded(masks: Tensor) -> Tensor:
+    return torch.min(-F.max_pool2d(-masks, (3, 1), 1, (1, 0)), -F.max_pool2d(-masks, (1, 3), 1, (0, 1)))
+
+
+def _opened(masks: Tensor) -> Tensor:
+    return F.max_pool2d(_eroded(masks), 3, 1, 1)

@@ -31,7 +31,7 @@ from transformers.convert_slow_tokenizer import generate_merges, import_protobuf
 from rl_reward_network.atomic_io import write_json
 
 LAYER, OUR_LAYER = "language_model.model.layers.#.", "model.language_model.layers.#."
-# (original, ours), in the syntax of `key_map_sa2va.RENAMES`; wq, wk and wv are what `split_qkv` makes of wqkv.
+# (original, ours), in the syntax of `checkpoint_sa2va.RENAMES`; wq, wk and wv are what `split_qkv` makes of wqkv.
 INTERNLM2_KEYS = (
     ("language_model.output.*", "lm_head.*"),
     ("language_model.model.tok_embeddings.*", "model.language_model.embed_tokens.*"),
@@ -52,12 +52,7 @@ BPE_MODEL, NORMAL, USER_DEFINED = 2, 1, 4  # numbers of sentencepiece_model.prot
 
 
 def split_qkv(tensors: Mapping[str, Tensor], text_config: Any) -> dict[str, Tensor]:
-    """Replace each `wqkv` (G * (R + 2) * h, D) by `wq` (G * R * h, D), `wk` and `wv` (G * h, D); values are untouched.
-
-    Args:
-        tensors: by original names.
-        text_config: LlamaConfig of the same checkpoint.
-    """
+    """Replace each `wqkv` (G * (R + 2) * h, D) by `wq` (G * R * h, D), `wk` and `wv` (G * h, D); same values."""
     split: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
         if not (match := WQKV.fullmatch(key)):
@@ -90,11 +85,7 @@ class InternLM2Tokenizer(PreTrainedTokenizerFast):
 
     @classmethod
     def convert_to_native_format(cls, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """The arguments of a folder with its vocabulary, as `from_pretrained` of transformers asks for them.
-
-        Raises:
-            ValueError: `tokenizer.model` is missing or damaged, or the added tokens of `tokenizer_config.json` are.
-        """
+        """The arguments of a folder with its vocabulary, as transformers' `from_pretrained` asks for them."""
         if kwargs.get("tokenizer_file"):
             return super().convert_to_native_format(**kwargs)
         if not kwargs.get("vocab_file"):
@@ -131,10 +122,16 @@ def read_sentencepiece(file: Path, added_tokens: Mapping[int, AddedToken]) -> To
         ValueError: the file is damaged, is not BPE, or is too short for the ids of the added tokens.
     """
     proto = _read_proto(file)
-    _check_ids(file, len(proto.pieces), added_tokens)
+    first = min((index for index in added_tokens if index >= len(proto.pieces)), default=len(proto.pieces))
+    if first > len(proto.pieces):
+        raise ValueError(
+            f"{file}: holds {len(proto.pieces)} pieces, but the first added token after them has id {first}; download "
+            "or copy the tokenizer's files again"
+        )
     pieces = {index: piece for index, piece in enumerate(proto.pieces) if index not in added_tokens}
-    # Pieces that are matched as a whole are looked for before `normalizer` replaces the spaces of the text.
-    whole = {index: piece.piece.replace(SPACE, " ") for index, piece in pieces.items() if _matched_whole(piece)}
+    # Sentencepiece looks for these before all others; it never meets a space, which it replaces first.
+    matched = {index: piece for index, piece in pieces.items() if piece.type == USER_DEFINED and " " not in piece.piece}
+    whole = {index: piece.piece.replace(SPACE, " ") for index, piece in matched.items()}
     names = {index: piece.piece for index, piece in pieces.items()} | whole
     names |= {index: str(token) for index, token in added_tokens.items()}
     tokenizer = Tokenizer(_bpe(proto.trainer_spec, pieces, names))
@@ -164,16 +161,6 @@ def _read_proto(file: Path) -> Any:
     return proto
 
 
-def _check_ids(file: Path, pieces: int, added_tokens: Mapping[int, AddedToken]) -> None:
-    """Refuse a file whose pieces end before the ids of the added tokens continue them."""
-    first = min((index for index in added_tokens if index >= pieces), default=pieces)
-    if first > pieces:
-        raise ValueError(
-            f"{file}: holds {pieces} pieces, but the first added token after them has id {first}; download or copy the "
-            "tokenizer's files again"
-        )
-
-
 def _bpe(spec: Any, pieces: Mapping[int, Any], names: Mapping[int, str]) -> BPE:
     """The model that joins two pieces to the one with the best score; `names` are the texts of all ids."""
     normal = {index: piece for index, piece in pieces.items() if piece.type == NORMAL}
@@ -185,11 +172,6 @@ def _bpe(spec: Any, pieces: Mapping[int, Any], names: Mapping[int, str]) -> BPE:
         fuse_unk=True,
         byte_fallback=spec.byte_fallback,
     )
-
-
-def _matched_whole(piece: Any) -> bool:
-    """Whether sentencepiece looks for this piece before all others; it never meets a space, which it replaces first."""
-    return piece.type == USER_DEFINED and " " not in piece.piece
 
 
 def _normalizer(spec: Any) -> normalizers.Normalizer:

@@ -5,7 +5,7 @@ import re
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from huggingface_hub import save_torch_state_dict
@@ -17,10 +17,11 @@ from rl_reward_network.models.sa2va.checkpoint_sa2va import (
     CheckpointFolder,
     name_processor,
     open_checkpoint,
+    to_original,
+    to_ours,
 )
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, Sa2VAConfig, sam2_sizes
 from rl_reward_network.models.sa2va.internlm2 import MODEL_FILE
-from rl_reward_network.models.sa2va.key_map_sa2va import to_original, to_ours
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration, check_checkpoint
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 
@@ -146,11 +147,7 @@ def check_first_gpu(gpu: int | None) -> None:
 
 
 def convert_checkpoint(path: str, target: Path) -> tuple[str, int]:
-    """Write a checkpoint in the other layout; returns the name of that layout and the number of tensors.
-
-    Raises:
-        ValueError: `target` exists, or the model has no official layout.
-    """
+    """Write a checkpoint in the other layout to a new folder; returns that layout and the number of tensors."""
     if target.exists():
         raise ValueError(f"target {target} exists; give a new folder")
     source = open_checkpoint(path)
@@ -190,12 +187,9 @@ def _write_config(config: Sa2VAConfig, source: CheckpointFolder, folder: Path) -
             name_processor(folder)
         return
     assert config.original_config is not None  # `convert_checkpoint` has checked it
-    write_json(folder / "config.json", _with_vocabulary(config.original_config, config.text_config.vocab_size))
+    original = dict(config.original_config)
+    part = "llm_config" if "llm_config" in original else "text_config"
+    original[part] = {**original[part], "vocab_size": config.text_config.vocab_size}  # which may have been resized
+    write_json(folder / "config.json", original)
     if (sizes := sam2_sizes(config.sam2_config)) != HIERA_L:
         write_json(folder / "sam2_sizes.json", sizes)
-
-
-def _with_vocabulary(original: dict[str, Any], size: int) -> dict[str, Any]:
-    """An official configuration with this vocabulary, which `resize_token_embeddings` may have changed."""
-    part = "llm_config" if "llm_config" in original else "text_config"
-    return {**original, part: {**original[part], "vocab_size": size}}

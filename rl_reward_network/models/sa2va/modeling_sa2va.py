@@ -10,7 +10,7 @@ Source: bytedance/Sa2VA@9832e1a. Unlike the reference, the SAM 2 image encoder r
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,21 +23,22 @@ from transformers.models.auto import AutoModel
 from transformers.models.internvl.modeling_internvl import InternVLCausalLMOutputWithPast, InternVLPreTrainedModel
 
 from rl_reward_network.atomic_io import state_fingerprint
-from rl_reward_network.models.sa2va import prediction_sa2va, video_sa2va
+from rl_reward_network.models.sa2va import generation_sa2va, video_sa2va
 from rl_reward_network.models.sa2va.arguments_sa2va import check_fits, read_arguments
-from rl_reward_network.models.sa2va.body_qwen_vl import NormedHead, QwenVLBody
-from rl_reward_network.models.sa2va.body_sa2va import Sa2VAModel
+from rl_reward_network.models.sa2va.body_sa2va import NormedHead, QwenVLBody, Sa2VAModel
 from rl_reward_network.models.sa2va.checkpoint_sa2va import (
+    RELATIVES,
     CheckpointFolder,
     check_shapes,
     check_tokens,
     open_checkpoint,
-    refuse_relatives,
     tensor_shapes,
+    to_original,
+    to_ours,
 )
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
+from rl_reward_network.models.sa2va.families import supported
 from rl_reward_network.models.sa2va.grounding_sa2va import DecodedMasks, Sam2Features, decode_masks, sam_features
-from rl_reward_network.models.sa2va.key_map_sa2va import to_original, to_ours
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.models.sa2va.side_network import SideNetwork, SideNetworkConfig
 from rl_reward_network.models.sa2va.templates import TEMPLATES, kept_ids
@@ -105,12 +106,11 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
         Args:
             path: local folder, or `owner/name`.
             config: unused; transformers' Auto classes pass the configuration of the same folder.
-            **arguments: those of transformers, such as dtype, device_map, quantization_config, revision; the docstring
-                of `arguments_sa2va` says what each does. By default float32 on the CPU.
+            **arguments: those of transformers that `arguments_sa2va` lists. By default float32 on the CPU.
 
         Raises:
-            ValueError: an argument that is refused, unknown layout, or missing, surplus or wrongly shaped tensors, all
-                named.
+            ValueError: an argument that is not supported, unknown layout, or missing, surplus or wrongly shaped
+                tensors, all named.
         """
         how = read_arguments(**arguments)
         folder = open_checkpoint(path, **how.hub)
@@ -125,11 +125,13 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
             config=config,
             state_dict=tensors,
             dtype=how.dtype or "auto",
-            device_map=how.device_map,
+            device_map=None if how.device.type == "cpu" and how.quantization is None else {"": how.device},
             quantization_config=how.quantization,
         )
         if how.quantization is not None:
-            loaded.unquantized_fingerprint = _fingerprint_of_files(tensors, config, how.dtype)
+            tied = {"lm_head.weight": tensors.get("model.language_model.embed_tokens.weight")}
+            state: Any = {**tensors, **tied} if config.tie_word_embeddings else tensors
+            loaded.unquantized_fingerprint = state_fingerprint(state, how.dtype)
         # Defaults of transformers' `generate`. It does not apply stop words that are no token (phi3_chat): pass
         # `stop_strings` there.
         tokenizer, defaults = folder.tokenizer(config), loaded.generation_config
@@ -140,11 +142,7 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
         return loaded.eval()
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        """As in transformers, for a model without LoRA layers: with them, only the adapter would be written.
-
-        Raises:
-            ValueError: LoRA layers are present, or the language model is quantized.
-        """
+        """As in transformers; a ValueError for a quantized model, or LoRA layers: only these would be written."""
         if getattr(self, "is_quantized", False):
             raise ValueError(
                 "the language model is quantized: load the model without quantization_config and save that"
@@ -179,7 +177,7 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
             pixel_values: (tiles, 3, S, S), in a Qwen-VL (patches, 2*3*p*p) with `image_grid_thw` (images, 3); or
                 `vision_features` from `get_vision_features`, computed before.
             prompt_masks, vp_overall_mask: regions, as `Sa2VAProcessor` gives them.
-            position_table: see `body_qwen_vl`; only where text goes on after an image in the cache.
+            position_table: see `body_sa2va`; only where text goes on after an image in the cache.
             sam_pixel_values: unused; accepted so that a processor's whole output can be passed.
             logits_to_keep: number of last positions to compute logits for; 0 is all.
             num_items_in_batch: labelled tokens over all accumulated batches, from transformers' Trainer.
@@ -268,15 +266,12 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
         return self.model.multi_modal_projector
 
     # Methods: their first argument `model` is this model.
-    predict_forward = prediction_sa2va.predict_forward
-    segment = prediction_sa2va.segment
+    predict_forward = generation_sa2va.predict_forward
+    segment = generation_sa2va.segment
     predict_video = video_sa2va.predict_video
 
     def get_sam_features(self, sam_pixel_values: Tensor) -> Sam2Features:
-        """SAM 2's maps of (B, 3, S, S) images; see `grounding_sa2va.sam_features`.
-
-        `prediction_sa2va.image_features` makes them of images, with the pixels for a side network.
-        """
+        """SAM 2's maps of (B, 3, S, S) images; `generation_sa2va.image_features` adds a side network's pixels."""
         return sam_features(self.grounding_encoder, sam_pixel_values)
 
     def add_side_network(self, config: SideNetworkConfig) -> None:
@@ -327,33 +322,19 @@ def _read_config(folder: CheckpointFolder) -> Sa2VAConfig:
     return config
 
 
-def _fingerprint_of_files(tensors: Mapping[str, Tensor], config: Sa2VAConfig, dtype: torch.dtype | None) -> str:
-    """The fingerprint of the model that these tensors give without quantization."""
-    state = dict(tensors)
-    if config.tie_word_embeddings:
-        state["lm_head.weight"] = state["model.language_model.embed_tokens.weight"]
-    return state_fingerprint(state, dtype)
-
-
 def check_checkpoint(folder: CheckpointFolder) -> Sa2VAConfig:
-    """The folder's configuration, after a check that the weights fit it; only headers of weight files are read.
-
-    Raises:
-        ValueError: missing, surplus or wrongly shaped tensors, all named.
-    """
+    """The folder's configuration, after a check that the weights fit it; only headers of weight files are read."""
     config = _read_config(folder)
     shapes = tensor_shapes(folder.path)
-    refuse_relatives(shapes, folder.path)
+    for part, relative in RELATIVES.items():
+        if any(name.startswith(part) for name in shapes):
+            raise ValueError(f"{folder.path}: this is {relative}, which is not supported; {supported()}")
     check_shapes(expected_shapes(config, folder.original), shapes, folder.path)
     return config
 
 
 def expected_shapes(config: Sa2VAConfig, original: bool) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of all tensors of a checkpoint, from a model on the meta device.
-
-    Args:
-        original: names of the official layout instead of ours.
-    """
+    """Names (of the official layout, or ours) and shapes of all tensors, from a model on the meta device."""
     with torch.device("meta"):
         state = Sa2VAForConditionalGeneration(config).state_dict()
     if config.tie_word_embeddings:

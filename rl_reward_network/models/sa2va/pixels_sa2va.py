@@ -84,13 +84,8 @@ def region_cells(regions: np.ndarray, grid: int, image: ImageLike | None = None)
     A cell belongs to a region that covers its sample point (nearest interpolation). A thin region may cover none; it
     gets the cell nearest to one of its pixels, with a warning.
 
-    Args:
-        regions: bool (N, H, W), or whole numbers 0 and 1.
-        grid: g.
-        image: whose regions they are, where their size is to be checked.
-
     Raises:
-        ValueError: the array is not (N, H, W) of bool, (H, W) is not the size of the image, or a region has no pixel.
+        ValueError: not (N, H, W) of bool or 0 and 1, not of the size of `image` (if given), or a region has no pixel.
     """
     given, size = np.asarray(regions), None if image is None else to_rgb(image).size[::-1]
     binary = given.dtype == bool or (given.dtype.kind in "iu" and np.isin(given, (0, 1)).all())
@@ -136,11 +131,7 @@ def tile_grid(width: int, height: int, max_tiles: int = 12, tile_size: int = 448
 
 
 def to_rgb(image: ImageLike) -> Image.Image:
-    """The image as PIL RGB.
-
-    Raises:
-        ValueError: an array that is not uint8 (H, W, 3), a picture of more than 8 bit or without pixels, or no image.
-    """
+    """The image as PIL RGB; a ValueError for an array that is not uint8 (H, W, 3), more than 8 bit, or no pixels."""
     if not isinstance(image, ImageLike):
         open_it = f"; open it: PIL.Image.open({str(image)!r})" if isinstance(image, str | os.PathLike) else ""
         raise ValueError(f"image is {image!r:.100}, expected a PIL image or a uint8 array (H, W, 3){open_it}")
@@ -170,12 +161,7 @@ def upsample_mask_logits(mask_logits: torch.Tensor, size: tuple[int, int], sam_i
 def resized_image(image: ImageLike, cell: int, how: ImageResize) -> Tensor:
     """uint8 (3, h, w), with h and w multiples of `cell`, the side in pixels of an image token.
 
-    Args:
-        image: PIL image or uint8 (H, W, 3).
-        how: "prediction" resizes twice, "training" once.
-
-    Raises:
-        ValueError: one side is more than 200 times as long as the other.
+    "prediction" resizes twice, "training" once; a ValueError if one side is more than 200 times as long as the other.
     """
     rgb = to_rgb(image)
     if how == "prediction":
@@ -201,10 +187,7 @@ def _size(image: Image.Image, cell: int, limits: tuple[int, int]) -> tuple[int, 
 def patch_inputs(
     images: Sequence[ImageLike], processor: Qwen2VLImageProcessorPil, how: ImageResize
 ) -> dict[str, Tensor]:
-    """`pixel_values` float32 (patches of all images, 2*3*p*p) and `image_grid_thw` int64 (images, 3).
-
-    A row of the grid is (1, rows, columns) of patches.
-    """
+    """`pixel_values` float32 (patches, 2*3*p*p) and `image_grid_thw` int64 (images, 3): (1, rows, columns)."""
     cell = processor.patch_size * processor.merge_size
     resized = [resized_image(image, cell, how).numpy() for image in images]
     inputs = processor(resized, do_resize=False, input_data_format="channels_first", return_tensors="pt")
@@ -228,10 +211,12 @@ def draw_region(image: np.ndarray, region: np.ndarray, how: RegionPrompt) -> np.
             f"the region has {int(region.sum())} pixels, type {region.dtype} and shape {region.shape}, expected 1 or"
             f" more, bool, and the image's shape {image.shape[:2]}"
         )
-    return _outlined(image, region) if how == "outline" else _cropped(image, region)
-
-
-def _outlined(image: np.ndarray, region: np.ndarray) -> np.ndarray:
+    if how == "crop":
+        rows, columns = np.flatnonzero(region.any(axis=1)), np.flatnonzero(region.any(axis=0))
+        longer = max(rows[-1] - rows[0], columns[-1] - columns[0]) + 1
+        margin = max(LEAST_MARGIN, round(longer * MARGIN))
+        top, left = max(0, rows[0] - margin), max(0, columns[0] - margin)
+        return image[top : rows[-1] + 1 + margin, left : columns[-1] + 1 + margin].copy()
     width = max(1, round(min(image.shape[:2]) * WIDTH))
     disc = cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (2 * width + 1, 2 * width + 1))
     outline = cv2.dilate(region.astype(np.uint8), disc).astype(bool) & ~region
@@ -240,14 +225,6 @@ def _outlined(image: np.ndarray, region: np.ndarray) -> np.ndarray:
     result = image.copy()
     result[outline] = RED
     return result
-
-
-def _cropped(image: np.ndarray, region: np.ndarray) -> np.ndarray:
-    rows, columns = np.flatnonzero(region.any(axis=1)), np.flatnonzero(region.any(axis=0))
-    longer = max(rows[-1] - rows[0], columns[-1] - columns[0]) + 1
-    margin = max(LEAST_MARGIN, round(longer * MARGIN))
-    top, left = max(0, rows[0] - margin), max(0, columns[0] - margin)
-    return image[top : rows[-1] + 1 + margin, left : columns[-1] + 1 + margin].copy()
 
 
 def _to_tensor(image: Image.Image) -> torch.Tensor:

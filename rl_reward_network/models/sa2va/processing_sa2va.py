@@ -16,8 +16,7 @@ from PIL import Image
 from transformers import BatchFeature, PreTrainedTokenizerBase, ProcessorMixin, Qwen2VLImageProcessorPil
 
 from rl_reward_network.atomic_io import read_json
-from rl_reward_network.models.sa2va.arguments_sa2va import OF_MODEL, hub_arguments
-from rl_reward_network.models.sa2va.chat_sa2va import Chat, read_chat
+from rl_reward_network.models.sa2va.arguments_sa2va import hub_arguments
 from rl_reward_network.models.sa2va.checkpoint_sa2va import (
     OWN_SETTINGS,
     PROCESSOR_FILE,
@@ -27,7 +26,7 @@ from rl_reward_network.models.sa2va.checkpoint_sa2va import (
     read_image_processor,
 )
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
-from rl_reward_network.models.sa2va.families import model_type_of, tokenizer_class
+from rl_reward_network.models.sa2va.families import BY_MODEL_TYPE
 from rl_reward_network.models.sa2va.pixels_sa2va import (
     ImageLike,
     ImageResize,
@@ -45,6 +44,7 @@ from rl_reward_network.models.sa2va.templates import (
     SEG,
     TEMPLATES,
     chat_instruction,
+    read_chat,
     region_sentence,
     special_ids,
 )
@@ -84,11 +84,7 @@ class Sa2VAProcessor(ProcessorMixin):
         patches: Qwen2VLImageProcessorPil | None = None,
         prompt_prefix: str = "",
     ) -> None:
-        """Check the settings and look up the special tokens.
-
-        Raises:
-            ValueError: a special token is missing, the template is unknown, or max_tiles is below 1.
-        """
+        """Check the settings and look up the special tokens; a ValueError for one that is missing or unknown."""
         if template not in TEMPLATES:
             raise ValueError(f"template is {template!r}, known are {sorted(TEMPLATES)}")
         if max_tiles < 1:
@@ -116,31 +112,25 @@ class Sa2VAProcessor(ProcessorMixin):
         Args:
             path: local folder, or `owner/name`.
             max_tiles: largest number of tiles; None is the checkpoint's.
-            **arguments: of a download, see `arguments_sa2va`; those of the model have no effect.
+            **arguments: of a download, see `arguments_sa2va`.
 
         Raises:
-            ValueError: the folder holds no Sa2VA, a special token is missing from its tokenizer, or an argument is
-                refused.
+            ValueError: no Sa2VA is there, its tokenizer lacks a special token, or an argument is not supported.
         """
-        hub = hub_arguments({name: value for name, value in arguments.items() if name not in OF_MODEL})
+        hub = hub_arguments(arguments)
         local = located(path, weights=False, **hub)
-        if not (local / "config.json").exists() and (local / PROCESSOR_FILE).exists():
-            return cls._alone(local, max_tiles)
-        folder = open_checkpoint(path, weights=False, **hub)
-        config = folder.model_config()
-        return cls.from_config(config, folder.tokenizer(config), max_tiles, folder.image_processor(config))
-
-    @classmethod
-    def _alone(cls, folder: Path, max_tiles: int | None) -> "Sa2VAProcessor":
-        """A processor from what `save_pretrained` wrote, without a model."""
-        settings = read_json(folder / PROCESSOR_FILE).get(OWN_SETTINGS)
+        if (local / "config.json").exists() or not (local / PROCESSOR_FILE).exists():
+            folder = open_checkpoint(path, weights=False, **hub)
+            config = folder.model_config()
+            return cls.from_config(config, folder.tokenizer(config), max_tiles, folder.image_processor(config))
+        settings = read_json(local / PROCESSOR_FILE).get(OWN_SETTINGS)  # of `save_pretrained`, without a model
         if not settings:
-            raise ValueError(f"{folder}: no config.json, and no Sa2VA processor; give the folder of a Sa2VA")
-        kind = tokenizer_class(settings.pop("model_type"))
-        own = {name: settings.pop(name) for name in ("image_resize", "region_prompt")}
+            raise ValueError(f"{local}: no config.json, and no Sa2VA processor; give the folder of a Sa2VA")
+        tokenizer = BY_MODEL_TYPE[settings.pop("model_type")].tokenizer_class.from_pretrained(local)
+        shown = {name: settings.pop(name) for name in ("image_resize", "region_prompt")}
         settings |= {} if max_tiles is None else {"max_tiles": max_tiles}
-        processor = cls(kind.from_pretrained(folder), patches=read_image_processor(folder)[0], **settings)
-        processor.image_resize, processor.region_prompt = own["image_resize"], own["region_prompt"]
+        processor = cls(tokenizer, patches=read_image_processor(local)[0], **settings)
+        vars(processor).update(shown)
         return processor
 
     @classmethod
@@ -151,10 +141,10 @@ class Sa2VAProcessor(ProcessorMixin):
         max_tiles: int | None = None,
         patches: Qwen2VLImageProcessorPil | None = None,
     ) -> "Sa2VAProcessor":
-        """The processor for a configuration, its tokenizer and, in a Qwen-VL, its image processor.
+        """The processor for a configuration and its tokenizer.
 
         Raises:
-            ValueError: a Qwen-VL without image processor.
+            ValueError: a Qwen-VL without its image processor.
         """
         if config.family.body == "qwen_vl":
             if patches is None:
@@ -180,17 +170,19 @@ class Sa2VAProcessor(ProcessorMixin):
 
         Args:
             folder: that of the model, or a new one.
-            push_to_hub: upload as well.
-            repo_id: on the hub; by default the folder's name.
-            **of_hub: further arguments of the method `push_to_hub`.
+            push_to_hub: upload as well, to `repo_id` (by default the folder's name), with the arguments `of_hub`.
         """
         self.tokenizer.save_pretrained(folder)
         if self.patches is not None:
             self.patches.save_pretrained(folder)
         names = ("tile_size", "sam_image_size", "max_tiles", "prompt_prefix", "image_resize", "region_prompt")
         settings = {name: getattr(self, name) for name in names} | {"tokens_per_tile": self.grid**2}
-        kind = model_type_of(type(self.tokenizer), self.patches is not None)
-        name_processor(Path(folder), {"model_type": kind, "template": self.template_name, **settings})
+        kinds = [
+            kind
+            for kind, family in BY_MODEL_TYPE.items()
+            if isinstance(self.tokenizer, family.tokenizer_class) and (family.body == "qwen_vl") == bool(self.patches)
+        ]
+        name_processor(Path(folder), {"model_type": kinds[0], "template": self.template_name, **settings})
         if push_to_hub:
             self.push_to_hub(repo_id or Path(folder).name, **of_hub)
 
@@ -212,11 +204,7 @@ class Sa2VAProcessor(ProcessorMixin):
         return self.patches is None
 
     def set_image_resize(self, how: str | None) -> None:
-        """Choose `image_resize`; None keeps the checkpoint's.
-
-        Raises:
-            ValueError: the model is not a Qwen-VL, or the name is unknown.
-        """
+        """Choose `image_resize`; None keeps the checkpoint's. A ValueError for an unknown name, or an InternVL."""
         if how is None:
             return
         if self.patches is None:
@@ -235,13 +223,16 @@ class Sa2VAProcessor(ProcessorMixin):
         """float32 (tiles, 3, S, S) of RGB tiles, ImageNet-normalised."""
         return tile_pixels(tiles)
 
-    def vision_inputs(self, images: Sequence[ImageLike]) -> tuple[dict[str, torch.Tensor], list[int]]:
+    def vision_inputs(
+        self, images: Sequence[ImageLike], max_tiles: int | None = None
+    ) -> tuple[dict[str, torch.Tensor], list[int]]:
         """Inputs of `get_vision_features` for some images, and the number of image tokens of each."""
         if self.patches is not None:
             inputs = patch_inputs(images, self.patches, self.image_resize)
             return inputs, (inputs["image_grid_thw"].prod(1) // self.patches.merge_size**2).tolist()
-        tiles = [self.tiles(image) for image in images]
-        pixels = self.pixel_values([tile for group in tiles for tile in group])
+        most = self.max_tiles if max_tiles is None else max_tiles
+        tiles = [cut_tiles(image, most, self.tile_size) for image in images]
+        pixels = tile_pixels([tile for group in tiles for tile in group])
         return {"pixel_values": pixels}, [len(group) * self.tokens_per_tile for group in tiles]
 
     def num_image_tokens(self, vision_features: Any) -> int:
@@ -273,42 +264,23 @@ class Sa2VAProcessor(ProcessorMixin):
 
         Raises:
             ValueError: an image without `<image>` in the text, `<image>` without an image, or more than one of them;
-                regions in a Qwen-VL.
+                an image behind earlier turns; regions in a Qwen-VL.
         """
-        self._check_turn(text, image_tokens, past_text)
-        if self.patches is not None:
-            if cells is not None:
-                raise ValueError("a Qwen-VL cannot be shown a region by mask_prompts; draw it into the image")
-            images = self.image_tokens.text(image_tokens) * frames if image_tokens else ""
-            turn = self.chat.replace("{input}", images + text.replace(IMAGE_PLACEHOLDER, ""))
-            system = self.system_turn  # once, in front of all turns
-            return system + past_text.removeprefix(system) + turn.removeprefix(system)
-        prompt = past_text + self.template.user_turn(self._with_image(text, image_tokens, cells, frames))
-        return self.prompt_prefix + prompt.removeprefix(self.prompt_prefix)
+        if image_tokens and past_text:
+            raise ValueError("past_text must be empty with an image, which belongs to the first turn")
+        turn = self._with_image(text, image_tokens, cells, frames)
+        if self.patches is None:
+            prompt = past_text + self.template.user_turn(turn)
+            return self.prompt_prefix + prompt.removeprefix(self.prompt_prefix)
+        if cells is not None:
+            raise ValueError("a Qwen-VL cannot be shown a region by mask_prompts; draw it into the image")
+        images = self.image_tokens.text(image_tokens) * frames if image_tokens else ""
+        turn = self.chat.replace("{input}", images + text.replace(IMAGE_PLACEHOLDER, ""))
+        system = self.system_turn  # once, in front of all turns
+        return system + past_text.removeprefix(system) + turn.removeprefix(system)
 
-    @property
-    def answer_end(self) -> str:
-        """Text after an answer: the template's suffix, or the eos token in a template without one."""
-        return self.template.suffix or str(self.tokenizer.eos_token)
-
-    def later_turn(self, text: str) -> str:
-        """Text of a turn after the first one, from the end of the last answer to the beginning of the next.
-
-        Raises:
-            ValueError: `<image>` in the text.
-        """
-        self._check_turn(text, 0, "")
-        turn = self.chat.replace("{input}", text).removeprefix(self.system_turn)
-        return self.template.separator + turn
-
-    def chat_text(self, chat: Chat, image_tokens: int = 0) -> str:
-        """The full prompt of a conversation, with `image_tokens` in place of `<image>` in its first turn."""
-        questions, answers = [*(question for question, _ in chat.turns), chat.question], [a for _, a in chat.turns]
-        texts = [self.prompt_text(questions[0], image_tokens), *map(self.later_turn, questions[1:])]
-        ends = [*(answer + self.answer_end for answer in answers), chat.begun]
-        return "".join(text + answer for text, answer in zip(texts, ends, strict=True))
-
-    def _check_turn(self, text: str, image_tokens: int, past_text: str) -> None:
+    def _with_image(self, text: str, image_tokens: int, cells: torch.Tensor | None = None, frames: int = 1) -> str:
+        """The text with the image's tokens, and the sentence about its regions, in place of `<image>`."""
         count, expected = text.count(IMAGE_PLACEHOLDER), 1 if image_tokens else 0
         left_out = self.patches is not None and count < expected  # its place is fixed
         if count != expected and not left_out:
@@ -316,16 +288,10 @@ class Sa2VAProcessor(ProcessorMixin):
                 f"the text holds {count} {IMAGE_PLACEHOLDER!r}, expected {expected} "
                 f"({'an image was' if image_tokens else 'no image was'} given): {text[:80]!r}"
             )
-        if image_tokens and past_text:
-            raise ValueError("past_text must be empty with an image, which belongs to the first turn")
-
-    def _with_image(self, text: str, image_tokens: int, cells: torch.Tensor | None = None, frames: int = 1) -> str:
-        """The text with the image's tokens, and the sentence about its regions, in place of `<image>`."""
         if not image_tokens:
             return text
         images = "\n".join([self.image_tokens.text(image_tokens)] * frames)
-        place = text if IMAGE_PLACEHOLDER in text else IMAGE_PLACEHOLDER + text  # a Qwen-VL's may be left out
-        return place.replace(IMAGE_PLACEHOLDER, images + region_sentence(cells))
+        return (IMAGE_PLACEHOLDER * left_out + text).replace(IMAGE_PLACEHOLDER, images + region_sentence(cells))
 
     def token_ids(self, text: str) -> list[int]:
         """Token ids of a text, without added special tokens."""
@@ -361,16 +327,13 @@ class Sa2VAProcessor(ProcessorMixin):
         """
         ids: list[int] = []
         labels: list[int] = []
-        for number, (question, answer) in enumerate(turns):
-            first = number == 0
-            count = image_tokens if first else 0
-            self._check_turn(question, count, "")
-            turn = self.template.user_turn(self._with_image(question, count, cells))
-            prompt = self.token_ids(self.prompt_prefix + turn if first else turn)
-            reply = self.answer_ids(answer)
-            separator = self.token_ids(self.template.separator)
+        prefix, separator = self.prompt_prefix, self.token_ids(self.template.separator)
+        for question, answer in turns:
+            turn = self.template.user_turn(self._with_image(question, image_tokens, cells))
+            prompt, reply = self.token_ids(prefix + turn), self.answer_ids(answer)
             ids += prompt + reply + separator
             labels += [-100] * len(prompt) + reply + [-100] * len(separator)
+            prefix, image_tokens = "", 0  # of the first turn
         return {"input_ids": torch.tensor(ids[:max_length]), "labels": torch.tensor(labels[:max_length])}
 
     # ---- both ---------------------------------------------------------------------------------------------------
@@ -412,8 +375,13 @@ class Sa2VAProcessor(ProcessorMixin):
         batch: list[Any] = [] if images is None else [images] if isinstance(images, single) else list(images)
         if batch and len(batch) != len(texts):
             raise ValueError(f"{len(texts)} texts and {len(batch)} images: give one image for each text, or none")
-        regions = _per_image(mask_prompts, len(batch))
-        pairs = zip(regions, batch, strict=True)
+        if isinstance(mask_prompts, np.ndarray | torch.Tensor) and mask_prompts.ndim == 3:
+            mask_prompts = [mask_prompts]
+        if mask_prompts is None or not len(mask_prompts):
+            mask_prompts = [None] * len(batch)
+        if len(mask_prompts) != len(batch):
+            raise ValueError(f"{len(mask_prompts)} mask_prompts and {len(batch)} images: give one entry for each image")
+        pairs = zip(mask_prompts, batch, strict=True)
         cells = [None if region is None else self.region_cells(region, image) for region, image in pairs]
         pixels, counts = self.vision_inputs(batch) if batch else ({}, [0] * len(texts))
         prompts = [
@@ -423,44 +391,44 @@ class Sa2VAProcessor(ProcessorMixin):
         return self._features(prompts, batch, pixels, counts, cells)
 
     def apply_chat_template(  # type: ignore[override]
-        self,
-        conversation: Any,
-        tokenize: bool = False,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        return_dict: bool = False,
-        **of_transformers: Any,
+        self, conversation: Any, tokenize: bool = False, return_dict: bool = False, **of_transformers: Any
     ) -> Any:
-        """The prompt of messages in the chat format (`chat_sa2va`), or its model inputs; as in transformers.
+        """The prompt of messages in the chat format (`templates.read_chat`), or its model inputs; as in transformers.
 
         Args:
             conversation: messages, or several conversations, all with an image or none.
             tokenize: model inputs in place of text.
-            add_generation_prompt: without effect, as a prompt always ends where the answer begins.
-            continue_final_message: without effect, as a last message of the assistant is always continued.
             return_dict: with `tokenize` the whole inputs, else `input_ids` alone.
-            **of_transformers: return_tensors="pt", padding=True, processor_kwargs={} have no effect.
+            **of_transformers: `add_generation_prompt`, `continue_final_message`, `return_tensors` and `padding` have no
+                effect: a prompt ends where the answer begins, and a last message of the assistant is continued.
 
         Raises:
             ValueError: messages that Sa2VA cannot answer, or another argument.
         """
-        taken: dict[str, Any] = {"return_tensors": "pt", "padding": True, "processor_kwargs": {}, "chat_template": None}
-        for name, value in of_transformers.items():
-            if name not in taken or value not in (None, taken[name]):
-                raise ValueError(f"apply_chat_template: {name}={value!r} is not supported; leave it out")
+        without_effect = ("add_generation_prompt", "continue_final_message", "return_tensors", "padding")
+        if unknown := [name for name in of_transformers if name not in without_effect]:
+            raise ValueError(f"apply_chat_template: {unknown[0]} is not supported; leave it out")
         several = bool(conversation) and not isinstance(conversation[0], Mapping)
         chats = [read_chat(messages) for messages in (conversation if several else [conversation])]
-        images = [chat.image for chat in chats if chat.image is not None]
+        images = [image for *_, image in chats if image is not None]
         if images and len(images) != len(chats):
             raise ValueError(
                 f"{len(images)} of {len(chats)} conversations have an image; expected all of them, or none"
             )
         pixels, counts = self.vision_inputs(images) if images else ({}, [0] * len(chats))
-        texts = [self.chat_text(chat, count) for chat, count in zip(chats, counts, strict=True)]
+        texts = [self._chat_text(*chat[:2], count) for chat, count in zip(chats, counts, strict=True)]
         if not tokenize:
             return texts if several else texts[0]
         inputs = self._features(texts, images, pixels, counts, [None] * len(images))
         return inputs if return_dict else inputs["input_ids"]
+
+    def _chat_text(self, questions: list[str], answers: list[str], image_tokens: int) -> str:
+        """The full prompt of a conversation, with `image_tokens` in place of `<image>` in its first turn."""
+        text, end = self.prompt_text(questions[0], image_tokens), self.template.suffix or str(self.tokenizer.eos_token)
+        for question, answer in zip(questions[1:], answers, strict=False):
+            turn = self.chat.replace("{input}", self._with_image(question, 0)).removeprefix(self.system_turn)
+            text += answer + end + self.template.separator + turn
+        return text + "".join(answers[len(questions) - 1 :])
 
     def _features(
         self,
@@ -483,25 +451,13 @@ class Sa2VAProcessor(ProcessorMixin):
         return inputs
 
     def sequence_inputs(self, text: str, frames: Sequence[ImageLike]) -> dict[str, Any]:
-        """Inputs of the language model for frames of one sequence: a tile each, or, in a Qwen-VL, an image each.
+        """Inputs of the language model for frames of a sequence, of one size: a tile each; in a Qwen-VL an image each.
 
-        Args:
-            text: the user's turn; `<image>` marks the frames' place.
-            frames: one or more PIL images or uint8 (H, W, 3), of one size.
-
-        Returns:
-            As `__call__` for one sample without regions, but without `sam_pixel_values`.
+        As `__call__` for one sample without regions, but without `sam_pixel_values`.
         """
-        pixels, counts = self.frame_inputs(frames)
+        pixels, counts = self.vision_inputs(frames, max_tiles=1)
         inputs: dict[str, Any] = self.pad([self.token_ids(self.prompt_text(text, counts[0], frames=len(counts)))])
         return inputs | pixels
-
-    def frame_inputs(self, frames: Sequence[ImageLike]) -> tuple[dict[str, Any], list[int]]:
-        """As `vision_inputs`, with one tile for each frame."""
-        if self.patches is not None:
-            return self.vision_inputs(frames)
-        tiles = [tile for frame in frames for tile in cut_tiles(frame, 1, self.tile_size)]
-        return {"pixel_values": self.pixel_values(tiles)}, [self.tokens_per_tile] * len(tiles)
 
     def pad(self, sequences: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
         """`input_ids` and `attention_mask`, int64 (B, T), of sequences padded on the left."""
@@ -509,14 +465,3 @@ class Sa2VAProcessor(ProcessorMixin):
         ids = [[pad_id] * (length - len(sequence)) + list(sequence) for sequence in sequences]
         mask = [[0] * (length - len(sequence)) + [1] * len(sequence) for sequence in sequences]
         return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
-
-
-def _per_image(mask_prompts: Any, count: int) -> list[np.ndarray | None]:
-    """One entry (N, H, W) or None for each of `count` images."""
-    if mask_prompts is None or len(mask_prompts) == 0:
-        return [None] * count
-    if isinstance(mask_prompts, np.ndarray | torch.Tensor) and mask_prompts.ndim == 3:
-        mask_prompts = [mask_prompts]
-    if len(mask_prompts) != count:
-        raise ValueError(f"{len(mask_prompts)} mask_prompts and {count} images: give one entry for each image")
-    return list(mask_prompts)

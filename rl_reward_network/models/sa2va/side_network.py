@@ -128,18 +128,14 @@ class SideNetwork(nn.Module):
         upsampled = F.interpolate(mask_logits[:, None], size=(self.config.pixels,) * 2, mode="bilinear")[:, 0]
         x, weights = x.to(self.head.weight.dtype), weights.to(self.head.weight.dtype)
         # The last layer is linear: contracting its weights first spares maps of C/8 channels at full resolution.
-        count = len(weights)
-        one = weights.new_ones(count, 1)
-        for_vector = torch.cat([weights, torch.zeros_like(one)], dim=1)
-        for_gate = torch.cat([torch.zeros_like(weights[:1]), one[:1]], dim=1)
-        rows = torch.cat([for_vector, for_gate])  # (N + 1, C/8 + 1)
-        kernel = (rows @ self.head.weight.flatten(1).unflatten(0, (rows.shape[1], -1)).flatten(1)).unflatten(
-            1, (-1, len(x))
-        )
-        bias = rows @ self.head.bias.unflatten(0, (rows.shape[1], -1))  # type: ignore[union-attr]
+        rows = F.pad(weights, (0, 1, 0, 1))  # of the vectors for each mask, and of the gate, the last channel
+        rows[-1, -1] = 1
+        channels = rows.shape[1]
+        kernel = (rows @ self.head.weight.view(channels, -1)).view(len(rows), -1, len(x))
+        bias = rows @ self.head.bias.view(channels, -1)  # type: ignore[union-attr]
         packed = torch.einsum("npd,dhw->nphw", kernel, x) + bias[..., None, None]
-        added, gate = F.pixel_shuffle(packed, self.config.packing)[:, 0].float().split([count, 1])
-        return upsampled * (1 + gate) + added
+        logits = F.pixel_shuffle(packed, self.config.packing)[:, 0].float()
+        return upsampled * (1 + logits[-1:]) + logits[:-1]
 
 
 def _block(inputs: int, outputs: int) -> nn.Sequential:

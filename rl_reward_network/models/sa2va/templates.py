@@ -1,30 +1,34 @@
-"""Prompt templates and stop words of the released models, and the tokens of an image.
+"""Prompt templates and stop words of the released models, the tokens of an image, and transformers' messages.
 
 No template here has a system message. A Qwen-VL has a chat template in its folder, which may have one.
+
+    [{"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "Segment the vessel."}]}]
+
+An image of a message is a PIL image, an array, a path or an address, under one of the keys `IMAGE_KEYS`.
 
 Source: bytedance/Sa2VA@9832e1a (training configurations and prediction set-up).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
+from transformers.image_utils import load_image
+
+from rl_reward_network.models.sa2va.pixels_sa2va import ImageLike
 
 IMAGE_START, IMAGE_END, IMAGE_CONTEXT = "<img>", "</img>", "<IMG_CONTEXT>"
 REGION_START, REGION_END, SEG = "<vp>", "</vp>", "[SEG]"
 IMAGE_PLACEHOLDER = "<image>"  # marks the image's place in a user's turn
+IMAGE_KEYS = ("image", "url", "path", "base64")
 
 
 @dataclass(frozen=True)
 class ImageTokens:
-    """The tokens that hold an image's place in a text.
-
-    Args:
-        start, context, end: before the features, one for each row of them, and behind.
-        others: placeholders that generation must not produce either.
-    """
+    """The tokens that hold an image's place in a text, and others that generation must not produce either."""
 
     start: str
     context: str
@@ -91,11 +95,6 @@ TEMPLATES = {
 }
 
 
-def template_name(name: str | None) -> str:
-    """The template's key: dashes become underscores, as in the reference."""
-    return (name or "").replace("-", "_")
-
-
 def chat_instruction(tokenizer: PreTrainedTokenizerBase) -> str:
     """A user's turn in a Qwen-VL's chat template, with `{input}` at the place of the image and the text.
 
@@ -118,11 +117,7 @@ def chat_instruction(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase, image_tokens: ImageTokens) -> dict[str, int]:
-    """Ids of `[SEG]` and of the tokens of an image, looked up by text.
-
-    Raises:
-        ValueError: the tokenizer has not all of them.
-    """
+    """Ids of `[SEG]` and of the tokens of an image, looked up by text; a ValueError if the tokenizer lacks one."""
     vocabulary, tokens = tokenizer.get_vocab(), (image_tokens.context, SEG, *image_tokens.never_sampled)
     if missing := [token for token in tokens if token not in vocabulary]:
         raise ValueError(f"the tokenizer has no token {missing[0]!r}; this is not a Sa2VA tokenizer")
@@ -144,3 +139,39 @@ def region_sentence(cells: Tensor | None) -> str:
     contexts = [IMAGE_CONTEXT * int(cell.sum()) for cell in cells]
     regions = [f"region{i}{REGION_START}{context}{REGION_END}" for i, context in enumerate(contexts, start=1)]
     return f"\nThere are {len(regions)} part regions in the picture: {', '.join(regions)}.\n"
+
+
+def read_chat(messages: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str], ImageLike | None]:
+    """Questions, answers and the image of messages in transformers' chat format.
+
+    Returns:
+        One answer less than questions, or as many: then the last answer is to be continued. An image's place is marked
+        in the first question.
+
+    Raises:
+        ValueError: roles that do not alternate from `user` on, or an image that is not the only one, in the first turn.
+    """
+    found = [message.get("role") for message in messages]
+    if not messages or found != [("user", "assistant")[number % 2] for number in range(len(messages))]:
+        raise ValueError(
+            f"the messages have the roles {found}; expected user, assistant, user, ... (Sa2VA has no system message)"
+        )
+    texts: list[str] = []
+    image: ImageLike | None = None
+    for number, message in enumerate(messages):
+        content = message.get("content") or ""
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+        images = [part for part in parts if part.get("type") == "image"]
+        if other := [part.get("type") for part in parts if part.get("type") not in ("text", "image")]:
+            raise ValueError(f"messages[{number}]: content of the type {other[0]!r}, expected text or image")
+        if len(images) > (number == 0):
+            raise ValueError(f"messages[{number}]: {len(images)} images; Sa2VA takes one, in the first message")
+        text = "".join(part["text"] for part in parts if part.get("type") == "text")
+        if images:
+            source = next((images[0][key] for key in IMAGE_KEYS if images[0].get(key) is not None), None)
+            if source is None:
+                raise ValueError(f"messages[{number}]: the image has none of the keys {IMAGE_KEYS}")
+            image = source if isinstance(source, np.ndarray) else load_image(source)
+            text = text if IMAGE_PLACEHOLDER in text else IMAGE_PLACEHOLDER + text
+        texts.append(text)
+    return texts[::2], texts[1::2], image

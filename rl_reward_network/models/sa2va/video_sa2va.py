@@ -9,7 +9,7 @@ Source: bytedance/Sa2VA@9832e1a; key frames without memory as in kumuji/Sa2VA-i@
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -21,10 +21,17 @@ from accelerate.utils import send_to_device
 from PIL import Image
 from torch import Tensor
 
-from rl_reward_network.models.sa2va.generation_sa2va import Decoding, check_computed, evaluating
+from rl_reward_network.models.sa2va.generation_sa2va import (
+    MASKS_AT_ONCE,
+    Decoding,
+    answer_batch,
+    answer_text,
+    check_computed,
+    evaluating,
+    image_features,
+)
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features, sparse_prompts
 from rl_reward_network.models.sa2va.pixels_sa2va import ImageLike, to_rgb, upsample_mask_logits
-from rl_reward_network.models.sa2va.prediction_sa2va import MASKS_AT_ONCE, answer_batch, answer_text, image_features
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.models.sa2va.templates import IMAGE_PLACEHOLDER, SEG_ANSWERS
 
@@ -34,33 +41,20 @@ SEGS_AT_ONCE = 4  # attention to eleven remembered frames takes about 0.2 GB for
 
 @dataclass(frozen=True)
 class SequenceAnswer:
-    """The language model's answer about a sequence.
+    """The language model's answer about a sequence: its text, and the prompt for SAM 2 of each `[SEG]`."""
 
-    Args:
-        answer: text, special tokens kept.
-        seg_embeddings: float32 (K, C), the prompt for SAM 2 of each `[SEG]`; K may be 0.
-    """
-
-    answer: str
-    seg_embeddings: Tensor
+    answer: str  # special tokens kept
+    seg_embeddings: Tensor  # float32 (K, C); K may be 0
 
 
 @torch.no_grad()
 def predict_video(
     model: Any, video: Iterable[ImageLike], text: str, processor: Sa2VAProcessor, max_new_tokens: int = 2048
 ) -> dict[str, Any]:
-    """Answer and masks of a sequence, as the official method: `predict_forward(video=...)`.
+    """Answer and masks of a sequence, as the official method: `predict_forward(video=...)`, with its result.
 
     The language model sees the first five frames. They are prompts for SAM 2, whose memory carries each `[SEG]` on.
-    For a long sequence, `answer_sequence` and `masks_with_memory` do the same without keeping the masks.
-
-    Args:
-        video: PIL images or uint8 (H, W, 3), all of one size; kept in memory.
-        text: the user's turn, with `<image>` at the frames' place.
-
-    Returns:
-        `prediction`: str, special tokens kept. `prediction_masks`: one bool (n, H, W) per `[SEG]`.
-        `mask_probabilities`: one float32 (n, H, W) in [0, 1] per `[SEG]`.
+    For a long sequence, `answer_sequence` and `masks_with_memory` do the same without keeping frames and masks.
 
     Raises:
         ValueError: no frame, a frame that is no image or of another size, or a SAM 2 without memory.
@@ -87,7 +81,7 @@ def answer_sequence(
     """The answer to one question about a sequence.
 
     Args:
-        frames: the 1 to 5 frames that the language model sees, all of one size; `sequences.key_frames` chooses them.
+        frames: the 1 to 5 frames that the language model sees, all of one size.
         text: the user's turn; `<image>` is put in front where it is missing.
 
     Raises:
@@ -127,9 +121,9 @@ def masks_with_memory(
     check_memory(model)
     if prompted < 1:
         raise ValueError(f"prompted is {prompted}, expected 1 or more: without a prompt there is nothing to remember")
-    if not len(seg_embeddings):
-        return _no_masks(model, frames, processor)
-    return _masks_with_memory(model, frames, seg_embeddings.to(model.device), processor, prompted)
+    sam, groups = model.grounding_encoder, seg_embeddings.to(model.device).split(SEGS_AT_ONCE)
+    memories = [SequenceMemory(sam, group, prompted) for group in groups if len(group)]
+    return _masks(model, frames, processor, 1, [memory.next_masks for memory in memories])
 
 
 def masks_without_memory(
@@ -150,17 +144,16 @@ def masks_without_memory(
     """
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}, expected 1 or more")
-    if not len(seg_embeddings):
-        return _no_masks(model, frames, processor)
-    return _masks_without_memory(model, frames, seg_embeddings.to(model.device), processor, batch_size)
+    groups = [group for group in seg_embeddings.to(model.device).split(MASKS_AT_ONCE) if len(group)]
+    decoders = [lambda features, group=group: model.decode_masks(features, group).mask_logits for group in groups]
+    return _masks(model, frames, processor, batch_size, decoders)
 
 
 def same_size(frames: Iterable[ImageLike]) -> Iterator[Image.Image]:
     """The frames as PIL RGB, one at a time.
 
     Raises:
-        ValueError: no frame at all, a frame that is no image, or one whose size differs from the first; its number,
-            counted from 0, is named.
+        ValueError: no frame at all, or one (counted from 0) that is no image, or of another size than the first.
     """
     if isinstance(frames, str | os.PathLike | Image.Image):
         raise ValueError(f"video is {frames!r:.100}, expected a list of frames: PIL images or uint8 arrays (H, W, 3)")
@@ -198,59 +191,35 @@ def _answer(
 
 
 @torch.no_grad()
-def _masks_with_memory(
-    model: Any, frames: Iterable[ImageLike], seg_embeddings: Tensor, processor: Sa2VAProcessor, prompted: int
+def _masks(
+    model: Any,
+    frames: Iterable[ImageLike],
+    processor: Sa2VAProcessor,
+    batch_size: int,
+    decoders: Sequence[Callable[[Sam2Features], Tensor]],
 ) -> Iterator[Tensor]:
-    sam = model.grounding_encoder
-    memories = [SequenceMemory(sam, group, prompted) for group in seg_embeddings.split(SEGS_AT_ONCE)]
-    for frame in same_size(frames):
-        with evaluating(model):
-            features = image_features(model, processor, [frame])
-            logits = torch.cat([memory.next_masks(features) for memory in memories])
-            check_computed([], logits)
-        yield logits
-
-
-@torch.no_grad()
-def _masks_without_memory(
-    model: Any, frames: Iterable[ImageLike], seg_embeddings: Tensor, processor: Sa2VAProcessor, batch_size: int
-) -> Iterator[Tensor]:
-    groups, checked = seg_embeddings.split(MASKS_AT_ONCE), same_size(frames)
+    """The masks of all decoders on each frame; without a `[SEG]` they are (0, h, w), and SAM 2 does not run."""
+    checked, side = same_size(frames), model.config.side_pixels or processor.sam_image_size // 4
     while batch := list(islice(checked, batch_size)):
-        with evaluating(model):
-            features = image_features(model, processor, batch)
-            logits = [
-                torch.cat([model.decode_masks(features[index], group).mask_logits for group in groups])
-                for index in range(len(batch))
-            ]
-            check_computed([], *logits)
+        logits = [torch.zeros(0, side, side, device=model.device)] * len(batch)
+        if decoders:
+            with evaluating(model):
+                features = image_features(model, processor, batch)
+                logits = [torch.cat([decode(features[i]) for decode in decoders]) for i in range(len(batch))]
+                check_computed([], *logits)
         yield from logits
-
-
-def _no_masks(model: Any, frames: Iterable[ImageLike], processor: Sa2VAProcessor) -> Iterator[Tensor]:
-    """What an answer without `[SEG]` gives: (0, h, w) for each frame, and SAM 2 does not run."""
-    side = model.config.side_pixels or processor.sam_image_size // 4
-    for _ in same_size(frames):
-        yield torch.zeros(0, side, side, device=model.device)
 
 
 @dataclass(frozen=True)
 class RememberedFrame:
-    """What SAM 2 keeps of one frame.
+    """What SAM 2 keeps of one frame."""
 
-    Args:
-        features: bfloat16 (P, K, M), as in the reference also where the weights are float32.
-        pointer: (K, C), summary of each object.
-    """
-
-    features: Tensor
-    pointer: Tensor
+    features: Tensor  # bfloat16 (P, K, M), as in the reference also where the weights are float32
+    pointer: Tensor  # (K, C), summary of each object
 
 
 class SequenceMemory:
     """The frames that SAM 2 remembers: all prompted ones, the last 6 others, and object pointers of the last 15 others.
-
-    Its size does not depend on the length of the sequence.
 
     Args:
         sam: Sam2VideoModel in evaluation mode.
@@ -266,11 +235,7 @@ class SequenceMemory:
         self.pointers: deque[Tensor] = deque(maxlen=sam.config.max_object_pointers_in_encoder - 1)
 
     def next_masks(self, features: Sam2Features) -> Tensor:
-        """Logits of the next frame's masks, float32 (K, h, w); the frame is remembered.
-
-        Args:
-            features: of this one frame.
-        """
+        """Logits of the next frame's masks, float32 (K, h, w), from its features; the frame is remembered."""
         coarse, prompts = features.maps[2], sparse_prompts(self.sam, self.seg_embeddings.to(features.maps[2].dtype))
         starts = len(self.prompted) < self.prompted_count
         if starts:
@@ -318,7 +283,7 @@ class SequenceMemory:
 def check_memory(model: Any) -> None:
     """Raise a ValueError unless SAM 2 has a memory, whose object pointers can be cut into tokens of its width.
 
-    A side network is refused, too: it refines the mask of each frame by itself, and no memory was trained on its masks.
+    A side network is refused, too: no memory was trained on its masks.
     """
     sam = model.grounding_encoder
     if model.side_network is not None:
@@ -339,14 +304,7 @@ def check_memory(model: Any) -> None:
 
 
 def _decode(sam: Any, features: Sam2Features, image: Tensor, prompts: Tensor) -> tuple[Tensor, Tensor]:
-    """The best mask of each prompt, float32 (K, h, w), and its object pointer (K, C).
-
-    Args:
-        sam: Sam2VideoModel.
-        features: of the frame; their coarsest map is not used.
-        image: (K, C, S/16, S/16), the coarsest map after the memory.
-        prompts: (K, tokens, C).
-    """
+    """The best mask (K, h, w) and object pointer (K, C) of each prompt; `image` (K, C, ...) is the map after memory."""
     fine, middle, _ = features.maps
     masks, scores, tokens, object_scores = sam.mask_decoder(
         image_embeddings=image,

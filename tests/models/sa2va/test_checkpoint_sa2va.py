@@ -17,8 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoProcessor
 
 from rl_reward_network.cli.convert import Args, main
-from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
-from rl_reward_network.models.sa2va.key_map_sa2va import first_few, to_original, to_ours
+from rl_reward_network.models.sa2va.checkpoint_sa2va import first_few, open_checkpoint, to_original, to_ours
 from rl_reward_network.models.sa2va.loading_sa2va import convert_checkpoint, load_sa2va_model
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
@@ -36,25 +35,33 @@ OFFICIAL = (
 )
 
 
-def write(kind: str, folder: Path, request: pytest.FixtureRequest) -> Path:
-    """An official folder at toy size."""
-    if kind == "internvl":
-        return Path(shutil.copytree(request.getfixturevalue("tiny_checkpoint"), folder))
-    if kind.startswith("internlm2"):
-        return write_tiny_internlm2(folder, VIT_6B if kind.endswith("26B") else None)
-    return write_tiny_qwen(folder, kind)
+@pytest.fixture(scope="module")
+def written(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The official folder of a kind at toy size, written once; tests must not change it."""
+    root = tmp_path_factory.mktemp("official")
+
+    def write(kind: str) -> Path:
+        if kind == "internvl":
+            return tiny_checkpoint
+        if (root / kind).exists():
+            return root / kind
+        if kind.startswith("internlm2"):
+            return write_tiny_internlm2(root / kind, VIT_6B if kind.endswith("26B") else None)
+        return write_tiny_qwen(root / kind, kind)
+
+    return write
 
 
-@pytest.fixture(scope="module", params=TINY)
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(params=TINY)
+def folder(request: pytest.FixtureRequest, written: Callable[[str], Path]) -> Path:
     """One folder of each kind; tests must not change it."""
-    return write(request.param, tmp_path_factory.mktemp("official") / "model", request)
+    return written(request.param)
 
 
 @pytest.fixture
-def broken(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+def broken(request: pytest.FixtureRequest, written: Callable[[str], Path], tmp_path: Path) -> Path:
     """A folder to damage."""
-    return write(getattr(request, "param", "internvl"), tmp_path / "broken", request)
+    return Path(shutil.copytree(written(getattr(request, "param", "internvl")), tmp_path / "broken"))
 
 
 def edit(file: Path, **changes: Any) -> None:
@@ -89,22 +96,20 @@ def check_round_trip(original: Path, tmp_path: Path) -> None:
     assert other.tokenizer.get_vocab() == processor.tokenizer.get_vocab()
 
 
-def test_converted_folders_come_back_bit_for_bit(folder, tmp_path):
-    check_round_trip(folder, tmp_path)
+def test_converted_folders_come_back_bit_for_bit(folder, tmp_path, capsys):
+    source = Path(shutil.copytree(folder, tmp_path / "source"))
+    (source / "modeling_sa2va_chat.py").write_text("raise SystemExit('remote code')")
+    check_round_trip(source, tmp_path)
+    assert not list((tmp_path / "ours").glob("*.py"))
+    first, second = capsys.readouterr().out.strip().splitlines()
+    assert re.fullmatch(rf"ours: \d+ tensors in {tmp_path / 'ours'}", first)
+    assert re.fullmatch(rf"official layout: \d+ tensors in {tmp_path / 'back'}", second)
     assert {path.name for path in (tmp_path / "back").iterdir()} == {path.name for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize("official", OFFICIAL)
 def test_folders_of_the_official_code_come_back_bit_for_bit(official, tmp_path):
     check_round_trip(official / "checkpoint", tmp_path)
-
-
-def test_our_layout_has_the_tokenizer_and_no_code(tiny_checkpoint, tmp_path):
-    source = Path(shutil.copytree(tiny_checkpoint, tmp_path / "source"))
-    (source / "modeling_sa2va_chat.py").write_text("raise SystemExit('remote code')")
-    assert convert_checkpoint(str(source), tmp_path / "ours")[0] == "ours"
-    names = {path.name for path in (tmp_path / "ours").iterdir()}
-    assert names == {n.name for n in source.iterdir() if "token" in n.name} | {"config.json", "model.safetensors"}
 
 
 def test_what_save_pretrained_writes_loads_again(folder, tmp_path):
@@ -180,9 +185,9 @@ def as_sam3(tensors: dict[str, torch.Tensor]) -> None:
         tensors[key.replace(SAM2, SAM3 + "vision_backbone.trunk.")] = tensors.pop(key)
 
 
-def shard(path: Path, missing: bool = False, more: str = "") -> None:
+def shard(path: Path, missing: bool = False) -> None:
     """The weights in two files and their index."""
-    tensors = load_file(path / "model.safetensors") | ({more: torch.zeros(1)} if more else {})
+    tensors = load_file(path / "model.safetensors")
     (path / "model.safetensors").unlink()
     names = sorted(tensors)
     files = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
@@ -266,23 +271,19 @@ def pointer(name: str) -> Callable[[Path], Any]:
 PICKLED = r"\.safetensors file; pickled"
 DAMAGES: list[tuple[str, Callable[[Path], Any], str]] = [
     ("internvl", lambda path: change_tensors(path, unfit), re.escape(POINT)),
-    ("internvl", lambda path: change_tensors(path, unfit), "something.else"),
     ("internvl", lambda path: change_tensors(path, unfit), r"mlp1\.0\.bias \(3,\).*\(128,\)"),
     ("internvl", cut("model.safetensors", 5000), r"model\.safetensors: "),
     ("internvl", lambda path: (path / "model.safetensors").rename(path / "pytorch_model.bin"), PICKLED),
     ("internvl", lambda path: shard(path, missing=True), r"index\.json: .*b\.safetensors"),
     ("internvl", spoil(torch.nan, torch.nan, torch.inf), rf"{POINT} holds NaN \(2 of 32\) and infinity \(1 of 32\);"),
     ("internvl", spoil(-1e5, dtype=torch.float16), rf"{POINT} holds infinity \(1 of 32\)"),
-    (QWEN25, spoil(torch.nan, dtype=torch.bfloat16), rf"{POINT} holds NaN \(1 of"),
     ("internvl", pointer("model.safetensors"), r"model\.safetensors: a Git LFS pointer, .* git lfs pull"),
-    ("internvl", pointer("tokenizer.json"), r"tokenizer\.json: a Git LFS pointer"),
     ("internvl", pointer("config.json"), r"config\.json: a Git LFS pointer"),
     ("internvl", again, rf"{POINT} is in .\.safetensors and in c\.safetensors"),
-    ("internvl", unlisted, r"index\.json: lists a\.safetensors, b\.safetensors, but model\.safetensors is there"),
+    ("internvl", unlisted, r"is in .\.safetensors and in model\.safetensors; delete the old file"),
     ("internvl", listed("b.safetensors"), rf"index\.json: says that {POINT} is in b.*, but it is in a.* \(1 such"),
     ("internvl", listed(None), rf"index\.json: says that {POINT} is in no file, but it is in a\.safetensors"),
     ("internvl", lambda path: renamed_tokens(path, {"[SEG]": ""}), r"no file of the tokenizer has an id for '\[SEG\]'"),
-    ("internvl", lambda path: renamed_tokens(path, {"</p>": ""}), "no file of the tokenizer has an id for '</p>'"),
     (
         "internvl",
         lambda path: edit(path / "added_tokens.json", **{"[SEG]": 5}),
@@ -293,18 +294,12 @@ DAMAGES: list[tuple[str, Callable[[Path], Any], str]] = [
     ("internlm2", cut("tokenizer.model", 1000), r"tokenizer\.model: not a whole sentencepiece file"),
     (QWEN3, add_key("mlp1.0.bias"), r"1 not expected: mlp1\.0\.bias"),
     (QWEN25, drop("preprocessor_config.json"), r"preprocessor_config\.json: is missing; a Qwen-VL needs it"),
-    (QWEN3, cut("preprocessor_config.json", 40), r"preprocessor_config\.json: "),
     (QWEN3, preprocessor(patch_size=12), "patch_size is 12, the model's is 16; copy the right file"),
-    (QWEN25, preprocessor(patch_size=12), "patch_size is 12, the model's is 14; copy the right file"),
-    (QWEN3, preprocessor(merge_size=4), r"preprocessor_config\.json: merge_size is 4, the model's is 2"),
     (QWEN3, drop("chat_template.jinja"), "broken.*: the chat template is missing; copy chat_template.jinja again"),
     (QWEN25, template, r"broken.*chat template does not put <\|vision_start\|><\|image_pad\|><\|vision_end\|> in"),
-    (QWEN3, config(text_config=None), r"text_config\.model_type is None"),
     (QWEN3, config(text_config={"model_type": "x"}), r"text_config\.model_type is 'x'; supported are .*Qwen3-VL"),
     (QWEN3, config(vision_config={"model_type": "x"}), r"vision_config\.model_type is 'x', expected 'qwen"),
-    (QWEN25, config(vision_config=None), r"config\.json: vision_config\.model_type is None, expected 'qwen"),
     (QWEN3, lambda path: change_tensors(path, as_sam3), "this is Sa2VA with SAM 3, which"),
-    (QWEN3, lambda path: shard(path, more=SAM3 + "vision_backbone.trunk.pos_embed"), "this is Sa2VA with SAM 3"),
     (QWEN3, add_key("grounding_encoder.sam2_model.sam_mask_decoder_modified.iou_token.weight"), "this is Sa2VA-i, "),
     (QWEN3, config(architectures=["Sa2VAChatModelLlava"]), r"config\.json: Sa2VA on LLaVA is not supported"),
     (QWEN3, config(auto_map={"AutoModel": "modeling_sa2va_llava.Sa2VAChatModel"}), "Sa2VA on LLaVA is not supported"),
@@ -345,25 +340,12 @@ def test_our_layout_knows_the_ids_of_its_tokens(tiny_checkpoint, tmp_path, names
         load_sa2va_model(tmp_path / "ours")
 
 
-def test_values_that_are_infinite_in_the_format_asked_for_are_refused(broken):
-    spoil(1e5)(broken)
-    with pytest.raises(ValueError, match=rf"{POINT} holds 100000, which is infinite in torch\.float16"):
-        Sa2VAForConditionalGeneration.from_pretrained(broken, dtype=torch.float16)
-    Sa2VAForConditionalGeneration.from_pretrained(broken, dtype=torch.bfloat16)
-
-
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(broken):
     tokenizer = Sa2VAProcessor.from_pretrained(broken).tokenizer
     tokenizer.add_tokens(["<new>"])
     tokenizer.save_pretrained(broken)
     with pytest.raises(ValueError, match=r"'<new>' has the id \d+, but the model has \d+ tokens"):
         load_sa2va_model(broken)
-
-
-def test_sharded_folders_are_read_by_their_index(broken):
-    tensors = load_file(broken / "model.safetensors")
-    shard(broken)
-    assert same(open_checkpoint(broken).tensors(), tensors)
 
 
 @pytest.mark.parametrize("path", ["no/such/folder", "./nowhere", "owner/name-that-is-not-cached"])
@@ -412,3 +394,14 @@ def test_what_grpo_trained_is_no_model(tmp_path, trained):
     (tmp_path / "checkpoint-2" / "trainable").mkdir(parents=True)
     with pytest.raises(ValueError, match=f"sa2va-rl merge --model_path {re.escape(str(tmp_path / trained))} --output"):
         open_checkpoint(str(tmp_path))
+
+
+def test_shards_are_read_and_values_must_be_finite_in_the_format_asked_for(broken):
+    tensors = load_file(broken / "model.safetensors")
+    spoil(1e5)(broken)
+    with pytest.raises(ValueError, match=rf"{POINT} holds 100000, which is infinite in torch\.float16"):
+        open_checkpoint(broken).tensors(torch.float16)
+    assert open_checkpoint(broken).tensors(torch.bfloat16)
+    save_file(tensors, broken / "model.safetensors")
+    shard(broken)
+    assert same(open_checkpoint(broken).tensors(), tensors)

@@ -130,23 +130,17 @@ def test_key_names_at_real_size_are_those_of_an_official_checkpoint(name, folder
     assert kinds(expected_shapes(released(name), original=True)) == kinds(tensor_shapes(folder / "checkpoint"))
 
 
-def test_sizes_of_sam2_are_read_back_and_its_memory_may_be_left_out():
+def test_fields_are_read_and_sam2s_memory_may_be_left_out():
+    original = tiny_config(300) | {"template": "phi3-chat"}
+    original["llm_config"]["rope_theta"] = 123.0
+    config = config_from_original(original, TINY_SAM, "c")
+    assert (config.template, config.text_config.rope_parameters["rope_theta"]) == ("phi3_chat", 123.0)
     assert sam2_sizes(sam2_config(HIERA_L)) == HIERA_L
     assert sam2_sizes(sam2_config(TINY_SAM)) == TINY_SAM
-    config = config_from_original(tiny_config(300), TINY_SAM, "c")
     config.sam2_config = sam2_config(TINY_SAM, video=False)  # as in the embedded model
     names = [name for name, _ in Sa2VAForConditionalGeneration(config).named_parameters()]
     assert not [name for name in names if "memory_attention" in name]
     assert [name for name in names if "mask_decoder" in name]
-
-
-def test_rope_is_read_from_both_pairs_of_fields():
-    original = tiny_config(300)
-    original["llm_config"]["rope_theta"] = 123.0
-    assert config_from_original(original, TINY_SAM, "c").text_config.rope_parameters["rope_theta"] == 123.0
-    for kind, theta, section in ((QWEN3, 5e6, [6, 5, 5]), (QWEN25, 1e6, [2, 3, 3])):
-        rope = config_from_original(qwen_config(kind), TINY_SAM, "c").text_config.rope_parameters
-        assert (rope["rope_theta"], rope["mrope_section"]) == (theta, section)
 
 
 @pytest.mark.parametrize("kind", [QWEN3, QWEN25])
@@ -156,15 +150,13 @@ def test_an_original_qwen_is_kept_and_stale_copies_at_its_top_do_not_count(kind)
     before = copy.deepcopy(original)
     right = config_from_original(original, TINY_SAM, "c")
     assert right.original_config == original == before
+    rope, section = right.text_config.rope_parameters, [6, 5, 5] if kind == QWEN3 else [2, 3, 3]
+    assert (rope["rope_theta"], rope["mrope_section"]) == (5e6 if kind == QWEN3 else 1e6, section)
     stale = {"vocab_size": 999999, "hidden_size": 8, "tie_word_embeddings": True, "rope_theta": 1.0}
     config = config_from_original(original | stale, TINY_SAM, "c")
     assert config.text_config.to_dict() == right.text_config.to_dict()
     assert not config.text_config.tie_word_embeddings
     assert not config.tie_word_embeddings
-
-
-def test_dashes_in_template_names_are_underscores():
-    assert config_from_original(tiny_config(300) | {"template": "phi3-chat"}, TINY_SAM, "c").template == "phi3_chat"
 
 
 UNKNOWN = {"architectures": ["Phi3ForCausalLM"]}

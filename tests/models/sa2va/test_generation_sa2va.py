@@ -1,14 +1,34 @@
+"""Decoding, the official prediction and many prompts at once: states, guesses, masks, refusals."""
+
 import copy
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding, decode
-from rl_reward_network.models.sa2va.prediction_sa2va import answer_batch, answer_text
+from rl_reward_network.atomic_io import weights_fingerprint
+from rl_reward_network.env.mask_bank import NO_MASK_LOGIT
+from rl_reward_network.inputs.segmenter import Sa2VASegmenter, load_segmenter
+from rl_reward_network.models.sa2va.generation_sa2va import (
+    Answer,
+    Decoding,
+    answer_batch,
+    answer_text,
+    decode,
+    image_features,
+)
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
-from tests.conftest import smooth_image
+from rl_reward_network.models.sa2va.video_sa2va import answer_sequence, masks_without_memory
+from tests.conftest import smooth_image, write_tiny_checkpoint
 
 TEXTS = ["<image>Please segment the vessel.", "<image>Where are bright vessels, please?"]
 
@@ -17,36 +37,42 @@ def ask(model: Any, processor: Sa2VAProcessor, how: Decoding, texts: list[str] =
     return answer_batch(model, processor, processor(texts, [smooth_image(120, 90)] * len(texts)), how)
 
 
-def test_greedy_answers_equal_transformers_generate(tiny_model, tiny_processor):
-    inputs = tiny_processor(TEXTS, [smooth_image(120, 90)] * 2)
-    generated = tiny_model.generate(**inputs, max_new_tokens=20, do_sample=False)[:, inputs["input_ids"].shape[1] :]
-    for row, answer in zip(generated.tolist(), ask(tiny_model, tiny_processor, Decoding(20)), strict=True):
-        assert row[: len(answer.token_ids)] == answer.token_ids
-        assert answer.finished
-
-
-@pytest.mark.parametrize("guess", ["Sure [SEG].<|im_end|>", "Sure it is", "nonsense", "S", "Sure [SEG].<|im_end|>more"])
-def test_a_guess_never_changes_the_answer(tiny_model, tiny_processor, guess):
-    plain = ask(tiny_model, tiny_processor, Decoding(20))
-    guessed = ask(tiny_model, tiny_processor, Decoding(20, guess_ids=tiny_processor.token_ids(guess)))
-    for a, b in zip(plain, guessed, strict=True):
-        assert a.token_ids == b.token_ids
-        states, same = (torch.stack(answer.states_at(tiny_processor.seg_token_id)) for answer in (a, b))
-        assert torch.allclose(states, same, atol=1e-4)
-
-
-def test_a_right_guess_saves_forward_passes(tiny_model, tiny_processor):
-    calls = []
-    hook = tiny_model.model.language_model.register_forward_hook(lambda *_: calls.append(1))
-    try:
-        answer = ask(tiny_model, tiny_processor, Decoding(20), TEXTS[:1])[0]
-        without = len(calls)
-        calls.clear()
-        ask(tiny_model, tiny_processor, Decoding(20, guess_ids=answer.token_ids), TEXTS[:1])
-    finally:
+@contextmanager
+def counted(*modules: torch.nn.Module) -> Iterator[list[torch.nn.Module]]:
+    """The modules that are called in the block, in order."""
+    calls: list[torch.nn.Module] = []
+    hooks = [module.register_forward_hook(lambda module, *_: calls.append(module)) for module in modules]
+    yield calls
+    for hook in hooks:
         hook.remove()
-    assert without == len(answer.token_ids)  # the stop token's own state is not needed
-    assert len(calls) == 1
+
+
+def test_a_guess_never_changes_the_answer_and_a_right_one_saves_passes(tiny_model, tiny_processor):
+    plain = ask(tiny_model, tiny_processor, Decoding(20))
+    for guess in ("Sure [SEG].<|im_end|>", "Sure it is", "nonsense", "S", "Sure [SEG].<|im_end|>more"):
+        guessed = ask(tiny_model, tiny_processor, Decoding(20, guess_ids=tiny_processor.token_ids(guess)))
+        for a, b in zip(plain, guessed, strict=True):
+            assert a.token_ids == b.token_ids
+            states, same = (torch.stack(answer.states_at(tiny_processor.seg_token_id)) for answer in (a, b))
+            assert torch.allclose(states, same, atol=1e-4)
+    for guess_ids, passes in (((), len(plain[0].token_ids)), (plain[0].token_ids, 1)):
+        with counted(tiny_model.model.language_model) as calls:
+            ask(tiny_model, tiny_processor, Decoding(20, guess_ids=guess_ids), TEXTS[:1])
+        assert len(calls) == passes, "the stop token's own state is not needed"
+
+
+def test_state_at_seg_is_the_teacher_forced_one_even_where_the_limit_cuts(tiny_model, tiny_processor):
+    seg = tiny_processor.seg_token_id
+    answer = ask(tiny_model, tiny_processor, Decoding(20), TEXTS[:1])[0]
+    inputs = tiny_processor(TEXTS[0], smooth_image(120, 90))
+    inputs["input_ids"] = torch.cat([inputs["input_ids"], torch.tensor([answer.token_ids])], dim=1)
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    with torch.no_grad():
+        expected = tiny_model(**inputs).last_hidden_state[0][inputs["input_ids"][0] == seg]
+    assert torch.allclose(torch.stack(answer.states_at(seg)), expected, atol=1e-4)
+    cut = ask(tiny_model, tiny_processor, Decoding(answer.token_ids.index(seg) + 1), TEXTS[:1])[0]
+    assert cut.token_ids[-1] == seg
+    assert torch.allclose(torch.stack(cut.states_at(seg)), expected, atol=1e-4)
 
 
 def test_sampling_repeats_with_its_seed_and_never_says_a_placeholder(tiny_model, tiny_processor):
@@ -58,26 +84,6 @@ def test_sampling_repeats_with_its_seed_and_never_says_a_placeholder(tiny_model,
     assert first == sample(0)
     assert first != sample(1)
     assert not set(tiny_processor.never_sampled_ids) & {index for row in first for index in row}
-
-
-def test_state_at_seg_is_the_teacher_forced_one(tiny_model, tiny_processor):
-    answer = ask(tiny_model, tiny_processor, Decoding(20), TEXTS[:1])[0]
-    inputs = tiny_processor(TEXTS[0], smooth_image(120, 90))
-    inputs["input_ids"] = torch.cat([inputs["input_ids"], torch.tensor([answer.token_ids])], dim=1)
-    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-    with torch.no_grad():
-        states = tiny_model(**inputs).last_hidden_state[0]
-    expected = states[inputs["input_ids"][0] == tiny_processor.seg_token_id]
-    assert torch.allclose(torch.stack(answer.states_at(tiny_processor.seg_token_id)), expected, atol=1e-4)
-
-
-def test_a_seg_cut_off_by_the_limit_keeps_its_mask(tiny_model, tiny_processor):
-    full = ask(tiny_model, tiny_processor, Decoding(20), TEXTS[:1])[0]
-    until_seg = full.token_ids.index(tiny_processor.seg_token_id) + 1
-    cut = ask(tiny_model, tiny_processor, Decoding(until_seg), TEXTS[:1])[0]
-    assert cut.token_ids[-1] == tiny_processor.seg_token_id
-    (state,) = cut.states_at(tiny_processor.seg_token_id)
-    assert torch.allclose(state, full.states_at(tiny_processor.seg_token_id)[0], atol=1e-4)
 
 
 def test_a_stop_word_that_is_no_token_stops(tiny_model, tiny_processor):
@@ -125,12 +131,206 @@ def test_a_model_in_training_mode_answers_as_in_evaluation(tiny_model, tiny_proc
         decode(model, tiny_processor, torch.zeros(1, 2, 64), torch.ones(1, 2, dtype=torch.long), Decoding(5))
 
 
-def test_nonsense_limits_and_several_answers_per_image_are_refused(tiny_model, tiny_processor):
-    embeds, mask = torch.zeros(1, 2, 64), torch.ones(1, 2, dtype=torch.long)
-    several = tiny_processor(TEXTS[0], smooth_image(50, 50)) | {"num_return_sequences": 2, "do_sample": True}
-    with pytest.raises(ValueError, match="num_return_sequences"):
-        tiny_model.generate(**several, max_new_tokens=3)
-    with pytest.raises(ValueError, match=r"max_new_tokens.*0"):
-        decode(tiny_model, tiny_processor, embeds, mask, Decoding(0))
-    with pytest.raises(ValueError, match=r"guess.*temperature 0"):
-        decode(tiny_model, tiny_processor, embeds, mask, Decoding(5, temperature=1.0, guess_ids=[1]))
+PROMPTS = ["Please segment the vessel.", "Bright vessels, please.", "X", "The main vessel only."]
+
+
+def test_predict_forward_gives_masks_and_probabilities_at_image_size(tiny_model, tiny_processor):
+    picture = Image.fromarray(smooth_image(70, 110)).convert("L")  # grey is converted
+    past = tiny_processor.prompt_text("Hi") + "Hello<|im_end|>\n"
+    plain = tiny_model.predict_forward(text="And?", past_text=past, processor=tiny_processor, max_new_tokens=12)
+    assert plain["prediction"]
+    assert plain["prediction_masks"] == plain["mask_probabilities"] == []
+    result = tiny_model.predict_forward(image=picture, text="<image>Segment.", tokenizer=tiny_processor.tokenizer)
+    (mask,), (probability,) = result["prediction_masks"], result["mask_probabilities"]
+    assert mask.shape == probability.shape == (1, 70, 110)
+    assert (mask.dtype, probability.dtype) == (bool, np.float32)
+    assert np.array_equal(mask, probability > 0.5)
+    assert 0 <= probability.min() < probability.max() <= 1
+
+
+@pytest.mark.parametrize("video", [False, True])
+def test_two_segs_give_two_masks_or_sequences_of_masks(tiny_video_model, tiny_processor, video):
+    """The tiny model is made to loop from "." back to "[SEG]" until the limit."""
+    model, image = copy.deepcopy(tiny_video_model), smooth_image(70, 90)
+    seg, dot = tiny_processor.seg_token_id, tiny_processor.token_ids(".")[0]
+    embeds = model.get_input_embeddings().weight.data
+    model.lm_head.weight.data[seg] += 30 * embeds[dot] / embeds[dot].norm()
+    shown = {"video": [image, image]} if video else {"image": image}
+    result = model.predict_forward(**shown, text="<image>All.", processor=tiny_processor, max_new_tokens=10)
+    count = result["prediction"].count("[SEG]")
+    assert count >= 2
+    for masks in (result["prediction_masks"], result["mask_probabilities"]):
+        assert [mask.shape for mask in masks] == [(2 if video else 1, 70, 90)] * count
+
+
+def test_regions_tiles_two_segs_and_a_spelled_stop_word_together(tmp_path):
+    """The whole path at once; each mask is checked against the state of its [SEG] in a teacher-forced pass."""
+    model, processor = load_sa2va_model(write_tiny_checkpoint(tmp_path, template="phi3_chat"))
+    say = processor.token_ids("[SEG]<[SEG]end|>")  # as many different tokens as possible; "|" would come twice
+    say = [index for index in say if index != processor.token_ids("|")[0]]
+    processor.template = dataclasses.replace(processor.template, stop_words=("end>",))
+    image = smooth_image(640, 700)
+    text = "<image>What are region1 and region2?"
+    head = model.lm_head
+    model.lm_head = Scripted(list(say), head.weight.shape[0])
+    result = model.predict_forward(image=image, text=text, mask_prompts=[regions()], processor=processor)
+    model.lm_head = head
+    assert result["prediction"] == "[SEG]<[SEG]end>"
+    assert len(result["prediction_masks"]) == 2
+    inputs = processor(text, image, [regions()])
+    inputs["input_ids"] = torch.cat([inputs["input_ids"], torch.tensor([say])], dim=1)
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    with torch.no_grad():
+        (embeddings,) = model.seg_embeddings(model(**inputs).last_hidden_state, inputs["input_ids"])
+        decoded = model.decode_masks(model.get_sam_features(inputs["sam_pixel_values"]), embeddings)
+        expected = upsample_mask_logits(decoded.mask_logits, (640, 700), processor.sam_image_size) > 0
+    for found, mask in zip(result["prediction_masks"], expected, strict=True):
+        assert (found[0] != mask.numpy()).mean() <= 0.0005
+    assert (expected[0] != expected[1]).any(), "the two masks must differ, or their order could not be checked"
+
+
+class Scripted(torch.nn.Module):
+    """A head whose logits follow a script, one token per call."""
+
+    def __init__(self, script: list[int], vocabulary: int) -> None:
+        super().__init__()
+        self.script, self.vocabulary = script, vocabulary
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        logits = torch.zeros(*states.shape[:-1], self.vocabulary)
+        logits[..., self.script.pop(0)] = 5.0
+        return logits
+
+
+def test_the_segmenter_joins_segs_and_keeps_no_seg_empty(tiny_model, tiny_processor):
+    silent = copy.deepcopy(tiny_model)
+    silent.lm_head.weight.data[tiny_processor.seg_token_id] = 0
+    image = smooth_image(64, 80)
+    for model, empty in ((tiny_model, False), (silent, True)):
+        segmenter = Sa2VASegmenter(model, tiny_processor, 16, 20, "x")
+        logits = segmenter.segment(image, PROMPTS[:2]).mask_logits
+        assert (logits.shape, logits.dtype) == ((2, 64, 64), np.float32)
+        assert (logits == NO_MASK_LOGIT).all() == empty
+        probabilities = segmenter.upsample(logits, (64, 80))
+        assert probabilities.shape == (2, 64, 80)
+        assert (probabilities > 0.5).any() != empty
+
+
+@pytest.mark.parametrize("where", ["model.language_model.norm.weight", "text_hidden_fcs.2.bias"])
+def test_an_answer_of_overflowing_weights_is_an_error(tiny_model, tiny_processor, where):
+    """Finite weights, whose products are not: neither an answer without `[SEG]` nor an empty mask."""
+    model = copy.deepcopy(tiny_model)
+    with torch.no_grad():
+        model.get_parameter(where).fill_(3e38)
+    image = smooth_image(64, 80)
+    asked = (model, [image], "Segment.", tiny_processor, 20)
+    for call in (
+        lambda: model.segment([image], ["Segment."], tiny_processor, max_new_tokens=20),
+        lambda: model.predict_forward(image=image, text="<image>Segment.", processor=tiny_processor),
+        lambda: list(masks_without_memory(model, [image], answer_sequence(*asked).seg_embeddings, tiny_processor)),
+    ):
+        with pytest.raises(ValueError, match="computes NaN or infinity"):
+            call()
+
+
+def test_numbers_are_those_of_the_version_that_agreed_with_the_reference(tiny_model, tiling_processor):
+    """Numbers of this model at the time when every tensor of the golden reference agreed, both encoders included."""
+    image = smooth_image(640, 700)
+    inputs = tiling_processor("<image>Please segment the vessel.", image, [regions()])
+    with torch.no_grad():
+        output = tiny_model(**inputs)
+        features = tiny_model.get_sam_features(inputs["sam_pixel_values"])
+    result = tiny_model.segment([image], PROMPTS[:1], tiling_processor)[0][0]
+    numbers = {
+        "prompt_length": float(inputs["input_ids"].shape[1]),
+        "pixel": float(inputs["pixel_values"][3, 1, 100, 200]),
+        "sam_pixel": float(inputs["sam_pixel_values"][0, 2, 30, 77]),
+        "logits_mean": float(output.logits[0, -1].mean()),
+        "logits_max": float(output.logits[0, -1].max()),
+        "sam_coarse_std": float(features.maps[2].std()),
+        "mask_logit": float(result.mask_logits[0, 20, 40]),
+        "mask_share": float(result.masks().mean()),
+        "iou_score": float(result.iou_scores[0]),
+    }
+    assert numbers == pytest.approx(EXPECTED, abs=2e-3)
+    assert result.answer == "Sure [SEG].<|im_end|>"
+
+
+def regions() -> np.ndarray:
+    masks = np.zeros((2, 640, 700), dtype=bool)
+    masks[0, 100:300, 50:200] = True
+    masks[1, 400:600, 300:660] = True
+    return masks
+
+
+EXPECTED = {
+    **{"prompt_length": 1451.0, "pixel": 0.32773, "sam_pixel": -1.33729, "logits_mean": 0.55545},
+    **{"logits_max": 89.70077, "sam_coarse_std": 2.31615, "mask_logit": -3.19479, "mask_share": 0.20788},
+    "iou_score": 0.80601,
+}
+
+
+def test_fingerprints_change_with_weights_and_limits(tiny_checkpoint, tiny_model):
+    changed = copy.deepcopy(tiny_model)
+    assert weights_fingerprint(changed) == weights_fingerprint(tiny_model)
+    changed.lm_head.weight.data[3, 5] += 1e-3
+    assert weights_fingerprint(changed) != weights_fingerprint(tiny_model)
+    assert load_segmenter(tiny_checkpoint).fingerprint != load_segmenter(tiny_checkpoint, max_tiles=2).fingerprint
+
+
+def test_encoders_run_once_per_image_and_not_for_known_features(tiny_model, tiny_processor):
+    vision, sam = tiny_model.model.vision_tower, tiny_model.grounding_encoder.vision_encoder
+    image = smooth_image(50, 60)
+    with counted(vision, sam) as calls:
+        expected, _ = tiny_model.segment([image] * 2, PROMPTS, tiny_processor, batch_size=2)
+    assert (calls.count(vision), calls.count(sam)) == (2, 2)
+    features = image_features(tiny_model, tiny_processor, [image])
+    with counted(sam) as calls:
+        (found,) = tiny_model.segment([image], PROMPTS, tiny_processor, batch_size=2, sam_features=[features])
+    assert calls == []
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one.mask_logits, other.mask_logits)
+        assert torch.equal(one.vision_features, features.pooled()[0])
+
+
+IMAGE, LISTS = smooth_image(64, 64), "images and prompts must be lists; put a single one into a list"
+NO_REGIONS = [
+    *(np.ones(shape, bool) for shape in ((1, 32, 64), (1, 64, 32), (64, 64), (1, 0, 0))),
+    *(np.full((1, 64, 64), 0.4), np.full((1, 64, 64), 255, np.uint8), np.full((1, 64, 64), 1.0)),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "message"),
+    [
+        ("predict_forward", {"text": None}, r"text is None"),
+        ("predict_forward", {"text": ["a"]}, r"text is \['a'\], expected a string"),
+        ("predict_forward", {"video": [IMAGE]}, r"video is given together with image"),
+        ("predict_forward", {"processor": None}, r"processor and tokenizer are None"),
+        ("predict_forward", {"past_text": "earlier"}, r"past_text"),
+        *(
+            ("predict_forward", {"image": kind("scan.png")}, r"image is .*scan\.png.*PIL\.Image\.open\('scan\.png'\)")
+            for kind in (str, Path)
+        ),
+        *(("predict_forward", {"mask_prompts": [one]}, r"must be bool .* \(64, 64\), got ") for one in NO_REGIONS),
+        ("segment", {"prompts": []}, r"0 prompts.* 16"),
+        ("segment", {"prompts": ["a<image>", "b<image>"]}, r"prompts.*<image>"),
+        ("segment", {"images": [7]}, r"image is 7, .*\(H, W, 3\)$"),
+        *(("segment", {"prompts": "the vessel"}, LISTS), ("segment", {"images": IMAGE}, LISTS)),
+        ("segment", {"images": Image.fromarray(IMAGE)}, LISTS),
+        ("decode", {"how": Decoding(0)}, r"max_new_tokens.*0"),
+        ("decode", {"how": Decoding(5, temperature=1.0, guess_ids=[1])}, r"guess.*temperature 0"),
+        ("generate", {"num_return_sequences": 2, "do_sample": True}, "num_return_sequences"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_bad_arguments_are_refused(tiny_model, tiny_processor, method, arguments, message):
+    usual = {
+        "predict_forward": {"image": IMAGE, "text": "<image>Describe region1.", "processor": tiny_processor},
+        "segment": {"images": [IMAGE], "prompts": PROMPTS, "processor": tiny_processor},
+        "generate": tiny_processor(TEXTS[0], IMAGE) if method == "generate" else {},
+        "decode": {"processor": tiny_processor, "inputs": None, "attention_mask": None},
+    }
+    call = partial(decode, tiny_model) if method == "decode" else getattr(tiny_model, method)
+    with pytest.raises(ValueError, match=message):
+        call(**{**usual[method], **arguments})

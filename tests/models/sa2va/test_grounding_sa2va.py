@@ -11,11 +11,13 @@ from rl_reward_network.models.sa2va.grounding_sa2va import (
     candidate_loss,
     iou_head_loss,
     mask_losses,
-    official_targets,
+    soft_cldice,
+    soft_skeleton,
     soft_targets,
     sparse_prompts,
 )
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
+from tests.golden_qwen import official_targets
 
 
 def test_no_click_means_two_not_a_point_vectors_before_the_seg(tiny_model):
@@ -101,17 +103,6 @@ def test_truth_is_the_share_of_each_cell():
         assert loss == pytest.approx(sum(cells) / 2)
 
 
-def test_targets_keep_their_centre():
-    """The centre of a disc is where it was; sampled by `nearest` it is half a cell off."""
-    rows, columns = torch.meshgrid(torch.arange(64), torch.arange(64), indexing="ij")
-    disc = ((rows - 31.5) ** 2 + (columns - 31.5) ** 2 < 20**2)[None]
-    cells = torch.arange(8) * 8 + 3.5  # centres of the cells, in pixels of the truth
-    for targets, shift in ((soft_targets(disc, torch.zeros(1, 8, 8)), 0.0), (official_targets(disc, (8, 8)), 4.0)):
-        mass = targets[0] / targets.sum()
-        centre = [(mass.sum(1) * cells).sum().item() - 31.5, (mass.sum(0) * cells).sum().item() - 31.5]
-        assert centre == pytest.approx([shift, shift], abs=0.5)
-
-
 def test_the_best_mask_of_a_thin_tree_is_the_tree():
     """The mask that minimises the loss, drawn as in prediction, has a higher Dice than that of official targets."""
     rows, columns = torch.meshgrid(torch.arange(256), torch.arange(256), indexing="ij")
@@ -158,11 +149,49 @@ def test_the_true_iou_is_that_of_the_cells_at_the_size_of_the_truth():
     logits = torch.randn(3, 3, 5, generator=torch.Generator().manual_seed(1))
     cells = (logits > 0).repeat_interleave(4, dim=1).repeat_interleave(4, dim=2)
     iou = (cells & truth).flatten(1).sum(1) / (cells | truth).flatten(1).sum(1)
-    assert iou_head_loss(iou, logits, truth).item() == pytest.approx(0, abs=1e-12)
-
-
-def test_the_iou_loss_moves_the_head_and_not_the_masks():
-    scores, logits = torch.rand(2, requires_grad=True), torch.randn(2, 4, 4, requires_grad=True)
-    iou_head_loss(scores, logits, torch.ones(2, 8, 8, dtype=torch.bool)).backward()
+    scores, logits = iou.clone().requires_grad_(), logits.requires_grad_()
+    loss = iou_head_loss(scores, logits, truth)
+    assert loss.item() == pytest.approx(0, abs=1e-12)
+    loss.backward()
     assert scores.grad is not None
-    assert logits.grad is None
+    assert logits.grad is None, "the loss moves the head and not the masks"
+
+
+def line(*gap: int) -> torch.Tensor:
+    """A horizontal line of one pixel, 20 long, with some pixels missing."""
+    mask = torch.zeros(1, 1, 9, 26)
+    mask[..., 4, 3:23] = 1
+    for column in gap:
+        mask[..., 4, column] = 0
+    return mask
+
+
+def test_a_line_of_one_pixel_is_its_own_skeleton_and_a_gap_costs_its_share() -> None:
+    assert torch.equal(soft_skeleton(line(), 3), line())
+    assert soft_cldice(line(), line()).tolist() == [1]
+    # all of the prediction is on the target; 17 of 20 pixels of the target are found, smoothed by one pixel
+    sensitivity = (17 + 1) / (20 + 1)
+    expected = 2 * sensitivity / (1 + sensitivity)
+    assert soft_cldice(line(10, 11, 12), line()).tolist() == pytest.approx([expected])
+
+
+def test_the_gradient_closes_a_gap() -> None:
+    mask = (0.98 * line(10, 11) + 0.01).requires_grad_()
+    soft_cldice(mask, line()).sum().backward()
+    assert mask.grad is not None
+    assert mask.grad.isfinite().all()
+    assert (mask.grad[0, 0, 4, 10:12] > 0).all()
+    assert mask.grad[0, 0, 4, 10] > mask.grad[0, 0, 1, 10]
+
+
+def test_parity_with_monai() -> None:
+    monai = pytest.importorskip("monai.losses.cldice", reason="monai is in the `test` extra")
+    generator = torch.Generator().manual_seed(0)
+    masks = torch.rand(1, 1, 24, 30, generator=generator)
+    targets = (torch.rand(1, 1, 24, 30, generator=generator) > 0.6).float()
+    torch.testing.assert_close(soft_skeleton(masks, 4), monai.soft_skel(masks, 4))
+    ours = soft_cldice(masks, targets, 4)
+    loss = monai.SoftclDiceLoss(iter_=4, smooth=1e-9, include_background=True)
+    loss.smooth_nr = loss.smooth_dr = 1.0  # as ours: of the shares, not of their mean
+    theirs = 1 - loss(masks, targets)
+    torch.testing.assert_close(ours[0], theirs)

@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import random
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ from transformers.convert_slow_tokenizer import import_protobuf
 
 from rl_reward_network.atomic_io import read_json, write_json
 from rl_reward_network.grpo.image_context import make_question
-from rl_reward_network.models.sa2va import checkpoint_sa2va
+from rl_reward_network.models.sa2va.checkpoint_sa2va import to_ours
 from rl_reward_network.models.sa2va.configuration_sa2va import config_from_original
 from rl_reward_network.models.sa2va.internlm2 import InternLM2Tokenizer, join_qkv, read_sentencepiece, split_qkv
-from rl_reward_network.models.sa2va.key_map_sa2va import to_ours
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from tests.conftest import TINY_SAM, smooth_image
@@ -50,11 +48,6 @@ def official(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def model(official: Path) -> Sa2VAForConditionalGeneration:
     """Shared: tests must not change its weights."""
     return Sa2VAForConditionalGeneration.from_pretrained(official)
-
-
-@pytest.fixture(scope="module")
-def processor(official: Path) -> Sa2VAProcessor:
-    return Sa2VAProcessor.from_pretrained(official, max_tiles=1)
 
 
 def reference_model() -> Any:
@@ -148,36 +141,6 @@ def test_gate_up_and_down_keep_their_roles(official, model):
     for old, new in names.items():
         assert torch.equal(tensors[f"{theirs}{old}.weight"], ours[f"model.language_model.layers.1.{new}.weight"]), old
     assert torch.equal(tensors["language_model.output.weight"], ours["lm_head.weight"])
-
-
-def test_a_hub_id_brings_the_tokenizer_and_no_code(official, tmp_path, monkeypatch):
-    def download(name: str, allow_patterns: list[str]) -> str:
-        for path in official.iterdir():
-            if any(path.match(pattern) for pattern in allow_patterns):
-                shutil.copyfile(path, tmp_path / path.name)
-        assert not any(Path("modeling_internlm2.py").match(pattern) for pattern in allow_patterns)
-        return str(tmp_path)
-
-    monkeypatch.setattr(checkpoint_sa2va, "snapshot_download", download)
-    assert Sa2VAProcessor.from_pretrained("ByteDance/Sa2VA-8B").prompt_prefix == "<s>"
-    fetched = {path.name for path in official.iterdir() if path.suffix != ".safetensors"}
-    assert {path.name for path in tmp_path.iterdir()} == fetched  # and no weights
-
-
-def test_prediction_and_batches(model, processor):
-    image, prompts = smooth_image(90, 70), ["the vessel", "Seg the left one, please.", "x"]
-    batch = model.segment([image], prompts, processor)[0]
-    masks = []
-    for prompt, together in zip(prompts, batch, strict=True):
-        alone = model.predict_forward(image=image, text=f"<image>{prompt}", processor=processor, max_new_tokens=16)
-        assert alone["prediction"] == together.answer == "Sure [SEG].<|im_end|>"
-        assert abs(alone["mask_probabilities"][0][0] - together.probabilities()[0]).max() < 1e-4
-        masks.append(together.mask_logits)
-    assert (masks[0] - masks[1]).abs().max() > 1e-3, "the words must change the mask"
-    assert model.predict_forward(text="Hi", processor=processor, max_new_tokens=3)["prediction_masks"] == []
-    inputs = processor("<image>Where?", smooth_image(40, 40))
-    ids = model.generate(**inputs, max_new_tokens=16)[0, inputs["input_ids"].shape[1] :].tolist()
-    assert processor.text(ids) == "Sure [SEG].<|im_end|>", "generate ends with the stop word"
 
 
 def normalised(values: Tensor, weight: Tensor) -> Tensor:
@@ -327,34 +290,36 @@ def test_what_is_saved_reads_the_same_and_suits_the_official_layout(tokenizer, t
         assert other.eos_token_id == 2
 
 
-def test_damaged_files_are_named(tmp_path):
-    whole = sentencepiece_bytes()
-    file = write_tokenizer(tmp_path) / "tokenizer.model"
-    for content in (whole[:-5], whole[: len(whole) // 2], b"", b"no protobuf"):
-        file.write_bytes(content)
-        with pytest.raises(ValueError, match=r"tokenizer\.model: not a whole sentencepiece file .*again"):
-            InternLM2Tokenizer.from_pretrained(tmp_path)
-    file.write_bytes(sentencepiece_bytes(tiny_pieces()[:-3]))
-    with pytest.raises(ValueError, match=r"tokenizer\.model: holds 347 pieces, but .* has id 348"):
-        InternLM2Tokenizer.from_pretrained(tmp_path)
-    file.unlink()
-    with pytest.raises(ValueError, match=r"tokenizer\.model is missing"):
-        InternLM2Tokenizer.from_pretrained(tmp_path)
-
-
-def test_folders_that_would_read_wrongly_are_refused(tmp_path):
-    """Without its added tokens, `<|im_end|>` would be cut into letters: other prompts, and answers without an end."""
-    settings = write_tokenizer(tmp_path) / "tokenizer_config.json"
-    without = {name: value for name, value in read_json(settings).items() if name != "added_tokens_decoder"}
-    for change in (lambda: write_json(settings, without), settings.unlink):
-        change()
-        with pytest.raises(ValueError, match=r"tokenizer_config\.json: missing, or '<\|im_end\|>' is not in"):
-            InternLM2Tokenizer.from_pretrained(tmp_path)
+def unigram(file: Path) -> None:
     proto = import_protobuf().ModelProto.FromString(sentencepiece_bytes())
     proto.trainer_spec.model_type = 1
-    (tmp_path / "tokenizer.model").write_bytes(proto.SerializeToString())
-    with pytest.raises(ValueError, match=r"tokenizer\.model: trainer_spec\.model_type is UNIGRAM, expected BPE"):
-        read_sentencepiece(tmp_path / "tokenizer.model", {})
+    file.write_bytes(proto.SerializeToString())
+
+
+def without_added_tokens(file: Path) -> None:
+    """`<|im_end|>` would be cut into letters: other prompts, and answers without an end."""
+    settings = file.with_name("tokenizer_config.json")
+    write_json(settings, {name: value for name, value in read_json(settings).items() if name != "added_tokens_decoder"})
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        *(
+            (lambda file, content=content: file.write_bytes(content), "tokenizer.model: not a whole sentencepiece file")
+            for content in (sentencepiece_bytes()[:-5], sentencepiece_bytes()[:2000], b"", b"no protobuf")
+        ),
+        (lambda file: file.write_bytes(sentencepiece_bytes(tiny_pieces()[:-3])), "holds 347 pieces, but .* has id 348"),
+        (lambda file: file.unlink(), "tokenizer.model is missing"),
+        (without_added_tokens, "tokenizer_config.json: missing, or '<.im_end.>' is not in"),
+        (lambda file: file.with_name("tokenizer_config.json").unlink(), "tokenizer_config.json: missing, or"),
+        (unigram, "tokenizer.model: trainer_spec.model_type is UNIGRAM, expected BPE"),
+    ],
+)
+def test_damaged_files_are_named(tmp_path: Path, damage: Any, message: str) -> None:
+    damage(write_tokenizer(tmp_path) / "tokenizer.model")
+    with pytest.raises(ValueError, match=message):
+        InternLM2Tokenizer.from_pretrained(tmp_path)
 
 
 @pytest.fixture(scope="module")

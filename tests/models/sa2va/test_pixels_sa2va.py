@@ -18,7 +18,6 @@ from rl_reward_network.models.sa2va.pixels_sa2va import (
     resized_image,
     sam_pixels,
     tile_grid,
-    to_rgb,
     upsample_mask_logits,
 )
 from tests.conftest import smooth_image
@@ -49,36 +48,6 @@ def test_upsampling_goes_over_sam2s_square():
     square = F.interpolate(logits[:, None], size=(128, 128), mode="bilinear")
     expected = F.interpolate(square, size=(70, 90), mode="bilinear")[:, 0]
     assert torch.equal(upsample_mask_logits(logits, (70, 90), sam_image_size=128), expected)
-
-
-@pytest.mark.parametrize(
-    "image",
-    [
-        *(Image.new(mode, (9, 9)) for mode in ("I;16", "I;16L", "I;16B", "I", "F")),
-        np.zeros((9, 9), np.uint16),
-        np.zeros((9, 9, 3), np.uint16),
-        np.zeros((9, 9, 3), np.float32),
-    ],
-)
-def test_more_than_8_bit_is_refused_with_the_remedy(image):
-    """Pillow would cut the values at 255."""
-    for read in (to_rgb, lambda one: cut_tiles(one, 1, 8), lambda one: sam_pixels(one, 8)):
-        with pytest.raises(ValueError, match=r"(uint8|8 bit).*; scale it to 0\.\.255, .*load_image"):
-            read(image)
-
-
-@pytest.mark.parametrize(
-    ("image", "message"),
-    [
-        (np.zeros((0, 0, 3), np.uint8), r"an image must have pixels, got 0 x 0 \(width x height\)"),
-        (Image.new("RGB", (0, 5)), r"an image must have pixels, got 0 x 5 \(width x height\)"),
-        (np.zeros((20, 20, 3)), r"uint8.*float64"),
-        (COLOUR_16, r"8 bit per channel.*; scale it"),
-    ],
-)
-def test_what_is_no_image_is_refused(image, message):
-    with pytest.raises(ValueError, match=message):
-        to_rgb(image)
 
 
 def patches(side: int, mean: float = 0.5) -> Qwen2VLImageProcessorPil:
@@ -120,14 +89,6 @@ def test_training_resizes_the_image_itself_and_prediction_a_resized_one():
         assert torch.equal(resized_image(image, 32, how), expected)  # type: ignore[arg-type]
 
 
-def test_an_image_of_the_right_size_is_left_alone():
-    image = smooth_image(672, 896)  # multiples of 28 and of 32
-    for cell in (28, 32):
-        for how in ("prediction", "training"):
-            resized = resized_image(image, cell, how)  # type: ignore[arg-type]
-            assert torch.equal(resized.permute(1, 2, 0), torch.from_numpy(image))
-
-
 def test_a_patch_holds_its_pixels_twice_and_normalised():
     image = smooth_image(640, 640)
     inputs = patch_inputs([image], patches(16), "training")
@@ -142,26 +103,38 @@ def test_a_patch_holds_its_pixels_twice_and_normalised():
     torch.testing.assert_close(below, expected, atol=1e-5, rtol=0)
 
 
-def test_images_of_different_size_are_packed_one_after_the_other():
-    images = [smooth_image(640, 640), smooth_image(200, 500, seed=1)]
+SCALE = r"(uint8|8 bit).*; scale it to 0\.\.255, .*load_image"
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        *((Image.new(mode, (9, 9)), SCALE) for mode in ("I;16", "I;16L", "I;16B", "I", "F")),  # Pillow cuts at 255
+        *((np.zeros((9, 9, 3), dtype), SCALE) for dtype in (np.uint16, np.float32, np.float64)),
+        *((np.zeros((9, 9), np.uint16), SCALE), (COLOUR_16, SCALE)),
+        (np.zeros((0, 0, 3), np.uint8), r"an image must have pixels, got 0 x 0 \(width x height\)"),
+        (Image.new("RGB", (0, 5)), r"an image must have pixels, got 0 x 5 \(width x height\)"),
+        (np.zeros((500, 2, 3), np.uint8), r"the image has 2 x 500 pixels \(.*200.*\); crop it"),
+    ],
+    ids=str,
+)
+def test_what_is_no_image_is_refused(image, message):
+    reads = [lambda one: resized_image(one, 28, "prediction"), lambda one: resized_image(one, 28, "training")]
+    reads += [] if "crop" in message else [lambda one: cut_tiles(one, 1, 8), lambda one: sam_pixels(one, 8)]
+    for read in reads:
+        with pytest.raises(ValueError, match=message):
+            read(image)
+
+
+def test_images_are_packed_one_after_the_other_and_taken_as_rgb():
+    grey = Image.fromarray(smooth_image(200, 500, seed=1)).convert("L")
+    images = [smooth_image(640, 640), grey.convert("RGBA"), grey]
     together = patch_inputs(images, patches(14), "prediction")
     alone = [patch_inputs([image], patches(14), "prediction") for image in images]
-    assert torch.equal(together["pixel_values"], torch.cat([inputs["pixel_values"] for inputs in alone]))
-    assert torch.equal(together["image_grid_thw"], torch.cat([inputs["image_grid_thw"] for inputs in alone]))
+    for name in ("pixel_values", "image_grid_thw"):
+        assert torch.equal(together[name], torch.cat([inputs[name] for inputs in alone]))
+    assert torch.equal(alone[1]["pixel_values"], alone[2]["pixel_values"])
     assert together["image_grid_thw"].dtype == torch.int64
-
-
-def test_grey_and_transparent_pictures_are_taken_as_rgb():
-    grey = Image.fromarray(smooth_image(100, 100)).convert("L")
-    expected = resized_image(grey.convert("RGB"), 28, "prediction")
-    assert torch.equal(resized_image(grey, 28, "prediction"), expected)
-    assert torch.equal(resized_image(grey.convert("RGBA"), 28, "prediction"), expected)
-
-
-@pytest.mark.parametrize("how", ["prediction", "training"])
-def test_a_strip_is_refused_with_its_size(how):
-    with pytest.raises(ValueError, match=r"the image has 2 x 500 pixels \(.*200.*\); crop it"):
-        resized_image(np.zeros((500, 2, 3), np.uint8), 28, how)
 
 
 IMAGE = np.random.default_rng(0).integers(0, 255, (400, 600, 3)).astype(np.uint8)
@@ -195,17 +168,12 @@ def test_a_crop_is_the_bounding_box_with_a_margin_within_the_image():
     assert draw_region(IMAGE, tiny, "crop").shape == (9, 9, 3)
 
 
-def test_empty_regions_and_other_sizes_are_refused():
-    with pytest.raises(ValueError, match="the region has 0 pixels"):
-        draw_region(IMAGE, np.zeros((400, 600), dtype=bool), "outline")
-    with pytest.raises(ValueError, match=r"shape \(3, 3\), expected 1 or more, .* shape \(400, 600\)"):
-        draw_region(IMAGE, np.ones((3, 3), dtype=bool), "crop")
-
-
-def test_a_region_that_is_the_whole_image_is_framed():
-    image = np.zeros((40, 60, 3), dtype=np.uint8)
-    shown = draw_region(image, np.ones((40, 60), dtype=bool), "outline")
+def test_a_region_that_is_the_whole_image_is_framed_and_an_unfit_one_refused():
+    shown = draw_region(np.zeros((40, 60, 3), dtype=np.uint8), np.ones((40, 60), dtype=bool), "outline")
     red = (shown == RED).all(axis=2)
     assert red[[0, -1]].all()
     assert red[:, [0, -1]].all()
     assert not red[1:-1, 1:-1].any()
+    for region, message in ((np.zeros((400, 600), bool), "has 0 pixels"), (np.ones((3, 3), bool), r"shape \(3, 3\)")):
+        with pytest.raises(ValueError, match=message):
+            draw_region(IMAGE, region, "crop")

@@ -1,6 +1,7 @@
 """Prompts, batches, tiles, regions and labels; and what is refused."""
 
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +11,9 @@ from PIL import Image
 from transformers import Qwen2VLImageProcessorPil
 
 from rl_reward_network.atomic_io import read_json
-from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
-from rl_reward_network.models.sa2va.templates import TEMPLATES, chat_instruction
+from rl_reward_network.models.sa2va.templates import chat_instruction, read_chat
 from tests.conftest import smooth_image, tiny_tokenizer
 from tests.golden_qwen import CASES, FOLDERS, needs_golden_qwen
 from tests.qwen_vl import CHAT, QWEN3, SYSTEM, tiny_qwen_tokenizer, write_tiny_qwen
@@ -26,16 +27,6 @@ def test_tiles_are_cut_row_by_row_with_the_thumbnail_last(tiling_processor):
     assert np.array_equal(np.array(tiles[1]), resized[:448, 448:])
     assert np.array_equal(np.array(tiles[2]), resized[448:, :448])
     assert np.array_equal(np.array(tiles[4]), np.array(Image.fromarray(image).resize((448, 448))))
-
-
-def test_the_tile_cap_holds_and_is_checked_whenever_it_is_set(tiny_processor):
-    processor = Sa2VAProcessor(tiny_tokenizer(), max_tiles=1)
-    assert len(processor.tiles(smooth_image(640, 700))) == 1
-    with pytest.raises(ValueError, match=r"max_tiles.*0"):
-        Sa2VAProcessor(tiny_tokenizer(), max_tiles=0)
-    processor.max_tiles = -3
-    with pytest.raises(ValueError, match="max_tiles is -3, expected 1 or more"):
-        processor("<image>a", smooth_image(20, 30))
 
 
 def test_sam_pixels_use_bfloat16_rounded_constants(tiny_processor):
@@ -60,13 +51,6 @@ def test_a_region_between_the_sample_points_gets_its_nearest_cell(tiny_processor
     assert cells[0].nonzero().tolist() == [[6, 3]]
 
 
-def test_a_region_without_pixels_is_refused(tiny_processor):
-    with pytest.raises(ValueError, match=r"mask_prompts.*region 1"):
-        tiny_processor.region_cells(np.zeros((1, 50, 50), dtype=bool))
-    with pytest.raises(ValueError, match=r"mask_prompts.*\(N, H, W\).*\(50, 50\)"):
-        tiny_processor.region_cells(np.ones((50, 50), dtype=bool))
-
-
 def test_the_prompt_with_regions_reads_as_in_the_reference(tiny_processor):
     cells = torch.zeros(2, 16, 16, dtype=torch.bool)
     cells[0, :2, 0] = True
@@ -89,48 +73,9 @@ def test_batches_are_padded_on_the_left(tiling_processor):
     assert batch["pixel_values"].shape == (6, 3, 448, 448)
     assert batch["sam_pixel_values"].shape == (2, 3, 256, 256)
     assert batch["vp_overall_mask"].tolist() == [False] * 6
-
-
-def test_only_the_last_tile_of_an_image_with_regions_is_flagged(tiling_processor):
-    images = [smooth_image(640, 700), smooth_image(100, 100)]
-    batch = tiling_processor(["<image>a", "<image>b"], images, mask_prompts=[np.ones((1, 640, 700), bool), None])
-    assert batch["vp_overall_mask"].tolist() == [False, False, False, False, True, False]
+    batch = tiling_processor(["<image>a", "<image>b"], images[::-1], mask_prompts=[np.ones((1, 640, 700), bool), None])
+    assert batch["vp_overall_mask"].tolist() == [False, False, False, False, True, False], "the last tile of the first"
     assert [tuple(cells.shape) for cells in batch["prompt_masks"]] == [(1, 16, 16)]
-
-
-@pytest.mark.parametrize(
-    ("qwen", "text", "image", "message"),
-    [
-        (False, "no place", True, "0 '<image>'.* 1"),
-        *((qwen, "<image><image>", True, "2 '<image>'.* 1") for qwen in (False, True)),
-        *((qwen, "<image>but none", False, "1 '<image>'.* 0") for qwen in (False, True)),
-    ],
-)
-def test_text_and_image_must_agree(tiny_processor, qwen, text, image, message):
-    with pytest.raises(ValueError, match=message):
-        (qwen_processor() if qwen else tiny_processor)(text, smooth_image(60, 60) if image else None)
-
-
-def test_counts_of_texts_images_and_regions_must_agree(tiny_processor):
-    with pytest.raises(ValueError, match="2 texts and 1 images"):
-        tiny_processor(["<image>a", "<image>b"], smooth_image(20, 20))
-    with pytest.raises(ValueError, match="2 mask_prompts and 1 images"):
-        tiny_processor("<image>a", smooth_image(20, 20), [None, None])
-    with pytest.raises(ValueError, match=r"uint8.*float64"):
-        tiny_processor("<image>a", np.zeros((20, 20, 3)))
-
-
-def test_labels_cover_answers_and_suffixes_only(tiny_processor):
-    out = tiny_processor.tokenize_conversation([("Where?", "Here [SEG]."), ("And?", "No.")])
-    kept = out["input_ids"][out["labels"] != -100]
-    assert tiny_processor.tokenizer.decode(kept) == "Here [SEG].<|im_end|>No.<|im_end|>"
-    assert torch.equal(out["labels"][out["labels"] != -100], kept)
-    assert len(tiny_processor.tokenize_conversation([("a", "b")], max_length=5)["input_ids"]) == 5
-
-
-def test_templates_never_emit_a_system_message():
-    assert all("system" not in template.instruction for template in TEMPLATES.values())
-    assert TEMPLATES["phi3_chat"].user_turn("Hi {input}") == "<|user|>\nHi {input}<|end|>\n<|assistant|>\n"
 
 
 # ---- of a Qwen-VL: its chat template, the image in front ------------------------------------------------------------
@@ -146,6 +91,8 @@ def qwen_processor(chat_template: str = CHAT, patch: int = 16) -> Sa2VAProcessor
 
 def test_the_image_stands_in_front_of_the_text():
     made = qwen_processor()
+    names = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>", "<vp>", "</vp>"]
+    assert set(made.never_sampled_ids) == {made.tokenizer.convert_tokens_to_ids(name) for name in names}
     for text, expected in (
         ("<image>Where?", "Where?"),
         ("Look:<image> where?", "Look: where?"),  # wherever it is written
@@ -172,14 +119,6 @@ def test_a_system_turn_stands_once_in_front_of_all_turns():
     assert longer == answered + TURN.format("And?")
     assert made.prompt_text("And?", past_text=answered.removeprefix(SYSTEM)) == longer
     assert (made.system_turn, qwen_processor().system_turn) == (SYSTEM, "")
-
-
-def test_the_images_place_may_be_left_out_of_a_conversation():
-    made = qwen_processor()
-    given, left_out = ([(text, "Here [SEG].")] for text in ("<image>Where?", "Where?"))
-    ids = made.tokenize_conversation(left_out, image_tokens=3)["input_ids"]
-    assert ids.tolist() == made.tokenize_conversation(given, image_tokens=3)["input_ids"].tolist()
-    assert ids.tolist().count(made.image_token_id) == 3
 
 
 @needs_golden_qwen
@@ -223,44 +162,6 @@ def test_batches_are_padded_on_the_left_and_counted_by_their_images():
     assert made("Hello?").keys() == {"input_ids", "attention_mask"}
 
 
-def test_image_tokens_are_those_of_the_models_features(tmp_path):
-    made = Sa2VAProcessor.from_pretrained(write_tiny_qwen(tmp_path / "model", QWEN3))
-    inputs, counts = made.vision_inputs([smooth_image(100, 100), smooth_image(640, 700)])
-    assert counts == [400, 440]
-    assert [made.num_image_tokens(torch.zeros(count, 8)) for count in counts] == counts
-    assert len(inputs["pixel_values"]) == 4 * sum(counts)
-
-
-def test_the_resize_of_training_is_chosen_by_name():
-    made = qwen_processor()
-    image = smooth_image(480, 640)
-    assert made.vision_inputs([image])[1] == [432]
-    made.set_image_resize("training")
-    assert made.vision_inputs([image])[1] == [414]
-    with pytest.raises(ValueError, match=r"image_resize is 'twice', expected one of \('prediction', 'training'\)"):
-        made.set_image_resize("twice")
-
-
-def test_labels_cover_answers_and_their_ends_only():
-    made = qwen_processor()
-    turns = [("<image>Where?", "Here [SEG]."), ("And?", "No.")]
-    out = made.tokenize_conversation(turns, image_tokens=3)
-    kept = out["input_ids"][out["labels"] != -100]
-    assert made.text(kept.tolist()) == "Here [SEG].<|im_end|>No.<|im_end|>"
-    assert int((out["input_ids"] == made.image_token_id).sum()) == 3
-
-
-def test_an_answer_cannot_hold_a_placeholder():
-    made = qwen_processor()
-    names = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>", "<vp>", "</vp>"]
-    assert set(made.never_sampled_ids) == {made.tokenizer.convert_tokens_to_ids(name) for name in names}
-
-
-def test_regions_are_refused_with_the_remedy():
-    with pytest.raises(ValueError, match="cannot be shown a region by mask_prompts; draw it"):
-        qwen_processor()("<image>What?", smooth_image(60, 60), np.ones((1, 60, 60), bool))
-
-
 @pytest.mark.parametrize("token", ["[SEG]", "<IMG_CONTEXT>", "<|image_pad|>", "<|vision_end|>"])
 def test_a_tokenizer_without_a_special_token_is_refused(token):
     tokenizer = tiny_qwen_tokenizer()
@@ -271,10 +172,135 @@ def test_a_tokenizer_without_a_special_token_is_refused(token):
         Sa2VAProcessor(tokenizer, patches=patches)
 
 
-def test_predict_forward_needs_the_processor(tmp_path, tiny_processor):
-    """The tokenizer alone does not know how to cut an image into patches."""
-    model, made = load_sa2va_model(write_tiny_qwen(tmp_path / "model", QWEN3))
-    with pytest.raises(ValueError, match=r"needs its image processor; give processor=Sa2VAProcessor"):
-        model.predict_forward(image=smooth_image(60, 60), text="<image>Where?", tokenizer=made.tokenizer)
-    with pytest.raises(ValueError, match="image_resize is 'training', but this model cuts images into tiles"):
-        tiny_processor.set_image_resize("training")
+@pytest.mark.parametrize("qwen", [False, True])
+def test_labels_cover_answers_and_their_ends_only(tiny_processor, qwen):
+    made = qwen_processor() if qwen else tiny_processor
+    turns = [("<image>Where?", "Here [SEG]."), ("And?", "No.")]
+    out = made.tokenize_conversation(turns, image_tokens=3)
+    kept = out["input_ids"][out["labels"] != -100]
+    assert torch.equal(out["labels"][out["labels"] != -100], kept)
+    assert made.text(kept.tolist()) == "Here [SEG].<|im_end|>No.<|im_end|>"
+    assert int((out["input_ids"] == made.image_token_id).sum()) == 3
+    assert len(made.tokenize_conversation(turns, image_tokens=3, max_length=5)["input_ids"]) == 5
+    if qwen:  # which may leave the image's place out
+        left_out = made.tokenize_conversation([("Where?", "Here [SEG]."), turns[1]], image_tokens=3)
+        assert torch.equal(left_out["input_ids"], out["input_ids"])
+
+
+def test_the_resize_and_the_number_of_tiles_are_checked(tiny_processor):
+    made, image = qwen_processor(), smooth_image(480, 640)
+    assert made.vision_inputs([image])[1] == [432]
+    made.set_image_resize("training")
+    assert made.vision_inputs([image])[1] == [414]
+    assert made.num_image_tokens(torch.zeros(414, 8)) == 414
+    for processor, name, expected in ((made, "twice", "expected one of"), (tiny_processor, "training", "into tiles")):
+        with pytest.raises(ValueError, match=rf"image_resize is '{name}', .*{expected}"):
+            processor.set_image_resize(name)
+    with pytest.raises(ValueError, match=r"max_tiles.*0"):
+        Sa2VAProcessor(tiny_tokenizer(), max_tiles=0)
+    changed = Sa2VAProcessor(tiny_tokenizer(), max_tiles=1)
+    assert len(changed.tiles(smooth_image(640, 700))) == 1
+    changed.max_tiles = -3
+    with pytest.raises(ValueError, match="max_tiles is -3, expected 1 or more"):
+        changed("<image>a", smooth_image(20, 30))
+
+
+SHOWN, REGIONS = smooth_image(60, 60), np.ones((1, 60, 60), bool)
+
+
+@pytest.mark.parametrize("qwen", [False, True])
+@pytest.mark.parametrize(
+    ("arguments", "internvl", "qwen_vl"),
+    [
+        (("no place", SHOWN), "0 '<image>'.* 1", None),
+        (("<image><image>", SHOWN), *["2 '<image>'.* 1"] * 2),
+        (("<image>but none",), *["1 '<image>'.* 0"] * 2),
+        ((["<image>a", "<image>b"], SHOWN), *["2 texts and 1 images"] * 2),
+        (("<image>a", SHOWN, [None, None]), *["2 mask_prompts and 1 images"] * 2),
+        (("<image>a", np.zeros((20, 20, 3))), *[r"uint8.*float64"] * 2),
+        (("<image>a", SHOWN, [~REGIONS]), *[r"mask_prompts.*region 1"] * 2),
+        (("<image>a", SHOWN, [REGIONS[0]]), *[r"mask_prompts.*\(N, H, W\).*\(60, 60\)"] * 2),
+        (("<image>a", SHOWN, REGIONS), None, "cannot be shown a region by mask_prompts; draw it"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_refused(tiny_processor, qwen, arguments, internvl, qwen_vl):
+    made, message = (qwen_processor(), qwen_vl) if qwen else (tiny_processor, internvl)
+    if message is None:
+        assert made(*arguments)
+        return
+    with pytest.raises(ValueError, match=message):
+        made(*arguments)
+
+
+# ---- messages, and a processor without its model -------------------------------------------------------------------
+
+SEGMENT = "Please segment the red thing."
+
+
+def turn(text: str, role: str = "user", image: Any = None) -> dict[str, Any]:
+    parts: list[dict[str, Any]] = [] if image is None else [{"type": "image", "image": image}]
+    return {"role": role, "content": [*parts, {"type": "text", "text": text}]}
+
+
+def test_one_message_is_the_prompt_of_the_processor(tiny_processor, tmp_path):
+    expected = tiny_processor(f"<image>{SEGMENT}", SHOWN)
+    Image.fromarray(SHOWN).save(tmp_path / "image.png")
+    path = {"role": "user", "content": [{"type": "image", "path": str(tmp_path / "image.png")}]}
+    path["content"].append({"type": "text", "text": SEGMENT})
+    for messages in ([turn(SEGMENT, image=SHOWN)], [path], [[turn(SEGMENT, image=Image.fromarray(SHOWN))]]):
+        inputs = tiny_processor.apply_chat_template(messages, tokenize=True, return_dict=True, return_tensors="pt")
+        assert inputs.keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert isinstance(tensor, list) or torch.equal(inputs[name], tensor), name
+    assert tiny_processor.apply_chat_template([turn("What is Dice?")]) == tiny_processor.prompt_text("What is Dice?")
+    with pytest.raises(ValueError, match="tools is not supported"):
+        tiny_processor.apply_chat_template([turn("x")], tools=[{"name": "search"}])
+
+
+def test_a_conversation_has_the_text_of_training(tiny_processor):
+    turns = [(f"<image>{SEGMENT}", "Sure, [SEG]."), ("And now?", "A circle."), ("Why?", "x")]
+    messages = [turn(SEGMENT, image=SHOWN), turn("Sure, [SEG].", "assistant"), turn("And now?")]
+    messages += [{"role": "assistant", "content": "A circle."}, turn("Why?")]
+    ids = tiny_processor.apply_chat_template(messages, tokenize=True)[0].tolist()
+    tokens = tiny_processor.vision_inputs([SHOWN])[1][0]
+    assert ids == tiny_processor.tokenize_conversation(turns, tokens)["input_ids"].tolist()[: len(ids)]
+    begun = tiny_processor.apply_chat_template(messages[:2])
+    assert begun == tiny_processor.apply_chat_template(messages[:1]) + "Sure, [SEG]."
+
+
+@pytest.mark.parametrize(
+    ("messages", "sentence"),
+    [
+        ([turn("Be brief.", "system"), turn("x")], "no system message"),
+        ([turn("x"), turn("y")], "expected user, assistant, user"),
+        ([], "expected user, assistant, user"),
+        ([turn("x"), turn("y", "assistant"), turn("z", image=SHOWN)], r"messages\[2\]: 1 images"),
+        ([{"role": "user", "content": [{"type": "video", "video": "x"}]}], "of the type 'video'"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "none of the keys"),
+    ],
+)
+def test_messages_that_cannot_be_answered_are_refused(messages, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        read_chat(messages)
+
+
+@pytest.mark.parametrize("kind", ["nano", QWEN3])
+def test_a_saved_processor_needs_no_model_and_is_pushed_to_the_hub_whole(kind, monkeypatch, tmp_path):
+    processor = Sa2VAProcessor.from_pretrained(
+        EMBEDDED["sa2va-nano"] if kind == "nano" else write_tiny_qwen(tmp_path / "model", kind)
+    )
+    pushed: dict[str, Any] = {}
+
+    def push(self: Any, repo_id: str, **how: Any) -> None:
+        self.save_pretrained(tmp_path / "uploaded", max_shard_size="5GB")  # as transformers does
+        pushed.update(how, repo_id=repo_id)
+
+    monkeypatch.setattr(Sa2VAProcessor, "push_to_hub", push)
+    processor.save_pretrained(tmp_path / "mine", push_to_hub=True, private=True)
+    assert pushed == {"repo_id": "mine", "private": True}
+    assert {f.name for f in (tmp_path / "uploaded").iterdir()} == {f.name for f in (tmp_path / "mine").iterdir()}
+    again = Sa2VAProcessor.from_pretrained(tmp_path / "mine")
+    assert (repr(again), again.grid, again.chat) == (repr(processor), processor.grid, processor.chat)
+    expected, inputs = processor(f"<image>{SEGMENT}", SHOWN), again(f"<image>{SEGMENT}", SHOWN)
+    assert all(torch.equal(inputs[name], expected[name]) for name in ("input_ids", "pixel_values"))

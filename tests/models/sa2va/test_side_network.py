@@ -10,11 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from rl_reward_network.models.lora import load_trainable, save_trainable, setup_lora
-from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
+from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint, to_original
+from rl_reward_network.models.sa2va.generation_sa2va import image_features
 from rl_reward_network.models.sa2va.grounding_sa2va import decode_masks
-from rl_reward_network.models.sa2va.key_map_sa2va import to_original
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration, check_checkpoint
-from rl_reward_network.models.sa2va.prediction_sa2va import image_features
 from rl_reward_network.models.sa2va.side_network import SideNetwork, SideNetworkConfig, side_network_config
 from rl_reward_network.models.sa2va.video_sa2va import check_memory, masks_without_memory
 from tests.conftest import smooth_image
@@ -100,6 +99,8 @@ def test_it_is_saved_and_loaded_with_the_model(refined: Any, tiny_processor: Any
     first, second = (one.segment([image()], PROMPTS, tiny_processor)[0][0] for one in (refined, loaded))
     torch.testing.assert_close(first.mask_logits, second.mask_logits, atol=1e-4, rtol=1e-4)
     assert loaded.config.side == SMALL
+    with pytest.raises(ValueError, match=r"official layout cannot hold a side network; .*--side_network"):
+        to_original(refined.state_dict(), refined.config)
 
 
 def test_a_folder_of_trained_tensors_brings_it_along(
@@ -135,11 +136,6 @@ def test_frames_without_memory_are_refined_and_memory_is_refused(refined: Any, t
             torch.testing.assert_close(logits, refined.decode_masks(features, seg).mask_logits, atol=1e-4, rtol=1e-4)
     with pytest.raises(ValueError, match=r"side network.*leave out --sam2_memory.*masks_without_memory"):
         check_memory(refined)
-
-
-def test_the_official_layout_cannot_hold_it(refined: Any) -> None:
-    with pytest.raises(ValueError, match=r"official layout cannot hold a side network; .*--side_network"):
-        to_original(refined.state_dict(), refined.config)
 
 
 @pytest.mark.parametrize(
