@@ -35,9 +35,9 @@ from rl_reward_network.data.items import make_region
 from rl_reward_network.data.masks import to_rle
 from rl_reward_network.embedded.regions import make_scenes
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
+from rl_reward_network.grpo.policy import prepare_model
 from rl_reward_network.grpo.prompts import TrainingItem, region_prompt
 from rl_reward_network.grpo.rewards import Reward
-from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer, StepCallback
 from rl_reward_network.models.sa2va.arguments_sa2va import Quantization, bits_config, language_model_in_bits
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration

@@ -28,9 +28,9 @@ from rl_reward_network.grpo import trainer as trainer_file
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.inputs import open_grpo_inputs
 from rl_reward_network.grpo.losses import PathwiseReward
+from rl_reward_network.grpo.policy import prepare_model
 from rl_reward_network.grpo.rewards import Reward, step_advantages
 from rl_reward_network.grpo.stage import load_model
-from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer, with_advantages
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.default import DEFAULT_MODEL

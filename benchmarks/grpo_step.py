@@ -34,11 +34,10 @@ from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.image_context import open_batch, seeded_generator
 from rl_reward_network.grpo.inputs import open_grpo_inputs
 from rl_reward_network.grpo.losses import caption_loss, count_step, mask_policy_loss
-from rl_reward_network.grpo.policy import PolicyOutputs
+from rl_reward_network.grpo.policy import PolicyOutputs, mixed_precision, prepare_model
 from rl_reward_network.grpo.prompts import DESCRIBE, TrainingItem, segment_question
 from rl_reward_network.grpo.rewards import Reward
 from rl_reward_network.grpo.rollouts import MicroBatch, Rollouts, prompt_images
-from rl_reward_network.grpo.trainable import mixed_precision, prepare_model
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.default import DEFAULT_MODEL

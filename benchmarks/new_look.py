@@ -35,8 +35,8 @@ from rl_reward_network.embedded.datasets import write_angiograms
 from rl_reward_network.grpo.image_context import FeatureCache
 from rl_reward_network.grpo.measure import measure
 from rl_reward_network.grpo.merge import load_base
+from rl_reward_network.grpo.policy import prepare_model
 from rl_reward_network.grpo.prompts import image_prompt
-from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.inputs.config import RegionConfig
 from rl_reward_network.inputs.loading import read_samples
 from rl_reward_network.models.default import DEFAULT_MODEL

@@ -25,10 +25,10 @@ from tqdm import tqdm
 from rl_reward_network.cli.app import run
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.inputs import open_grpo_inputs
+from rl_reward_network.grpo.policy import prepare_model
 from rl_reward_network.grpo.prompts import TrainingItem
 from rl_reward_network.grpo.rewards import Reward, score
 from rl_reward_network.grpo.rollouts import RolloutGenerator
-from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.inputs.config import RegionConfig, RunConfig
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model

@@ -8,8 +8,8 @@ import psutil
 import torch
 
 from rl_reward_network.cli.doctor import MemorySettings
+from rl_reward_network.grpo.policy import prepare_model
 from rl_reward_network.grpo.settings import LARGE, LORA_R, OF_LABELS, SMALL
-from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.models.ema import trainable_tensors
 from rl_reward_network.models.sa2va.arguments_sa2va import BLOCKS
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig

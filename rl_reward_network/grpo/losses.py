@@ -1,16 +1,17 @@
 """GRPO's loss as pure functions of tensors and settings; each returns its value and the numbers to log.
 
 Names and formulas are TRL's; tests compare them with it. Losses on the mask of the mean action, which reach the mask
-decoder, are the reward network's score and supervision.
+decoder, are the reward network's score and supervision. The loss of an optimisation step is the mean of the losses of
+its micro-batches; `StepCounts` says what follows from it.
 
 Axes: N completions or masks, G of them a group, T tokens (right-padded).
 Source: TRL 1.16, GRPOTrainer._compute_loss; GRPO (arXiv 2402.03300), DAPO (2503.14476), Dr. GRPO (2503.20783), GSPO
 (2507.18071); the k3 estimator of the KL: Schulman, "Approximating KL Divergence", 2020.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,11 +21,11 @@ from torch import Tensor, nn
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.logs import Metrics
 from rl_reward_network.grpo.mask_policies import MaskPolicy
-from rl_reward_network.grpo.mean_teacher import consistency_loss
 from rl_reward_network.grpo.policy import PolicyOutputs
 from rl_reward_network.grpo.preferences import preference_loss
 from rl_reward_network.grpo.rollouts import AnswerRollout, CaptionRollout, MicroBatch, PromptImage, Rollouts
 from rl_reward_network.grpo.settings import OF_LABELS, GRPOSettings, Level
+from rl_reward_network.models.ema import consistency_losses
 from rl_reward_network.models.sa2va.grounding_sa2va import DecodedMasks, candidate_loss, mask_losses, soft_targets
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 from rl_reward_network.models.soft_cldice import soft_cldice
@@ -32,7 +33,10 @@ from rl_reward_network.rewards.learned import ForegroundMaps
 
 CHOICE_WEIGHT = 0.01  # of SAM 2's guesses which candidate is best; AdamW's steps hardly depend on it, clipping does
 FINER = 2  # the grid of mask losses over SAM 2's masks; its square (4) is no better (docs/log.md)
+CONTRAST_TEMPERATURE = 0.1  # of the paper
+ALWAYS_LOGGED = ("loss", "policy_loss")
 Numbers = Tensor | float
+MeanMasks = Sequence[tuple[PromptImage, Tensor]]  # with logits (h, w)
 
 
 @dataclass(frozen=True)
@@ -56,12 +60,13 @@ class Loss:
 
 
 class StepCounts(NamedTuple):
-    """Divisors of the losses of one optimisation step, per process and micro-batch.
+    """What the micro-batches of an optimisation step, of all processes, hold on average: the divisors of their losses.
 
-    With them each token and each group of a step has the same weight, whatever its micro-batch and process.
+    A micro-batch divides its sum over tokens or groups by the average, not by its own number, so that in the mean over
+    micro-batches, which the step's loss is, each token and each group has the same weight.
 
     Args:
-        tokens: that enter the loss of loop 1; those of groups without spread are included, as in TRL.
+        tokens: that enter the loss of loop 1; those of groups whose rewards are alike are included, as in TRL.
         masks: groups with an answer of loop 2.
         true_masks: those of them with a true mask.
         taught: those of them with a teacher's mask.
@@ -110,44 +115,20 @@ def grpo_objective(
         mask_policy: distribution of loop 2.
         pathwise: the reward network's score with gradient, needed if `pathwise_weight` is not 0.
     """
-    supervised, rewarded = config.objective in OF_LABELS, config.objective == "grpo"
     loops: dict[str, Loss] = {}
     if batch.rollouts.captions:
-        loss = reference_loss if supervised else caption_loss
+        loss = reference_loss if config.objective in OF_LABELS else caption_loss
         loops["loop1"] = loss(batch, outputs, config, counts.tokens)
     if batch.rollouts.masks:
         loops["loop2"] = mask_policy_loss(batch, outputs, config, counts.masks, mask_policy)
-    # The loss of a rewarded loop without groups is logged as 0, so that the mean of its curve includes the step.
-    metrics: Metrics = {
-        f"{loop}/{name}": 0.0 for loop, weight in weights.items() if weight and rewarded for name in ALWAYS_LOGGED
-    }
-    metrics |= {f"{loop}/{name}": value for loop, own in loops.items() for name, value in own.metrics.items()}
-    total = torch.zeros((), device=config.device)
+    total, metrics = torch.zeros((), device=config.device), dict[str, float | Tensor]()
+    if config.objective == "grpo":  # a loop without groups is logged as 0, so that the mean of its curve has the step
+        metrics = {f"{loop}/{name}": 0.0 for loop, weight in weights.items() if weight for name in ALWAYS_LOGGED}
     for loop, own in loops.items():
         total = total + (weights[loop] * own.rewarded + own.kl)
-    images = [answer.image for answer in batch.rollouts.answers]
-    masks = list(zip(images, outputs.mask_logits, strict=True)) if outputs.mask_logits else []
-    if supervised and config.caption_to_mask_weight:
-        from_labels, of_labels = labelled_loss(batch.rollouts.answers, masks, outputs.embeddings, config, counts)
-        total, metrics = total + config.caption_to_mask_weight * from_labels, metrics | of_labels
-        if choices := choice_losses(images, outputs.decoded):
-            of_head = torch.stack(choices)  # trains its head alone, so its value stands beside the total
-            metrics["loss/choice"] = of_head.detach().mean()
-            total = total + CHOICE_WEIGHT * (of_head - of_head.detach()).sum() / counts.true_masks
-    if taught := [(image.taught, logits) for image, logits in masks if image.taught is not None]:
-        losses = [
-            consistency_loss(logits, torch.from_numpy(mask), config.bce_weight, config.dice_weight)
-            for mask, logits in taught
-        ]
-        metrics["loss/taught"] = torch.stack(losses).detach().mean()
-        total = total + config.consistency_weight * batch.consistency_weight * torch.stack(losses).sum() / counts.taught
-    if config.objective == "dpo":
-        preferred, of_pairs = preference_loss(masks, batch.reference.mask_logits, config, counts.pairs)
-        total, metrics = total + preferred, metrics | of_pairs
-    if masks and config.pathwise_weight and pathwise is not None:
-        scores = pathwise.scores(masks, config.cldice_weight)
-        metrics["loop2/pathwise_score"] = scores.detach().mean()
-        total = total - config.pathwise_weight * scores.sum() / counts.masks
+        metrics |= {f"{loop}/{name}": value for name, value in own.metrics.items()}
+    for value, logged in mean_action_losses(batch, outputs, config, counts, pathwise):
+        total, metrics = total + value, metrics | logged
     if config.seg_text_weight and outputs.answer_log_probs:
         answers = answer_loss(outputs.answer_log_probs, counts.masks)
         metrics["loss/answer"] = answers.detach()
@@ -155,8 +136,33 @@ def grpo_objective(
     return Objective(total, loops, metrics)
 
 
-ALWAYS_LOGGED = ("loss", "policy_loss")
-CONTRAST_TEMPERATURE = 0.1  # of the paper
+def mean_action_losses(
+    batch: MicroBatch,
+    outputs: PolicyOutputs,
+    config: Sa2VAGRPOConfig,
+    counts: StepCounts,
+    pathwise: "PathwiseReward | None" = None,
+) -> Iterator[tuple[Tensor, Metrics]]:
+    """The weighted losses on the mask of the mean action, each with what to log of it; arguments as above."""
+    images = [answer.image for answer in batch.rollouts.answers]
+    masks = list(zip(images, outputs.mask_logits, strict=True)) if outputs.mask_logits else []
+    if config.objective in OF_LABELS and config.caption_to_mask_weight:
+        from_labels, of_labels = labelled_loss(batch.rollouts.answers, masks, outputs.embeddings, config, counts)
+        yield config.caption_to_mask_weight * from_labels, of_labels
+        if choices := choice_losses(images, outputs.decoded):
+            of_head = torch.stack(choices)  # trains its head alone, so its value stands beside the total
+            no_value = (of_head - of_head.detach()).sum()
+            yield CHOICE_WEIGHT * no_value / counts.true_masks, {"loss/choice": of_head.detach().mean()}
+    if taught := [(image.taught, logits) for image, logits in masks if image.taught is not None]:
+        losses = torch.stack([consistency_loss(logits, torch.from_numpy(mask), config) for mask, logits in taught])
+        weight = config.consistency_weight * batch.consistency_weight
+        yield weight * losses.sum() / counts.taught, {"loss/taught": losses.detach().mean()}
+    if config.objective == "dpo":
+        yield preference_loss(masks, batch.reference.mask_logits, config, counts.pairs)
+    if masks and config.pathwise_weight and pathwise is not None:
+        scores = pathwise.scores(masks, config.cldice_weight)
+        score = {"loop2/pathwise_score": scores.detach().mean()}
+        yield -(config.pathwise_weight * scores.sum() / counts.masks), score
 
 
 # ---- loop 1 ---------------------------------------------------------------------------------------------------------
@@ -186,7 +192,7 @@ def grpo_loss(
         old_log_probs: (N, T), of the policy that sampled them; with None the ratio is exactly 1.
         ref_log_probs: (N, T) of the reference; needed when beta is not 0.
         entropies: (N, T); needed when entropy_coef is not 0.
-        num_items: tokens of the whole optimisation step per process, the divisor of dapo; None counts `mask`.
+        num_items: tokens, see `StepCounts`, the divisor of dapo; None counts `mask`.
     """
     mask = mask.to(log_probs.dtype)
     old = log_probs.detach() if old_log_probs is None else old_log_probs
@@ -236,7 +242,7 @@ def aggregate(per_token: Tensor, mask: Tensor, settings: GRPOSettings, num_items
     """Average token losses (N, T) to a scalar.
 
     grpo: mean over each completion's tokens, then over completions. bnpo: mean over the batch's tokens. dapo: sum over
-    tokens / tokens of the whole step. dr_grpo: sum over tokens / (N x longest completion allowed).
+    tokens / `num_items`. dr_grpo: sum over tokens / (N x longest completion allowed).
     """
     if settings.loss_type == "grpo":
         return ((per_token * mask).sum(1) / mask.sum(1).clamp(min=1)).mean()
@@ -326,7 +332,7 @@ def mask_policy_loss(
     ratio = (torch.cat(log_probs) - torch.cat(old_log_probs)).exp()
     advantages = torch.cat(batch.mask_advantages).to(ratio)
     losses, clipped = clipped_loss(ratio, advantages, config.mask_epsilon, config.mask_epsilon)
-    share = len(masks) / num_groups
+    share = len(masks) / num_groups  # of the groups of an average micro-batch: all groups have the same size
     policy_loss = share * losses.mean()
     kl_loss = torch.zeros_like(policy_loss)
     metrics: Metrics = {"policy_loss": policy_loss.detach()}
@@ -412,8 +418,6 @@ def count_step(micro_batches: Sequence[Rollouts]) -> StepCounts:
 
 # ---- the mask of the mean action ------------------------------------------------------------------------------------
 
-MeanMasks = Sequence[tuple[PromptImage, Tensor]]  # with logits (h, w)
-
 
 class PathwiseReward:
     """The score of a reward network, differentiable in soft masks.
@@ -445,26 +449,25 @@ class PathwiseReward:
 def supervised_mask_losses(
     masks: MeanMasks, bce_weight: float, dice_weight: float, cldice_weight: float = 0.0
 ) -> Tensor:
-    """float32 (N,): weighted sum of cross-entropy, Dice loss and soft clDice loss, for N prompts with a true mask.
-
-    Raises:
-        ValueError: no prompt has a true mask.
-    """
-    labelled = [(image.truth, logits) for image, logits in masks if image.truth is not None]
-    if not labelled:
-        raise ValueError("supervised training needs true masks, and no prompt of this batch has one")
-    scales = [FINER if image.features.sam.side_pixels is None else 1 for image, _ in masks if image.truth is not None]
+    """float32 (N,): weighted sum of cross-entropy, Dice loss and soft clDice loss, for N prompts with a true mask."""
     losses = []
-    for (truth, logits), scale in zip(labelled, scales, strict=True):  # images differ in size
+    for image, logits in masks:  # images differ in size
+        scale = FINER if image.features.sam.side_pixels is None else 1
         size = [scale * side for side in logits.shape]
         finer = F.interpolate(logits[None, None], size=size, mode="bilinear")[0]
-        true_mask = torch.from_numpy(truth)[None]
-        loss = sum(mask_losses(finer, true_mask, bce_weight, dice_weight).values())
+        true_mask = torch.from_numpy(image.truth)[None]
+        loss: Any = sum(mask_losses(finer, true_mask, bce_weight, dice_weight).values())
         if cldice_weight:
             target = soft_targets(true_mask, finer)[None]
             loss = loss + cldice_weight * (1 - soft_cldice(finer.sigmoid()[None], target)[0])
         losses.append(loss)
-    return torch.stack([torch.as_tensor(loss) for loss in losses])
+    return torch.stack(losses)
+
+
+def consistency_loss(logits: Tensor, taught: Tensor, config: GRPOSettings) -> Tensor:
+    """The loss of a mask (h, w) against the teacher's float32 (H, W) in [0, 1]: a scalar, see `consistency_losses`."""
+    cross_entropy, dice_loss = consistency_losses(logits[None], soft_targets(taught[None], logits[None]))
+    return config.bce_weight * cross_entropy + config.dice_weight * dice_loss
 
 
 # ---- weights of the loops -------------------------------------------------------------------------------------------

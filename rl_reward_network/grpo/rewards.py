@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from accelerate import Accelerator
 
+from rl_reward_network.grpo.checkpoint import from_all_ranks
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
-from rl_reward_network.grpo.ranks import from_all_ranks
 from rl_reward_network.grpo.rollouts import Columns, Rollouts
 from rl_reward_network.grpo.settings import GRPOPlan
 from rl_reward_network.rewards.combine import Advantages, ensemble_noise, group_advantages, whole_groups

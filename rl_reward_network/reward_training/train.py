@@ -4,7 +4,7 @@ A member learns to segment: the loss is the sum of the cross-entropy and the Dic
 The weights with the best Dice on validation images are kept. A batch depends only on seed, member and step, so a
 resumed run ends with the same weights as an uninterrupted one.
 
-With images without masks each member is a mean teacher (`models/mean_teacher.py`): its moving average segments windows
+With images without masks each member is a mean teacher (`models/ema.py`): its moving average segments windows
 of them, and the member learns these masks on the same windows, strongly perturbed. Of member and average the one with
 the better Dice on validation images is kept.
 """
@@ -26,7 +26,7 @@ from tqdm import tqdm
 from rl_reward_network.curves import Curves, load_checkpoint, save_checkpoint
 from rl_reward_network.data.items import Sample
 from rl_reward_network.data.windows import WINDOW, LabelledImages, draw_batch, perturbed, window_side
-from rl_reward_network.models.mean_teacher import TeacherCopy, consistency_losses, fade_in
+from rl_reward_network.models.ema import EMA, consistency_losses, fade_in, swapped
 from rl_reward_network.models.precision import mixed_precision
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig, UNet, soft_overlap
 from rl_reward_network.report.statistics import group_means
@@ -143,7 +143,7 @@ class _Member:
         self.optimizer = torch.optim.AdamW(
             self.unet.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
         )
-        self.teacher = None if unlabelled is None else TeacherCopy(self.unet, TEACHER_DECAY)
+        self.teacher = None if unlabelled is None else EMA(self.unet, TEACHER_DECAY, buffers=True)
         self.best: dict[str, Any] | None = None
 
     def train(self, data: LabelledImages, side: int, step: int) -> dict[str, float]:
@@ -169,35 +169,34 @@ class _Member:
         weak = draw_batch(self.unlabelled, count, side, rng)[0]
         if step <= self.config.coarse * self.config.steps:
             weak = F.avg_pool2d(weak, 2)
-        probs = self.teacher.probs(weak.to(self.config.device))
+        with torch.no_grad(), swapped(self.unet.eval(), self.teacher.weights):
+            probs = self.unet(weak.to(self.config.device)).float().sigmoid()
         return Taught(perturbed(weak, rng), probs, fade_in(step, self.config.steps))
 
     def validate(self, data: LabelledImages, step: int) -> dict[str, float]:
         """Scores on the validation images; the weights are kept if none had better ones."""
         scores = own_scores(self.network, data)
         _require_finite(scores["soft_dice"], step)
-        self._keep(self.unet, scores, step)
+        self._keep(scores, step)
         if self.teacher is None:
             return scores
-        student = {name: tensor.clone() for name, tensor in self.unet.state_dict().items()}
-        self.unet.load_state_dict(self.teacher.network.state_dict())
-        of_teacher = own_scores(self.network, data)
-        self._keep(self.unet, {**of_teacher, "teacher": True}, step)
-        self.unet.load_state_dict(student)
+        with swapped(self.unet, self.teacher.weights):
+            of_teacher = own_scores(self.network, data)
+            self._keep({**of_teacher, "teacher": True}, step)
         return scores | {f"teacher_{name}": value for name, value in of_teacher.items()}
 
-    def _keep(self, unet: UNet, scores: dict[str, Any], step: int) -> None:
-        """Keep the weights if none had better scores."""
+    def _keep(self, scores: dict[str, Any], step: int) -> None:
+        """Keep the current weights if none had better scores."""
         # The soft Dice decides while every mask is still empty, as those of small objects are at first.
         if self.best is None or _rank(scores) > _rank(self.best):
-            weights = {name: tensor.detach().cpu().clone() for name, tensor in unet.state_dict().items()}
+            weights = {name: tensor.detach().cpu().clone() for name, tensor in self.unet.state_dict().items()}
             self.best = {**scores, "step": step, "weights": weights}
 
     def state(self) -> dict[str, Any]:
         """All that training goes on from."""
         state = {"weights": self.unet.state_dict(), "optimizer": self.optimizer.state_dict(), "best": self.best}
         if self.teacher is not None:
-            state["teacher"] = {"weights": self.teacher.network.state_dict(), "steps": self.teacher.steps}
+            state["teacher"] = {"weights": self.teacher.weights, "steps": self.teacher.steps}
         return state
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -206,8 +205,7 @@ class _Member:
         self.optimizer.load_state_dict(state["optimizer"])
         self.best = state["best"]
         if self.teacher is not None:
-            self.teacher.network.load_state_dict(state["teacher"]["weights"])
-            self.teacher.steps = state["teacher"]["steps"]
+            self.teacher.load(**state["teacher"])
 
     def load_best(self) -> None:
         """Load the best weights."""

@@ -12,7 +12,7 @@ from rl_reward_network.cli import doctor, memory
 from rl_reward_network.cli.doctor import MemorySettings
 from rl_reward_network.cli.memory import CONTEXT, GIB, complete, count, needed_gib
 from rl_reward_network.flags import parse
-from rl_reward_network.grpo.trainable import prepare_model
+from rl_reward_network.grpo.policy import prepare_model
 from rl_reward_network.models.ema import trainable_tensors
 from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED, open_checkpoint
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, config_from_original

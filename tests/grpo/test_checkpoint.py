@@ -71,6 +71,7 @@ def test_a_checkpoint_holds_all_that_changes(trained: tuple[Path, Any]) -> None:
         "loop_weights": {"norms": {}},
         "alike_rewards": {"loop1": 0, "loop2": 0},
         "curriculum": {},
+        "taught": {},
         "validation": {},
     }
 

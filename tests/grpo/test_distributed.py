@@ -20,8 +20,8 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 
 from rl_reward_network.embedded.regions import write_regions
-from rl_reward_network.grpo.ranks import any_rank, first_message, from_first_rank
-from rl_reward_network.grpo.trainable import CANDIDATE_HEADS
+from rl_reward_network.grpo.checkpoint import any_rank, first_message, from_first_rank
+from rl_reward_network.grpo.policy import CANDIDATE_HEADS
 from rl_reward_network.grpo.trainer import check_supported
 from rl_reward_network.models.ema import copied
 from tests.grpo.nano import make_trainer

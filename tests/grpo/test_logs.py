@@ -220,11 +220,9 @@ def test_each_tag_has_the_mean_of_its_own_values() -> None:
     assert metrics.means() == {"a": 2.0, "b": 5.0}
     assert list(metrics.means()) == ["a", "b"], "in the order of the first record"
     assert metrics.mean_of_last(("a",), 2) == [1.5]
-    metrics.clear()
-    assert metrics.means() == {}
 
 
-def test_the_table_of_completions_is_printed_and_written(grpo_inputs: Any, tmp_path: Path, capsys: Any) -> None:
+def test_the_table_of_completions_is_written(tmp_path: Path) -> None:
     own = make_trainer(tmp_path, per_device_train_batch_size=8)
     own.remove_callback(PrinterCallback)
     own.add_callback(GRPOLogs(tmp_path, lambda: own.last_rollouts, sampled=lambda: own.sampled))
@@ -241,9 +239,6 @@ def test_the_table_of_completions_is_printed_and_written(grpo_inputs: Any, tmp_p
             assert sum(row["advantage"] for row in group) == pytest.approx(0, abs=1e-6)
             assert all(0 <= row[term] <= 1 for row in group)
     assert masks[0]["reference"]
-    printed = capsys.readouterr().out
-    assert "step 2, loop1: 8 completions" in printed
-    assert captions[0]["completion"][:6] in printed
 
 
 def test_each_part_has_its_learning_rate_and_the_schedule_and_optimiser_are_chosen(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from rl_reward_network.grpo.measure import measure
+from rl_reward_network.grpo.policy import prepare_model
 from rl_reward_network.grpo.rollouts import Rollouts
-from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from tests.grpo.nano import config, regions, rewards, shake

@@ -345,7 +345,7 @@ def alike_trainer(folder: Path, **settings: Any) -> Sa2VAGRPOTrainer:
 def note(trainer: Any, **differ: bool) -> None:
     """A step in which the rewards of a loop differ or not."""
     nothing = np.zeros((1, 2))
-    trainer._note_spread([{loop: Advantages(nothing, nothing, np.array([flag])) for loop, flag in differ.items()}])
+    trainer._note_alike([{loop: Advantages(nothing, nothing, np.array([flag])) for loop, flag in differ.items()}])
     trainer.state.global_step += 1
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from rl_reward_network.grpo.losses import PathwiseReward
-from rl_reward_network.grpo.trainable import (
+from rl_reward_network.grpo.policy import (
     CANDIDATE_HEADS,
     check_movement,
     digests,

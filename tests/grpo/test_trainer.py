@@ -11,8 +11,8 @@ import torch
 from rl_reward_network.grpo.image_context import open_batch
 from rl_reward_network.grpo.losses import BOUNDS, answer_loss
 from rl_reward_network.grpo.measure import measure
+from rl_reward_network.grpo.policy import check_movement, digests
 from rl_reward_network.grpo.rewards import Reward
-from rl_reward_network.grpo.trainable import check_movement, digests
 from rl_reward_network.grpo.trainer import (
     Place,
     Sa2VAGRPOTrainer,
