@@ -37,12 +37,9 @@ Value = TypeVar("Value")
 
 
 def connect(cpu: bool) -> None:
-    """Connect the processes of torchrun; nothing without torchrun.
+    """Connect the processes of torchrun, also on `cpu` beside a GPU; nothing without torchrun.
 
     On CPUs the Trainer would ignore `ddp_timeout`, and a process would wait for others for half an hour at most.
-
-    Args:
-        cpu: whether the run is on CPUs, also on a machine that has a GPU.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         PartialState(cpu=cpu, timeout=LONGEST_WAIT)
@@ -136,10 +133,7 @@ def _deepspeed_state(trainer: Trainer, folder: Path) -> Iterator[list[Path]]:
 
 
 def state_if_finished(folder: Path, planned_steps: int) -> TrainerState | None:
-    """The Trainer's state in a checkpoint after whose step nothing is left to train; None for any other.
-
-    The Trainer's loop checks for the end only after a step, so it would train one step too many.
-    """
+    """The Trainer's state in a checkpoint after whose step nothing is left to train; None for any other."""
     state = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
     finished = state.global_step >= planned_steps or load_checkpoint(folder / STATE).get("ended")
     return state if finished else None

@@ -35,11 +35,7 @@ REASON_LENGTH = 40  # characters of a judge's failure beside the bar
 
 
 class StepMetrics:
-    """Values recorded since the last log, by tag.
-
-    Args:
-        world_size: number of processes; `means` must then be called on each.
-    """
+    """Values recorded since the last log, by tag; every process must call `means`."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size

@@ -107,10 +107,8 @@ def grpo_objective(
     """The sum of all enabled losses of a micro-batch.
 
     Args:
-        batch: the rollouts with their advantages.
-        outputs: of the policy for them.
-        config: settings.
-        counts: divisors.
+        batch, outputs: the rollouts with their advantages, and the policy's outputs for them.
+        config, counts: settings and divisors.
         weights: of the loops, "loop1" and "loop2".
         mask_policy: distribution of loop 2.
         pathwise: the reward network's score with gradient, needed if `pathwise_weight` is not 0.
@@ -267,7 +265,7 @@ def caption_loss(
     return grpo_loss(
         log_probs,
         torch.cat(batch.caption_advantages).to(log_probs),
-        _mask(batch.rollouts.captions, longest).to(log_probs),
+        completion_mask(batch.rollouts.captions, longest).to(log_probs),
         settings,
         _padded(batch.old.log_probs, longest),
         _padded(batch.reference.log_probs, longest),
@@ -284,22 +282,18 @@ def reference_loss(
     Its gradient is that of `caption_loss` with advantages of 1, whose value is -1 whatever the model says.
     """
     log_probs = torch.cat(outputs.log_probs)
-    mask = _mask(batch.rollouts.captions, log_probs.shape[1]).to(log_probs)
+    mask = completion_mask(batch.rollouts.captions, log_probs.shape[1]).to(log_probs)
     loss = aggregate(-log_probs, mask, settings, num_items)
-    value, entropy = loss.detach(), torch.zeros(())
-    if outputs.entropies:
-        entropy = _token_mean(torch.cat(outputs.entropies), mask).detach()
+    value, entropies = loss.detach(), outputs.entropies
+    entropy = _token_mean(torch.cat(entropies), mask).detach() if entropies else torch.zeros(())
     return Loss(loss, torch.zeros_like(loss), {"loss": value, "policy_loss": value, "entropy": entropy})
 
 
-def completion_mask(rollout: CaptionRollout, longest: int) -> Tensor:
-    """float32 (G, longest): 1 on tokens that enter the loss."""
-    lengths = torch.tensor([len(ids) for ids in rollout.completion_ids])
-    return (torch.arange(longest) < lengths[:, None]).float() * rollout.counted[:, None]
-
-
-def _mask(rollouts: Sequence[CaptionRollout], longest: int) -> Tensor:
-    return torch.cat([completion_mask(rollout, longest) for rollout in rollouts])
+def completion_mask(rollouts: Sequence[CaptionRollout], longest: int) -> Tensor:
+    """float32 (N, longest): 1 on tokens that enter the loss."""
+    lengths = torch.tensor([len(ids) for rollout in rollouts for ids in rollout.completion_ids])
+    counted = torch.cat([rollout.counted for rollout in rollouts])
+    return (torch.arange(longest) < lengths[:, None]).float() * counted[:, None]
 
 
 def _padded(log_probs: Sequence[Tensor], longest: int) -> Tensor | None:
@@ -408,24 +402,18 @@ def name_contrast_losses(embeddings: Tensor, names: Sequence[str]) -> Tensor:
 def count_step(micro_batches: Sequence[Rollouts]) -> StepCounts:
     """`StepCounts` of all micro-batches of this process together."""
     captions = [caption for rollouts in micro_batches for caption in rollouts.captions]
-    answers = [answer for rollouts in micro_batches for answer in rollouts.answers]
-    tokens = [completion_mask(caption, max(map(len, caption.completion_ids))).sum() for caption in captions]
-    true_masks = sum(answer.image.truth is not None for answer in answers)
-    taught = sum(answer.image.taught is not None for answer in answers)
-    pairs = sum(answer.image.pair is not None for answer in answers)
-    return StepCounts(float(sum(tokens)), float(len(answers)), float(true_masks), float(taught), float(pairs))
+    images = [answer.image for rollouts in micro_batches for answer in rollouts.answers]
+    kept = [zip(caption.completion_ids, caption.counted.tolist(), strict=True) for caption in captions]
+    tokens = sum(len(ids) for of_caption in kept for ids, counted in of_caption if counted)
+    kinds = ([getattr(image, kind) is not None for image in images] for kind in ("truth", "taught", "pair"))
+    return StepCounts(float(tokens), float(len(images)), *(float(sum(kind)) for kind in kinds))
 
 
 # ---- the mask of the mean action ------------------------------------------------------------------------------------
 
 
 class PathwiseReward:
-    """The score of a reward network, differentiable in soft masks.
-
-    Args:
-        maps: of the frozen reward network.
-        sam_image_size: side of SAM 2's square input, in pixels.
-    """
+    """The score of a frozen reward network, differentiable in soft masks; `sam_image_size` is SAM 2's, in pixels."""
 
     def __init__(self, maps: ForegroundMaps, sam_image_size: int) -> None:
         self.maps, self.side = maps, sam_image_size
@@ -478,16 +466,12 @@ BOUNDS = (0.25, 4.0)  # of the ratio of a weight to the configured one
 
 
 class LoopWeights:
-    """Weights of the two loops, balanced by the norms of their gradients.
+    """Weights of the two loops, balanced by the norms of their gradients if `adaptive`; otherwise constant.
 
-    Each loop's weight is divided by the norm of its gradient in the LoRA layers, which both loops share, and both
-    weights are scaled so that their sum stays as configured. Similar to GradNorm (arXiv 1711.02257), without its
+    Each loop's configured weight is divided by the norm of its gradient in the LoRA layers, which both loops share, and
+    both weights are scaled so that their sum stays as configured. Similar to GradNorm (arXiv 1711.02257), without its
     training rates. A gradient may be noise alone, however small or large: no weight leaves `BOUNDS`, even if the sum
     then differs.
-
-    Args:
-        configured: loop -> weight from the settings.
-        adaptive: whether the weights depend on the gradients; otherwise they are constant.
     """
 
     def __init__(self, configured: Mapping[str, float], adaptive: bool) -> None:

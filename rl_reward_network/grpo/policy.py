@@ -102,11 +102,7 @@ def _digest(parameter: Tensor) -> str:
 
 
 def check_movement(before: dict[str, str], after: dict[str, str], training: Collection[str]) -> list[str]:
-    """Names of trainable tensors that did not change, in the model's order.
-
-    Args:
-        before, after: digests.
-        training: names of the trainable tensors.
+    """Names of tensors of `training` whose digests did not change, in the model's order.
 
     Raises:
         ValueError: a frozen tensor changed, if only by one bit; names the tensors.
@@ -120,13 +116,7 @@ def check_movement(before: dict[str, str], after: dict[str, str], training: Coll
 def unmoved_reasons(
     unmoved: Sequence[str], with_gradient: Collection[str], steps: int, learning_rate: float
 ) -> dict[str, list[str]]:
-    """Reason -> the tensors that did not change for it.
-
-    Args:
-        unmoved: result of `check_movement`.
-        with_gradient: names of tensors that had a gradient at some step.
-        steps, learning_rate: optimisation steps, and the largest rate of one.
-    """
+    """Reason -> the tensors that did not change for it, although some had a gradient at some step."""
     reasons: dict[str, list[str]] = {}
     for name in unmoved:
         if not learning_rate:
@@ -179,20 +169,22 @@ def pack(trees: Sequence[Sequence[Segment]], pad_id: int) -> Packed:
     Raises:
         ValueError: an empty segment.
     """
-    rows = [_pack_tree(tree) for tree in trees]
-    length = max(len(ids) for ids, *_ in rows)
-    input_ids = torch.full((len(rows), length), pad_id)
-    position_ids = torch.zeros(len(rows), length, dtype=torch.long)
-    attention = torch.eye(length, dtype=torch.bool).repeat(len(rows), 1, 1)  # padding attends to itself, or to nothing
-    for row, (ids, positions, attends, _) in enumerate(rows):
-        count = len(ids)
-        input_ids[row, :count], position_ids[row, :count] = ids, positions
-        attention[row, :count, :count] = attends
-    return Packed(input_ids, position_ids, attention[:, None], [starts for *_, starts in rows])
+    all_ids, positions, attends, starts = zip(*(_pack_tree(tree) for tree in trees), strict=True)
+    input_ids = pad_sequence(list(all_ids), batch_first=True, padding_value=pad_id)
+    # Padding attends to itself: a row of softmax without anything to attend to would be NaN.
+    attention = torch.eye(input_ids.shape[1], dtype=torch.bool).repeat(len(all_ids), 1, 1)
+    for row, own in enumerate(attends):
+        attention[row, : len(own), : len(own)] = own
+    return Packed(input_ids, pad_sequence(list(positions), batch_first=True), attention[:, None], list(starts))
 
 
 def _pack_tree(tree: Sequence[Segment]) -> tuple[Tensor, Tensor, Tensor, list[int]]:
-    """Token ids and positions (L,), attention (L, L), and where each segment starts."""
+    """Token ids and positions (L,), attention (L, L), and where each segment starts.
+
+    Each path from the root reads as a text by itself: a segment's positions go on from its parent's, not from what lies
+    before it in the row, and its tokens attend to the segments on the path alone. So completions of one question have
+    the same positions, and do not see each other.
+    """
     starts: list[int] = []
     ends: list[int] = []  # position behind the last token of each segment
     ids: list[int] = []

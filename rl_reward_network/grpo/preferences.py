@@ -183,13 +183,9 @@ def preference_loss(
     """DPO and the loss of supervision on the chosen masks, a sum over the prompts with a pair divided by `pairs`.
 
     Args:
-        masks: images with logits (h, w) of the model.
-        reference: logits (h, w) of the reference for each of them.
+        masks, reference: images with logits (h, w) of the model, and logits of the reference for each of them.
         config: settings.
         pairs: divisor, see `StepCounts`.
-
-    Returns:
-        The loss, and what to log of it.
     """
     margins, tuned = [], []
     for (image, logits), ref_logits in zip(masks, reference, strict=True):

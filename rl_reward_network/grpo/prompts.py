@@ -108,12 +108,9 @@ MEMORY = 0.5  # weight of earlier observations when a prompt is drawn again
 
 
 class PromptOrder:
-    """Shuffled prompts, each once per epoch, in chunks of one rollout; an incomplete last chunk is left out.
+    """`count` prompts shuffled, each once per epoch, in chunks of one rollout of all processes.
 
-    Args:
-        count: number of prompts.
-        chunk: prompts of one rollout of all processes.
-        seed: equal seeds give equal orders.
+    An incomplete last chunk is left out. Equal seeds give equal orders.
 
     Raises:
         ValueError: there are fewer prompts than one rollout takes.
@@ -143,11 +140,8 @@ def _shuffled(count: int, seed: int, epoch: int) -> tuple[int, ...]:
 class CurriculumOrder:
     """The prompts of each rollout, drawn by the rewards of earlier ones; otherwise as `PromptOrder`.
 
-    Random numbers depend on seed and rollout alone. `update` must get the same numbers on every process.
-
-    Args:
-        count, chunk, seed: as in `PromptOrder`; equal seeds and equal rewards give equal orders.
-        rollouts: of the whole run, which progress is relative to.
+    Random numbers depend on seed and rollout alone; progress is relative to the `rollouts` of the whole run. `update`
+    must get the same numbers on every process.
     """
 
     def __init__(self, count: int, chunk: int, seed: int, rollouts: int) -> None:
@@ -191,11 +185,8 @@ class CurriculumOrder:
 class MixedOrder:
     """Labelled prompts and prompts without masks in turn, each kind in a shuffled order that begins anew at its end.
 
-    An epoch is one pass over the larger kind. As with `PromptOrder`, all follows from seed and rollout.
-
-    Args:
-        labelled, unlabelled: indices of the prompts of each kind.
-        chunk, seed: as in `PromptOrder`.
+    The kinds are given by their indices. An epoch is one pass over the larger kind. As with `PromptOrder`, all follows
+    from seed and rollout.
 
     Raises:
         ValueError: there is none of a kind, or the chunk is odd.

@@ -189,13 +189,7 @@ class MicroBatch:
 
 
 class RolloutGenerator:
-    """Sample rollouts.
-
-    Args:
-        model: Sa2VA with its current weights.
-        processor: of the model.
-        config: of the run.
-    """
+    """Sample rollouts from a model with its current weights."""
 
     ema: EMA | None = None  # the teacher's weights; None: the model itself is the teacher
 
@@ -249,12 +243,9 @@ class RolloutGenerator:
         return MicroBatch(rollouts, [torch.ones(1) for _ in captions], [])
 
     def taught(self, prompts: Sequence[TrainingItem], views: np.random.Generator, weight: float) -> MicroBatch:
-        """For mean_teacher: random views, strong ones of images without masks, which the teacher segments.
+        """For mean_teacher: random views, strong ones of images without masks, which the teacher segments as they are.
 
-        Args:
-            prompts: with and without true masks.
-            views: randomness of the views.
-            weight: of the loss on the teacher's masks.
+        `weight` is that of the loss on the teacher's masks; all randomness comes from `views`.
         """
         loaded = [prompt.load() for prompt in prompts]
         unlabelled = [row for row, (_, truth) in enumerate(loaded) if truth is None]
@@ -393,9 +384,7 @@ def make_columns(
 
     Args:
         batch: prompts, images and true masks.
-        rows: index of the prompt of each generation.
-        prompts: question of each generation.
-        answers: caption of each generation, by the policy or its teacher; None for one that was not generated.
+        rows, prompts, answers: of each generation: index of its prompt; question; caption, None if it has none.
         probabilities: float32 (H, W) in [0, 1] of each mask, or None.
     """
     return {

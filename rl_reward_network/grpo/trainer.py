@@ -536,7 +536,10 @@ class Sa2VAGRPOTrainer(Trainer):
             self.validation.load_state_dict(state.validation)
 
     def load_if_finished(self, folder: Path) -> bool:
-        """Load a checkpoint after whose step nothing is left to train; otherwise leave it to the Trainer."""
+        """Load a checkpoint after whose step nothing is left to train; otherwise leave it to the Trainer.
+
+        Its loop checks for the end only after a step, so it would train one step too many.
+        """
         state = state_if_finished(folder, self.planned_steps)
         if state is None:
             return False

@@ -124,13 +124,9 @@ class EMA:
 
 
 class EMAModel:
-    """The specification's average: a second model, without warm-up; all other attributes are that model's.
+    """The specification's average: a second model, without warm-up; all other attributes are those of that model.
 
     Buffers are copied: the running statistics of BatchNorm are averages already. Training uses `EMA`.
-
-    Args:
-        model: gives the initial average; it is copied.
-        decay: in [0, 1].
     """
 
     def __init__(self, model: nn.Module, decay: float = 0.999) -> None:

@@ -94,12 +94,6 @@ def test_a_checkpoint_between_two_lines_changes_no_line_after_a_resume(tmp_path:
     assert (tmp_path / "cut" / "metrics.jsonl").read_text() == (tmp_path / "whole" / "metrics.jsonl").read_text()
 
 
-def test_the_clip_fraction_is_logged_where_something_can_be_clipped(tmp_path: Path) -> None:
-    train(tmp_path, num_iterations=2, save_steps=2)
-    assert ["loop1/clip_fraction" in line for line in lines(tmp_path)] == [False, True]
-    assert ["loop2/clip_fraction" in line for line in lines(tmp_path)] == [False, True]
-
-
 def test_pictures_and_captions_of_both_loops_are_there(grpo_run: Path) -> None:
     result = curves(grpo_run)
     assert set(result.Tags()["images"]) == {"loop1/samples", "loop2/samples"}
@@ -114,15 +108,6 @@ def test_pictures_and_captions_of_both_loops_are_there(grpo_run: Path) -> None:
     reference, said = text.split("\n\n")[0].split(" -> ")
     assert reference.startswith("a ")
     assert said
-
-
-def test_supervised_training_has_its_loss_and_nothing_to_show(tmp_path: Path) -> None:
-    train(tmp_path, objective="supervised", max_steps=1)
-    (line,) = lines(tmp_path)
-    assert line["loop1/loss"] > 0, "a cross-entropy"
-    assert not {"loop1/kl_div", "loop1/clip_fraction"} & set(line)
-    assert line["total_loss"] == pytest.approx(line["loop1/loss"] + line["loss/mask"] + line["loss/answer"], rel=1e-5)
-    assert curves(tmp_path).Tags()["images"] == []
 
 
 def test_pictures_are_drawn_every_few_calls_and_the_summary_is_no_curve(
