@@ -143,7 +143,7 @@ def decoding(args: Args) -> Iterator[str]:
     model, processor = _load(args)
     _never_end(processor)
     question = make_question(processor, 0, processor.tokens_per_tile, "Please describe the image.")
-    context = ImageContext(model, processor, [encode_image(model, processor, *_images(1))], [question.prefix_ids])
+    context = ImageContext(model, processor, [encode_image(model, processor, _images(1)[0])], [question.prefix_ids])
     single = 0.0
     for rows in ROWS:
         rate = _tokens_per_second(context, [question] * rows)

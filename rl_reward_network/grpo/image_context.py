@@ -265,9 +265,6 @@ class ImageContext:
         return logits
 
 
-Mask = np.ndarray | None
-
-
 @dataclass(frozen=True)
 class PromptBatch:
     """N prompts with their images decoded, and the features of each different image.

@@ -159,8 +159,8 @@ def mean_action_losses(
         yield preference_loss(masks, batch.reference.mask_logits, config, counts.pairs)
     if masks and config.pathwise_weight and pathwise is not None:
         scores = pathwise.scores(masks, config.cldice_weight)
-        score = {"loop2/pathwise_score": scores.detach().mean()}
-        yield -(config.pathwise_weight * scores.sum() / counts.masks), score
+        value = -(config.pathwise_weight * scores.sum() / counts.masks)
+        yield value, {"loop2/pathwise_score": scores.detach().mean()}
 
 
 # ---- loop 1 ---------------------------------------------------------------------------------------------------------
@@ -443,6 +443,7 @@ def supervised_mask_losses(
         scale = FINER if image.features.sam.side_pixels is None else 1
         size = [scale * side for side in logits.shape]
         finer = F.interpolate(logits[None, None], size=size, mode="bilinear")[0]
+        assert image.truth is not None
         true_mask = torch.from_numpy(image.truth)[None]
         loss: Any = sum(mask_losses(finer, true_mask, bce_weight, dice_weight).values())
         if cldice_weight:
@@ -452,7 +453,7 @@ def supervised_mask_losses(
     return torch.stack(losses)
 
 
-def consistency_loss(logits: Tensor, taught: Tensor, config: GRPOSettings) -> Tensor:
+def consistency_loss(logits: Tensor, taught: Tensor, config: Sa2VAGRPOConfig) -> Tensor:
     """The loss of a mask (h, w) against the teacher's float32 (H, W) in [0, 1]: a scalar, see `consistency_losses`."""
     cross_entropy, dice_loss = consistency_losses(logits[None], soft_targets(taught[None], logits[None]))
     return config.bce_weight * cross_entropy + config.dice_weight * dice_loss

@@ -91,9 +91,10 @@ def score(rollouts: Rollouts, rewards: LoopRewards, shuffled_by: Sequence[int] |
     terms = {loop: _terms(rewards[loop], columns, rollouts.prompts) for loop, columns in rollouts.columns.items()}
     if shuffled_by is None:
         return terms
+    seed = list(shuffled_by)
 
     def shuffled(values: np.ndarray) -> np.ndarray:
-        return np.random.default_rng(list(shuffled_by)).permutation(values.ravel()).reshape(values.shape)
+        return np.random.default_rng(seed).permutation(values.ravel()).reshape(values.shape)
 
     return {loop: Terms({name: shuffled(v) for name, v in own.values.items()}, {}) for loop, own in terms.items()}
 
