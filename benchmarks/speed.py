@@ -51,11 +51,10 @@ from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.image_context import ImageContext, encode_image, make_question, seeded_generator
 from rl_reward_network.grpo.inputs import open_grpo_inputs
 from rl_reward_network.grpo.losses import caption_loss, count_step, mask_policy_loss
-from rl_reward_network.grpo.policy import PolicyOutputs
+from rl_reward_network.grpo.policy import PolicyOutputs, mixed_precision, prepare_model
 from rl_reward_network.grpo.prompts import DESCRIBE, TrainingItem, region_prompt, segment_question
 from rl_reward_network.grpo.rewards import Reward
 from rl_reward_network.grpo.rollouts import MicroBatch, Rollouts
-from rl_reward_network.grpo.trainable import mixed_precision, prepare_model
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.segmenter import load_segmenter

@@ -35,8 +35,8 @@ class Args(PlanArgs):
     """Send what TensorBoard shows, sample images and captions included, to Weights & Biases as well (pip install -e
     '.[tracking]'); nothing is sent otherwise."""
     log_completions: Rare[bool] = False
-    """At each line of metrics.jsonl print a table of sampled captions and masks with their rewards and advantages, and
-    write all of them to completions/ in the run's folder, as parquet."""
+    """At each line of metrics.jsonl write the sampled captions and masks with their rewards and advantages to
+    completions/ in the run's folder, as parquet."""
     run_folder: Rare[Path | None] = None
     """Folder of this run; by default <output_dir>/sa2va_grpo_<time>."""
     resume: bool = False
@@ -64,9 +64,9 @@ def check(args: Args) -> None:
 def main(args: Args) -> None:
     """Open the data, train, print where the model is."""
     check(args)
+    from rl_reward_network.grpo.checkpoint import connect
     from rl_reward_network.grpo.evaluate import why_not_judged
     from rl_reward_network.grpo.inputs import open_grpo_inputs
-    from rl_reward_network.grpo.ranks import connect
     from rl_reward_network.grpo.settings import meanings
     from rl_reward_network.grpo.stage import run_grpo_stage, wanted_settings
     from rl_reward_network.grpo.validation import notice

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 
+from rl_reward_network.grpo.policy import prepare_model
 from rl_reward_network.grpo.settings import LORA_R, OF_LABELS, GRPOSettings, with_preset
-from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.models.ema import trainable_tensors
 from rl_reward_network.models.sa2va.arguments_sa2va import BLOCKS
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig

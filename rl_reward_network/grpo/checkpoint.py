@@ -1,13 +1,20 @@
-"""Checkpoints of a GRPO run, written atomically: a resumed run ends with the weights of an uninterrupted one."""
+"""The state of a GRPO run: what its processes (ranks) decide together, and its checkpoints.
 
+Checkpoints are written atomically, and a resumed run ends with the weights of an uninterrupted one.
+"""
+
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from accelerate import Accelerator, PartialState
+from accelerate.utils import broadcast_object_list, gather_object
 from safetensors.torch import save_file
 from transformers import Trainer, TrainerState
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
@@ -22,6 +29,46 @@ from rl_reward_network.models.weights import read_tensors
 
 EMA_WEIGHTS, STATE = "ema.safetensors", "grpo_state.pt"
 SAVE_TOTAL_LIMIT = 2  # checkpoints
+LONGEST_WAIT = timedelta(days=1)  # for a process with a slow judge, or for validation, which the first one makes alone
+Value = TypeVar("Value")
+
+
+# ---- all processes together: every one must call these functions ----------------------------------------------------
+
+
+def connect(cpu: bool) -> None:
+    """Connect the processes of torchrun, also on `cpu` beside a GPU; nothing without torchrun.
+
+    On CPUs the Trainer would ignore `ddp_timeout`, and a process would wait for others for half an hour at most.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        PartialState(cpu=cpu, timeout=LONGEST_WAIT)
+
+
+def from_first_rank(accelerator: Accelerator, make: Callable[[], Value]) -> Value:
+    """The result of `make` on rank 0, on all ranks; the others do not call it."""
+    values: list[Any] = [make() if accelerator.is_main_process else None]
+    if accelerator.num_processes > 1:
+        broadcast_object_list(values)
+    return values[0]
+
+
+def from_all_ranks(accelerator: Accelerator, value: Value) -> list[Value]:
+    """The values of all ranks, in their order, on each of them."""
+    return list(gather_object([value])) if accelerator.num_processes > 1 else [value]
+
+
+def first_message(accelerator: Accelerator, message: str | None) -> str | None:
+    """The message of the lowest rank that has one, on all ranks; None if there is none."""
+    return next((text for text in from_all_ranks(accelerator, message) if text), None)
+
+
+def any_rank(accelerator: Accelerator, flag: bool) -> bool:
+    """Whether `flag` is set on at least one rank."""
+    return bool(accelerator.reduce(torch.tensor(float(flag), device=accelerator.device), "sum"))
+
+
+# ---- checkpoints ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -30,44 +77,23 @@ class RunState:
 
     Rollouts and states of random number generators are not in it: a checkpoint lies between rollouts, and all random
     numbers follow from seed and step.
-
-    Args:
-        sigma: of the mask policy.
-        seconds: of training.
-        reached: names of the tensors that had a gradient other than 0.
-        ended: whether the run has ended before its last step.
-        any_spread: whether the rewards of some group differed, on any process.
-        alike_rewards: loop -> steps in a row in which the rewards of every group were alike.
-        loop_weights: gradient norms of the loops.
-        curriculum: of the order of the prompts; empty without a curriculum.
-        ema_steps: updates of the teacher.
-        validation: of the validation; empty without one.
-        taught: images that a mean teacher was asked for, and those whose answer had no mask; written for
-            that objective alone.
     """
 
-    sigma: float
-    seconds: float
-    reached: list[str]
-    ended: bool
-    any_spread: bool
-    alike_rewards: dict[str, int]
-    loop_weights: dict[str, dict[str, float]]
-    curriculum: dict[str, Any]
-    ema_steps: int
-    validation: dict[str, Any]
-    taught: dict[str, int] = field(default_factory=dict)
+    sigma: float  # of the mask policy
+    seconds: float  # of training
+    reached: list[str]  # names of the tensors that had a gradient other than 0
+    ended: bool  # before its last step
+    any_spread: bool  # whether the rewards of some group differed, on any process
+    alike_rewards: dict[str, int]  # loop -> steps in a row in which the rewards of every group were alike
+    loop_weights: dict[str, dict[str, float]]  # gradient norms of the loops
+    curriculum: dict[str, Any]  # of the order of the prompts; empty without a curriculum
+    ema_steps: int  # updates of the teacher
+    validation: dict[str, Any]  # empty without one
+    taught: dict[str, int]  # images that a mean teacher was asked for, and those whose answer had no mask
 
 
 def save_run_state(trainer: Trainer, model: Any, ema: EMA | None, state: RunState) -> None:
-    """Write `checkpoint-<step>`; every process must call this.
-
-    Args:
-        trainer: with optimiser, schedule and step.
-        model: Sa2VA, whose trained tensors are written.
-        ema: the teacher.
-        state: the rest.
-    """
+    """Write `checkpoint-<step>` with the trained tensors of Sa2VA (`model`); every process must call this."""
     folder = Path(str(trainer.args.output_dir)) / f"checkpoint-{trainer.state.global_step}"
     with _deepspeed_state(trainer, folder) as deepspeed_files:
         if trainer.args.should_save:
@@ -75,8 +101,7 @@ def save_run_state(trainer: Trainer, model: Any, ema: EMA | None, state: RunStat
                 save_trainable(model, temporary / TRAINABLE)
                 if ema is not None:
                     save_file(ema.weights, temporary / EMA_WEIGHTS)
-                of_all = {name: value for name, value in vars(state).items() if value or name != "taught"}
-                save_checkpoint(temporary / STATE, of_all)
+                save_checkpoint(temporary / STATE, vars(state))
                 if trainer.is_deepspeed_enabled:  # which saves the optimiser itself
                     assert trainer.lr_scheduler is not None
                     torch.save(trainer.lr_scheduler.state_dict(), temporary / SCHEDULER_NAME)
@@ -108,10 +133,7 @@ def _deepspeed_state(trainer: Trainer, folder: Path) -> Iterator[list[Path]]:
 
 
 def state_if_finished(folder: Path, planned_steps: int) -> TrainerState | None:
-    """The Trainer's state in a checkpoint after whose step nothing is left to train; None for any other.
-
-    The Trainer's loop checks for the end only after a step, so it would train one step too many.
-    """
+    """The Trainer's state in a checkpoint after whose step nothing is left to train; None for any other."""
     state = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
     finished = state.global_step >= planned_steps or load_checkpoint(folder / STATE).get("ended")
     return state if finished else None
@@ -124,15 +146,11 @@ def load_run_state(folder: Path, model: Any, ema: EMA | None, deepspeed: bool) -
         ValueError: a file is missing.
     """
     load_trainable(model, folder / TRAINABLE)
-    state = load_checkpoint(folder / STATE)
     optimizer = "latest" if deepspeed else OPTIMIZER_NAME  # DeepSpeed's note of its folder
     required = [STATE, SCHEDULER_NAME, optimizer, *([EMA_WEIGHTS] if ema is not None else [])]
     if missing := [name for name in required if not (folder / name).exists()]:
         raise ValueError(f"{folder}: {missing[0]} is missing; delete this checkpoint, and the one before it is taken")
-    run_state = RunState(**state)
+    state = RunState(**load_checkpoint(folder / STATE))
     if ema is not None:
-        ema.steps, weights = run_state.ema_steps, read_tensors(folder / EMA_WEIGHTS)
-        with torch.no_grad():
-            for name, tensor in ema.weights.items():
-                tensor.copy_(weights[name])
-    return run_state
+        ema.load(read_tensors(folder / EMA_WEIGHTS), state.ema_steps)
+    return state

@@ -19,8 +19,8 @@ from rl_reward_network.grpo.image_context import FeatureCache
 from rl_reward_network.grpo.inputs import GRPOInputs, count_images, of_images, open_grpo_inputs
 from rl_reward_network.grpo.measure import Measured, iou_of_captions, measure, unpacked
 from rl_reward_network.grpo.merge import evaluation_folder, load_base, load_trained, trained_config
+from rl_reward_network.grpo.policy import prepare_model
 from rl_reward_network.grpo.prompts import TrainingItem
-from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.grpo.validation import notice, scores
 from rl_reward_network.inputs.config import RegionConfig, RunConfig, pick_fields
 from rl_reward_network.inputs.loading import located_data, located_model

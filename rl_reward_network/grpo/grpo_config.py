@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from transformers import TrainingArguments
 
 from rl_reward_network.flags import check_at_least, check_range
-from rl_reward_network.grpo.ranks import LONGEST_WAIT
+from rl_reward_network.grpo.checkpoint import LONGEST_WAIT
 from rl_reward_network.grpo.settings import (
     OF_LABELS,
     ROWS_AT_ONCE,

@@ -6,7 +6,7 @@ Axes: U images, N questions (rows), G answers to a question, T tokens, D languag
 import re
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -35,7 +35,7 @@ from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.models.sa2va.templates import IMAGE_PLACEHOLDER, SEG_ANSWERS
 
 GIBIBYTE = 2**30
-Encode = Callable[[Any, Sa2VAProcessor, np.ndarray], "ImageFeatures"]
+Mask = np.ndarray | None
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,6 @@ class FeatureCache:
     """Least-recently-used cache of image features, in main memory, by the digest of the decoded pixels.
 
     Names and bytes of files do not tell images apart: uncompressed files of one size may share both of their ends.
-
-    Args:
-        model: Sa2VA with frozen encoders.
-        processor: of the model.
-        limit_gib: size limit in GiB.
     """
 
     def __init__(self, model: Any, processor: Sa2VAProcessor, limit_gib: float = 4.0) -> None:
@@ -80,42 +75,34 @@ class FeatureCache:
     def get(self, images: Sequence[np.ndarray], repeated: bool = True) -> tuple[list[str], dict[str, ImageFeatures]]:
         """The digest of each image, uint8 (H, W, 3), and digest -> features on the model's device.
 
-        Args:
-            images: of a batch.
-            repeated: they will be asked for again; augmented ones are not, and are not kept.
+        Features of images that are not `repeated`, such as augmented ones, are not kept.
         """
         digests = [pixels_digest(image) for image in images]
         different = dict(zip(digests, images, strict=True))
-        if not repeated:
-            return digests, {
-                digest: encode_image(self.model, self.processor, image) for digest, image in different.items()
-            }
-        return digests, {digest: self._get_one(digest, image) for digest, image in different.items()}
+        return digests, {digest: self._get_one(digest, image, repeated) for digest, image in different.items()}
 
     def get_region(self, image: np.ndarray, region: np.ndarray, repeated: bool) -> ImageFeatures:
-        """Features of an image, uint8 (H, W, 3), with the region, bool (H, W), drawn into it.
+        """Features of an image, uint8 (H, W, 3), with the region, bool (H, W), drawn into it, see `draw_region`.
 
-        Args:
-            image, region: see `draw_region`.
-            repeated: the region will be asked for again, as a true one is; others are not kept.
+        True regions will be asked for again (`repeated`); others are not kept.
         """
         drawn = draw_region(image, region, self.processor.region_prompt)
-        if not repeated:
-            return encode_region(self.model, self.processor, drawn)
-        return self._get_one(pixels_digest(drawn, "region"), drawn, encode_region)
+        return self._get_one(pixels_digest(drawn, "region"), drawn, repeated, drawn=True)
 
     def clear(self) -> None:
         """Drop all features; the counts of hits and misses stay."""
         self.entries.clear()
         self.nbytes = 0
 
-    def _get_one(self, key: str, image: np.ndarray, encode: Encode | None = None) -> ImageFeatures:
+    def _get_one(self, key: str, image: np.ndarray, repeated: bool, drawn: bool = False) -> ImageFeatures:
+        if not repeated:
+            return encode_image(self.model, self.processor, image, drawn)
         if key in self.entries:
             self.hits += 1
             self.entries.move_to_end(key)
             return self.entries[key].to(self.model.device)
         self.misses += 1
-        features = (encode or encode_image)(self.model, self.processor, image)
+        features = encode_image(self.model, self.processor, image, drawn)
         self.entries[key] = features.to("cpu")
         self.nbytes += features.nbytes
         while self.nbytes > self.limit and len(self.entries) > 1:
@@ -124,26 +111,16 @@ class FeatureCache:
 
 
 @torch.no_grad()
-def encode_image(model: Any, processor: Sa2VAProcessor, image: np.ndarray) -> ImageFeatures:
-    """Output of both encoders for one uint8 (H, W, 3) image; where SAM 2's encoder trains, its pixels."""
+def encode_image(model: Any, processor: Sa2VAProcessor, image: np.ndarray, drawn: bool = False) -> ImageFeatures:
+    """Output of both encoders for one uint8 (H, W, 3) image; where SAM 2's encoder trains, its pixels.
+
+    Of an image with a region drawn into it (`drawn`) that of the vision tower alone.
+    """
     trains = any(p.requires_grad for p in model.grounding_encoder.vision_encoder.parameters())
     with evaluating(model):
-        return ImageFeatures(
-            vision_features(model, processor, image), image_features(model, processor, [image], trains)
-        )
-
-
-def encode_region(model: Any, processor: Sa2VAProcessor, image: np.ndarray) -> ImageFeatures:
-    """Output of the vision tower alone for one uint8 (H, W, 3) image with a region drawn into it."""
-    with evaluating(model):
-        return ImageFeatures(vision_features(model, processor, image), Sam2Features(()))
-
-
-@torch.no_grad()
-def vision_features(model: Any, processor: Sa2VAProcessor, image: np.ndarray) -> Any:
-    """Output of the vision tower for one uint8 (H, W, 3) image."""
-    pixels, _ = processor.vision_inputs([image])
-    return model.model.get_vision_features(**send_to_device(pixels, model.device))
+        pixels, _ = processor.vision_inputs([image])
+        vision = model.model.get_vision_features(**send_to_device(pixels, model.device))
+        return ImageFeatures(vision, Sam2Features(()) if drawn else image_features(model, processor, [image], trains))
 
 
 SIDES = re.compile(r"\b(left|right)\b", re.IGNORECASE)  # in a question: its image must not be mirrored; nor with names
@@ -195,10 +172,8 @@ class ImageContext:
     """The keys and values of U images under the model's current weights; valid until the weights change.
 
     Args:
-        model: Sa2VA.
-        processor: of the model.
-        features: of each image.
-        prefixes: token ids up to and including the end of each image.
+        model, processor: Sa2VA.
+        features, prefixes: of each image; token ids up to and including the end of the image.
         rows_at_once: maximum number of answers decoded in one batch; fewer if images have many tokens.
     """
 
@@ -265,22 +240,19 @@ class ImageContext:
         """The position tables of the images (N,) of some rows, for a Qwen-VL; empty for an InternVL."""
         return {} if self.position_table is None else {"position_table": self.position_table[:, images]}
 
+    @torch.no_grad()
     def segment(self, questions: Sequence[Question], max_new_tokens: int = 32) -> list[tuple[list[int], Tensor | None]]:
         """Greedy answers up to and including their first `[SEG]`, and its embedding (C,).
 
         No token ids and None for an answer without `[SEG]`.
         """
-        guess = self.processor.answer_ids(SEG_ANSWERS[1])
-        answers = self.answer(questions, Decoding(max_new_tokens, guess_ids=guess))
-        return [self._first_seg(answer) for (answer,) in answers]
-
-    @torch.no_grad()
-    def _first_seg(self, answer: Answer) -> tuple[list[int], Tensor | None]:
-        states = answer.states_at(self.processor.seg_token_id)
-        if not states:
-            return [], None
-        end = answer.token_ids.index(self.processor.seg_token_id) + 1
-        return answer.token_ids[:end], self.model.text_hidden_fcs(states[0][None])[0]
+        decoding = Decoding(max_new_tokens, guess_ids=self.processor.answer_ids(SEG_ANSWERS[1]))
+        seg_id, found = self.processor.seg_token_id, []
+        for (answer,) in self.answer(questions, decoding):
+            states = answer.states_at(seg_id)
+            ids = answer.token_ids[: answer.token_ids.index(seg_id) + 1] if states else []
+            found.append((ids, self.model.text_hidden_fcs(states[0][None])[0] if states else None))
+        return found
 
     @torch.no_grad()
     def mask_logits(self, image_indices: Sequence[int], embeddings: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -297,9 +269,6 @@ class ImageContext:
                 for (row, _), mask_logits in zip(part, decoded, strict=True):
                     logits[row] = mask_logits
         return logits
-
-
-Mask = np.ndarray | None
 
 
 @dataclass(frozen=True)
@@ -379,13 +348,7 @@ class PromptBatch:
         return upsample_mask_logits(mask_logits, size, side).sigmoid().cpu().numpy()
 
     def masks(self, context: ImageContext, rows: Sequence[int], texts: Sequence[str]) -> list[Mask]:
-        """For each question, about the image of its row, float32 (H, W) in [0, 1]; None for an answer without `[SEG]`.
-
-        Args:
-            context: of this batch.
-            rows: prompt of each question.
-            texts: the questions.
-        """
+        """For each question, about the image of its row, float32 (H, W) in [0, 1]; None without `[SEG]`."""
         if not rows:
             return []
         questions = [self.question(row, text) for row, text in zip(rows, texts, strict=True)]
@@ -412,8 +375,9 @@ class PromptBatch:
         self, context: ImageContext, rows: Sequence[int], masks: Sequence[np.ndarray], max_completion_length: int
     ) -> list[Answer]:
         """Greedy captions of regions; regions that are equal on the model's grid are captioned once."""
-        regions = list(zip(rows, masks, strict=True))
-        keys = [(self.image_indices[row], self._shown(mask)) for row, mask in regions]
+        regions, on_grid = list(zip(rows, masks, strict=True)), self.processor.shows_regions
+        shown = [region_cells(self.processor, mask).numpy() if on_grid else mask for mask in masks]  # drawn: its pixels
+        keys = [(self.image_indices[row], one.tobytes()) for row, one in zip(rows, shown, strict=True)]
         different = dict(zip(keys, regions, strict=True))
         if not different:
             return []
@@ -421,11 +385,6 @@ class PromptBatch:
         answers = self.answer_regions(context, questions, Decoding(max_completion_length))
         by_key = dict(zip(different, (answer for (answer,) in answers), strict=True))
         return [by_key[key] for key in keys]
-
-    def _shown(self, mask: np.ndarray) -> bytes:
-        """What tells two regions of an image apart: their cells on the model's grid, or, drawn, their pixels."""
-        shown = region_cells(self.processor, mask).numpy() if self.processor.shows_regions else mask
-        return bytes(shown.tobytes())
 
     def text(self, answer: Answer) -> str:
         """The text of an answer without what ends it: a stop word, or the eos token."""

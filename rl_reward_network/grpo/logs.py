@@ -1,36 +1,41 @@
-"""Logs of a GRPO run: TensorBoard curves, the same numbers in metrics.jsonl, pictures, a progress bar."""
+"""Logs of a GRPO run: TensorBoard curves, the same numbers in metrics.jsonl, pictures, completions, a progress bar."""
 
 import json
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from accelerate.utils import gather_object
+from datasets import Dataset
 from PIL import Image, ImageDraw
 from torch import Tensor
 from tqdm import tqdm
 from transformers import TrainerCallback
 
-from rl_reward_network.atomic_io import append_line
+from rl_reward_network.atomic_io import append_line, whole_file
 from rl_reward_network.curves import Curves
-from rl_reward_network.grpo.completions import SampledBatch, print_completions, write_completions
+from rl_reward_network.grpo.rewards import Terms
 from rl_reward_network.grpo.rollouts import Columns, Rollouts
 from rl_reward_network.report.overlays import GREEN, ORANGE, paint_mask
+from rl_reward_network.rewards.combine import Advantages
 from rl_reward_network.rewards.judge import Judge
 
 Metrics = dict[str, float | Tensor]  # tag -> value; tensors are read when they are logged, not before: see StepMetrics
+TIMINGS = "timings.jsonl"  # of this and of earlier processes of a run; metrics.jsonl has what a resume repeats
+TRAINING = "total_loss"  # in every line of a training step
+SUMMARY_PREFIX = "train_"  # of the Trainer's summary of the whole run
+PICTURES_EVERY = 25  # log calls
+MAX_GROUPS = 4  # in a picture
+REASON_LENGTH = 40  # characters of a judge's failure beside the bar
 
 
 class StepMetrics:
-    """Values recorded since the last log, by tag.
-
-    Args:
-        world_size: number of processes; `means` must then be called on each.
-    """
+    """Values recorded since the last log, by tag; every process must call `means`."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
@@ -47,22 +52,17 @@ class StepMetrics:
 
     def means(self) -> dict[str, float]:
         """Mean over the values of each process, then over the processes that recorded the tag."""
-        means = {tag: sum(values) / len(values) for tag, values in _read(self.values).items()}
+        means = {tag: sum(values) / len(values) for tag, values in self._read().items()}
         processes = gather_object([means]) if self.world_size > 1 else [means]
         tags = dict.fromkeys(tag for values in processes for tag in values)
         present = {tag: [values[tag] for values in processes if tag in values] for tag in tags}
         return {tag: sum(values) / len(values) for tag, values in present.items()}
 
-    def clear(self) -> None:
-        """Forget all values."""
-        self.values.clear()
-
-
-def _read(values: Mapping[str, Sequence[float | Tensor]]) -> dict[str, list[float]]:
-    """The same values as numbers; all tensors are read at once."""
-    tensors = [value.float() for of_tag in values.values() for value in of_tag if isinstance(value, Tensor)]
-    numbers = iter(torch.stack([tensor.to(tensors[0].device) for tensor in tensors]).tolist() if tensors else ())
-    return {tag: [next(numbers) if isinstance(v, Tensor) else v for v in of_tag] for tag, of_tag in values.items()}
+    def _read(self) -> dict[str, list[float]]:
+        """The values as numbers; all tensors are read at once, since each reading waits for the GPU."""
+        tensors = [value.float() for of_tag in self.values.values() for value in of_tag if isinstance(value, Tensor)]
+        numbers = iter(torch.stack([tensor.to(tensors[0].device) for tensor in tensors]).tolist() if tensors else ())
+        return {tag: [next(numbers) if isinstance(v, Tensor) else v for v in own] for tag, own in self.values.items()}
 
 
 def summed_counts(counts: Mapping[str, int], world_size: int) -> dict[str, float]:
@@ -71,12 +71,48 @@ def summed_counts(counts: Mapping[str, int], world_size: int) -> dict[str, float
     return {name: float(sum(values[name] for values in processes)) for name in processes[0]}
 
 
-TIMINGS = "timings.jsonl"  # of this and of earlier processes of a run; metrics.jsonl has what a resume repeats
-TRAINING = "total_loss"  # in every line of a training step
-SUMMARY_PREFIX = "train_"  # of the Trainer's summary of the whole run
-PICTURES_EVERY = 25  # log calls
-MAX_GROUPS = 4  # in a picture
-REASON_LENGTH = 40  # characters of a judge's failure beside the bar
+def untaught_line(images: int, no_seg: int) -> str:
+    """A sentence on the images without masks that the teacher gave none to either, counted each time they came up."""
+    return (
+        f"the teacher gave no mask ([SEG]) for {no_seg} of {images} views of images without masks, which taught "
+        "nothing: lower learning_rate, or raise seg_text_weight"
+    )
+
+
+@dataclass
+class SampledBatch:
+    """The last micro-batch of this process whose completions were scored, for the table of `--log_completions`.
+
+    Args:
+        columns: loop -> the columns of its reward functions.
+        terms: loop -> its reward terms.
+        advantages: loop -> its advantages.
+    """
+
+    columns: Mapping[str, Mapping[str, list[Any]]] = field(default_factory=dict)
+    terms: Mapping[str, Terms] = field(default_factory=dict)
+    advantages: Mapping[str, Advantages] = field(default_factory=dict)
+
+    def write(self, run: Path, step: int) -> None:
+        """Write `<run>/completions/completions_<step>.parquet`, as TRL does; nothing if there are none.
+
+        One row for each completion: step, loop, prompt, completion, reference, each reward term (null in the other
+        loop), advantage.
+        """
+        rows: list[dict[str, Any]] = []
+        for loop, columns in self.columns.items():
+            values = {f"reward/{name}": term.ravel().tolist() for name, term in self.terms[loop].values.items()}
+            values["advantage"] = self.advantages[loop].values.ravel().tolist()
+            texts = {"prompt": "prompts", "completion": "completions", "reference": "captions"}
+            values = {name: columns[column] for name, column in texts.items()} | values
+            named = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+            rows += [{"step": step, "loop": loop, **row} for row in named]
+        if rows:
+            names = list(dict.fromkeys(name for row in rows for name in row))
+            file = run / "completions" / f"completions_{step:05}.parquet"
+            file.parent.mkdir(exist_ok=True)
+            with whole_file(file) as temporary:
+                Dataset.from_dict({name: [row.get(name) for row in rows] for name in names}).to_parquet(temporary)
 
 
 class GRPOLogs(TrainerCallback):
@@ -87,7 +123,7 @@ class GRPOLogs(TrainerCallback):
         rollouts: returns the last ones, for the pictures.
         wandb: send the same curves to Weights & Biases, under the run folder's name.
         judge: its first failure is printed as a warning, later ones are counted beside the bar.
-        sampled: returns the last scored completions, for a table at each line; None prints and writes none.
+        sampled: returns the last scored completions, which are written at each line; None writes none.
         timings: returns the seconds of each phase since the last line, for curves and `TIMINGS`.
     """
 
@@ -100,11 +136,10 @@ class GRPOLogs(TrainerCallback):
         sampled: Callable[[], SampledBatch] | None = None,
         timings: Callable[[], Mapping[str, float]] | None = None,
     ) -> None:
-        self.timings = timings
-        self.sampled = sampled
-        self.run, self.rollouts, self.wandb, self.judge, self.calls = run, rollouts, wandb, judge, 0
-        self.has_warned = False
-        self.curves: Curves | None = None
+        self.run, self.rollouts, self.wandb, self.judge = run, rollouts, wandb, judge
+        self.sampled, self.timings = sampled, timings
+        self.calls, self.has_warned = 0, False
+        self.curves: Curves | None = None  # on the first process alone
         self.bar: tqdm[Any] | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -127,7 +162,7 @@ class GRPOLogs(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
         """Add a point to each curve."""
-        if self.curves is None or not logs or any(name.startswith(SUMMARY_PREFIX) for name in logs):
+        if self.curves is None or self.bar is None or not logs or any(name.startswith(SUMMARY_PREFIX) for name in logs):
             return
         self.curves.add_scalars(logs, state.global_step)
         self.curves.add_row({"step": state.global_step, **logs})
@@ -137,16 +172,13 @@ class GRPOLogs(TrainerCallback):
             spent = dict(self.timings())
             self.curves.add_scalars(spent, state.global_step)
             append_line(self.run / TIMINGS, json.dumps({"step": state.global_step, **spent}))
-        if self.bar is not None:
-            means = {loop: logs.get(f"{loop}/reward_mean") for loop in ("loop1", "loop2")}
-            rewards = [f"{loop}={mean:.3f}" for loop, mean in means.items() if mean is not None]
-            self.bar.set_postfix_str(", ".join([*self._failures(logs), *rewards]))
-        if self.sampled is not None and (rows := self.sampled().rows(state.global_step)):
-            write_completions(self.run, state.global_step, rows)
-            with tqdm.external_write_mode(file=sys.stdout):
-                print_completions(rows)
+        means = {loop: logs.get(f"{loop}/reward_mean") for loop in ("loop1", "loop2")}
+        rewards = [f"{loop}={mean:.3f}" for loop, mean in means.items() if mean is not None]
+        self.bar.set_postfix_str(", ".join([*self._failures(logs), *rewards]))
+        if self.sampled is not None:
+            self.sampled().write(self.run, state.global_step)
         if self.calls % PICTURES_EVERY == 0:
-            self._pictures(state.global_step)
+            self._pictures(self.curves.board, state.global_step)
         self.calls += 1
 
     def _failures(self, logs: dict[str, float]) -> list[str]:
@@ -164,22 +196,19 @@ class GRPOLogs(TrainerCallback):
             )
         return [f"judge failed {count}x: {reason[:REASON_LENGTH]}"]
 
-    def _pictures(self, step: int) -> None:
-        assert self.curves is not None
-        assert self.curves.board is not None
+    def _pictures(self, board: Any, step: int) -> None:
         rollouts = self.rollouts()
         for loop, columns in rollouts.columns.items():
             count = len(columns["prompts"])
             rows = list(range(0, count, count // rollouts.prompts))[:MAX_GROUPS]
-            self.curves.board.add_image(f"{loop}/samples", picture_row(columns, rows), step, dataformats="HWC")
+            board.add_image(f"{loop}/samples", picture_row(columns, rows), step, dataformats="HWC")
             text = "\n\n".join(f"{columns['captions'][row]} -> {columns['completions'][row]}" for row in rows)
-            self.curves.board.add_text(f"{loop}/completions", text, step)
+            board.add_text(f"{loop}/completions", text, step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Close the files."""
-        if self.curves is not None:
+        if self.curves is not None and self.bar is not None:
             self.curves.close()
-        if self.bar is not None:
             self.bar.close()
 
 

@@ -1,16 +1,17 @@
 """GRPO's loss as pure functions of tensors and settings; each returns its value and the numbers to log.
 
 Names and formulas are TRL's; tests compare them with it. Losses on the mask of the mean action, which reach the mask
-decoder, are the reward network's score and supervision.
+decoder, are the reward network's score and supervision. The loss of an optimisation step is the mean of the losses of
+its micro-batches; `StepCounts` says what follows from it.
 
 Axes: N completions or masks, G of them a group, T tokens (right-padded).
 Source: TRL 1.16, GRPOTrainer._compute_loss; GRPO (arXiv 2402.03300), DAPO (2503.14476), Dr. GRPO (2503.20783), GSPO
 (2507.18071); the k3 estimator of the KL: Schulman, "Approximating KL Divergence", 2020.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,11 +21,11 @@ from torch import Tensor, nn
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.logs import Metrics
 from rl_reward_network.grpo.mask_policies import MaskPolicy
-from rl_reward_network.grpo.mean_teacher import consistency_loss
 from rl_reward_network.grpo.policy import PolicyOutputs
 from rl_reward_network.grpo.preferences import preference_loss
 from rl_reward_network.grpo.rollouts import AnswerRollout, CaptionRollout, MicroBatch, PromptImage, Rollouts
 from rl_reward_network.grpo.settings import OF_LABELS, GRPOSettings, Level
+from rl_reward_network.models.ema import consistency_losses
 from rl_reward_network.models.sa2va.grounding_sa2va import (
     DecodedMasks,
     candidate_loss,
@@ -37,7 +38,10 @@ from rl_reward_network.rewards.learned import ForegroundMaps
 
 CHOICE_WEIGHT = 0.01  # of SAM 2's guesses which candidate is best; AdamW's steps hardly depend on it, clipping does
 FINER = 2  # the grid of mask losses over SAM 2's masks; its square (4) is no better (docs/log.md)
+CONTRAST_TEMPERATURE = 0.1  # of the paper
+ALWAYS_LOGGED = ("loss", "policy_loss")
 Numbers = Tensor | float
+MeanMasks = Sequence[tuple[PromptImage, Tensor]]  # with logits (h, w)
 
 
 @dataclass(frozen=True)
@@ -61,12 +65,13 @@ class Loss:
 
 
 class StepCounts(NamedTuple):
-    """Divisors of the losses of one optimisation step, per process and micro-batch.
+    """What the micro-batches of an optimisation step, of all processes, hold on average: the divisors of their losses.
 
-    With them each token and each group of a step has the same weight, whatever its micro-batch and process.
+    A micro-batch divides its sum over tokens or groups by the average, not by its own number, so that in the mean over
+    micro-batches, which the step's loss is, each token and each group has the same weight.
 
     Args:
-        tokens: that enter the loss of loop 1; those of groups without spread are included, as in TRL.
+        tokens: that enter the loss of loop 1; those of groups whose rewards are alike are included, as in TRL.
         masks: groups with an answer of loop 2.
         true_masks: those of them with a true mask.
         taught: those of them with a teacher's mask.
@@ -107,52 +112,26 @@ def grpo_objective(
     """The sum of all enabled losses of a micro-batch.
 
     Args:
-        batch: the rollouts with their advantages.
-        outputs: of the policy for them.
-        config: settings.
-        counts: divisors.
+        batch, outputs: the rollouts with their advantages, and the policy's outputs for them.
+        config, counts: settings and divisors.
         weights: of the loops, "loop1" and "loop2".
         mask_policy: distribution of loop 2.
         pathwise: the reward network's score with gradient, needed if `pathwise_weight` is not 0.
     """
-    supervised, rewarded = config.objective in OF_LABELS, config.objective == "grpo"
     loops: dict[str, Loss] = {}
     if batch.rollouts.captions:
-        loss = reference_loss if supervised else caption_loss
+        loss = reference_loss if config.objective in OF_LABELS else caption_loss
         loops["loop1"] = loss(batch, outputs, config, counts.tokens)
     if batch.rollouts.masks:
         loops["loop2"] = mask_policy_loss(batch, outputs, config, counts.masks, mask_policy)
-    # The loss of a rewarded loop without groups is logged as 0, so that the mean of its curve includes the step.
-    metrics: Metrics = {
-        f"{loop}/{name}": 0.0 for loop, weight in weights.items() if weight and rewarded for name in ALWAYS_LOGGED
-    }
-    metrics |= {f"{loop}/{name}": value for loop, own in loops.items() for name, value in own.metrics.items()}
-    total = torch.zeros((), device=config.device)
+    total, metrics = torch.zeros((), device=config.device), dict[str, float | Tensor]()
+    if config.objective == "grpo":  # a loop without groups is logged as 0, so that the mean of its curve has the step
+        metrics = {f"{loop}/{name}": 0.0 for loop, weight in weights.items() if weight for name in ALWAYS_LOGGED}
     for loop, own in loops.items():
         total = total + (weights[loop] * own.rewarded + own.kl)
-    images = [answer.image for answer in batch.rollouts.answers]
-    masks = list(zip(images, outputs.mask_logits, strict=True)) if outputs.mask_logits else []
-    if supervised and config.caption_to_mask_weight:
-        from_labels, of_labels = labelled_loss(batch.rollouts.answers, masks, outputs.embeddings, config, counts)
-        total, metrics = total + config.caption_to_mask_weight * from_labels, metrics | of_labels
-        if choices := choice_losses(images, outputs.decoded):
-            of_head = torch.stack(choices)  # trains its head alone, so its value stands beside the total
-            metrics["loss/choice"] = of_head.detach().mean()
-            total = total + CHOICE_WEIGHT * (of_head - of_head.detach()).sum() / counts.true_masks
-    if taught := [(image.taught, logits) for image, logits in masks if image.taught is not None]:
-        losses = [
-            consistency_loss(logits, torch.from_numpy(mask), config.bce_weight, config.dice_weight)
-            for mask, logits in taught
-        ]
-        metrics["loss/taught"] = torch.stack(losses).detach().mean()
-        total = total + config.consistency_weight * batch.consistency_weight * torch.stack(losses).sum() / counts.taught
-    if config.objective == "dpo":
-        preferred, of_pairs = preference_loss(masks, batch.reference.mask_logits, config, counts.pairs)
-        total, metrics = total + preferred, metrics | of_pairs
-    if masks and config.pathwise_weight and pathwise is not None:
-        scores = pathwise.scores(masks, config.cldice_weight)
-        metrics["loop2/pathwise_score"] = scores.detach().mean()
-        total = total - config.pathwise_weight * scores.sum() / counts.masks
+        metrics |= {f"{loop}/{name}": value for name, value in own.metrics.items()}
+    for value, logged in mean_action_losses(batch, outputs, config, counts, pathwise):
+        total, metrics = total + value, metrics | logged
     if config.seg_text_weight and outputs.answer_log_probs:
         answers = answer_loss(outputs.answer_log_probs, counts.masks)
         metrics["loss/answer"] = answers.detach()
@@ -160,8 +139,33 @@ def grpo_objective(
     return Objective(total, loops, metrics)
 
 
-ALWAYS_LOGGED = ("loss", "policy_loss")
-CONTRAST_TEMPERATURE = 0.1  # of the paper
+def mean_action_losses(
+    batch: MicroBatch,
+    outputs: PolicyOutputs,
+    config: Sa2VAGRPOConfig,
+    counts: StepCounts,
+    pathwise: "PathwiseReward | None" = None,
+) -> Iterator[tuple[Tensor, Metrics]]:
+    """The weighted losses on the mask of the mean action, each with what to log of it; arguments as above."""
+    images = [answer.image for answer in batch.rollouts.answers]
+    masks = list(zip(images, outputs.mask_logits, strict=True)) if outputs.mask_logits else []
+    if config.objective in OF_LABELS and config.caption_to_mask_weight:
+        from_labels, of_labels = labelled_loss(batch.rollouts.answers, masks, outputs.embeddings, config, counts)
+        yield config.caption_to_mask_weight * from_labels, of_labels
+        if choices := choice_losses(images, outputs.decoded):
+            of_head = torch.stack(choices)  # trains its head alone, so its value stands beside the total
+            no_value = (of_head - of_head.detach()).sum()
+            yield CHOICE_WEIGHT * no_value / counts.true_masks, {"loss/choice": of_head.detach().mean()}
+    if taught := [(image.taught, logits) for image, logits in masks if image.taught is not None]:
+        losses = torch.stack([consistency_loss(logits, torch.from_numpy(mask), config) for mask, logits in taught])
+        weight = config.consistency_weight * batch.consistency_weight
+        yield weight * losses.sum() / counts.taught, {"loss/taught": losses.detach().mean()}
+    if config.objective == "dpo":
+        yield preference_loss(masks, batch.reference.mask_logits, config, counts.pairs)
+    if masks and config.pathwise_weight and pathwise is not None:
+        scores = pathwise.scores(masks, config.cldice_weight)
+        value = -(config.pathwise_weight * scores.sum() / counts.masks)
+        yield value, {"loop2/pathwise_score": scores.detach().mean()}
 
 
 # ---- loop 1 ---------------------------------------------------------------------------------------------------------
@@ -191,7 +195,7 @@ def grpo_loss(
         old_log_probs: (N, T), of the policy that sampled them; with None the ratio is exactly 1.
         ref_log_probs: (N, T) of the reference; needed when beta is not 0.
         entropies: (N, T); needed when entropy_coef is not 0.
-        num_items: tokens of the whole optimisation step per process, the divisor of dapo; None counts `mask`.
+        num_items: tokens, see `StepCounts`, the divisor of dapo; None counts `mask`.
     """
     mask = mask.to(log_probs.dtype)
     old = log_probs.detach() if old_log_probs is None else old_log_probs
@@ -241,7 +245,7 @@ def aggregate(per_token: Tensor, mask: Tensor, settings: GRPOSettings, num_items
     """Average token losses (N, T) to a scalar.
 
     grpo: mean over each completion's tokens, then over completions. bnpo: mean over the batch's tokens. dapo: sum over
-    tokens / tokens of the whole step. dr_grpo: sum over tokens / (N x longest completion allowed).
+    tokens / `num_items`. dr_grpo: sum over tokens / (N x longest completion allowed).
     """
     if settings.loss_type == "grpo":
         return ((per_token * mask).sum(1) / mask.sum(1).clamp(min=1)).mean()
@@ -266,7 +270,7 @@ def caption_loss(
     return grpo_loss(
         log_probs,
         torch.cat(batch.caption_advantages).to(log_probs),
-        _mask(batch.rollouts.captions, longest).to(log_probs),
+        completion_mask(batch.rollouts.captions, longest).to(log_probs),
         settings,
         _padded(batch.old.log_probs, longest),
         _padded(batch.reference.log_probs, longest),
@@ -283,22 +287,18 @@ def reference_loss(
     Its gradient is that of `caption_loss` with advantages of 1, whose value is -1 whatever the model says.
     """
     log_probs = torch.cat(outputs.log_probs)
-    mask = _mask(batch.rollouts.captions, log_probs.shape[1]).to(log_probs)
+    mask = completion_mask(batch.rollouts.captions, log_probs.shape[1]).to(log_probs)
     loss = aggregate(-log_probs, mask, settings, num_items)
-    value, entropy = loss.detach(), torch.zeros(())
-    if outputs.entropies:
-        entropy = _token_mean(torch.cat(outputs.entropies), mask).detach()
+    value, entropies = loss.detach(), outputs.entropies
+    entropy = _token_mean(torch.cat(entropies), mask).detach() if entropies else torch.zeros(())
     return Loss(loss, torch.zeros_like(loss), {"loss": value, "policy_loss": value, "entropy": entropy})
 
 
-def completion_mask(rollout: CaptionRollout, longest: int) -> Tensor:
-    """float32 (G, longest): 1 on tokens that enter the loss."""
-    lengths = torch.tensor([len(ids) for ids in rollout.completion_ids])
-    return (torch.arange(longest) < lengths[:, None]).float() * rollout.counted[:, None]
-
-
-def _mask(rollouts: Sequence[CaptionRollout], longest: int) -> Tensor:
-    return torch.cat([completion_mask(rollout, longest) for rollout in rollouts])
+def completion_mask(rollouts: Sequence[CaptionRollout], longest: int) -> Tensor:
+    """float32 (N, longest): 1 on tokens that enter the loss."""
+    lengths = torch.tensor([len(ids) for rollout in rollouts for ids in rollout.completion_ids])
+    counted = torch.cat([rollout.counted for rollout in rollouts])
+    return (torch.arange(longest) < lengths[:, None]).float() * counted[:, None]
 
 
 def _padded(log_probs: Sequence[Tensor], longest: int) -> Tensor | None:
@@ -331,7 +331,7 @@ def mask_policy_loss(
     ratio = (torch.cat(log_probs) - torch.cat(old_log_probs)).exp()
     advantages = torch.cat(batch.mask_advantages).to(ratio)
     losses, clipped = clipped_loss(ratio, advantages, config.mask_epsilon, config.mask_epsilon)
-    share = len(masks) / num_groups
+    share = len(masks) / num_groups  # of the groups of an average micro-batch: all groups have the same size
     policy_loss = share * losses.mean()
     kl_loss = torch.zeros_like(policy_loss)
     metrics: Metrics = {"policy_loss": policy_loss.detach()}
@@ -407,26 +407,18 @@ def name_contrast_losses(embeddings: Tensor, names: Sequence[str]) -> Tensor:
 def count_step(micro_batches: Sequence[Rollouts]) -> StepCounts:
     """`StepCounts` of all micro-batches of this process together."""
     captions = [caption for rollouts in micro_batches for caption in rollouts.captions]
-    answers = [answer for rollouts in micro_batches for answer in rollouts.answers]
-    tokens = [completion_mask(caption, max(map(len, caption.completion_ids))).sum() for caption in captions]
-    true_masks = sum(answer.image.truth is not None for answer in answers)
-    taught = sum(answer.image.taught is not None for answer in answers)
-    pairs = sum(answer.image.pair is not None for answer in answers)
-    return StepCounts(float(sum(tokens)), float(len(answers)), float(true_masks), float(taught), float(pairs))
+    images = [answer.image for rollouts in micro_batches for answer in rollouts.answers]
+    kept = [zip(caption.completion_ids, caption.counted.tolist(), strict=True) for caption in captions]
+    tokens = sum(len(ids) for of_caption in kept for ids, counted in of_caption if counted)
+    kinds = ([getattr(image, kind) is not None for image in images] for kind in ("truth", "taught", "pair"))
+    return StepCounts(float(tokens), float(len(images)), *(float(sum(kind)) for kind in kinds))
 
 
 # ---- the mask of the mean action ------------------------------------------------------------------------------------
 
-MeanMasks = Sequence[tuple[PromptImage, Tensor]]  # with logits (h, w)
-
 
 class PathwiseReward:
-    """The score of a reward network, differentiable in soft masks.
-
-    Args:
-        maps: of the frozen reward network.
-        sam_image_size: side of SAM 2's square input, in pixels.
-    """
+    """The score of a frozen reward network, differentiable in soft masks; `sam_image_size` is SAM 2's, in pixels."""
 
     def __init__(self, maps: ForegroundMaps, sam_image_size: int) -> None:
         self.maps, self.side = maps, sam_image_size
@@ -450,26 +442,26 @@ class PathwiseReward:
 def supervised_mask_losses(
     masks: MeanMasks, bce_weight: float, dice_weight: float, cldice_weight: float = 0.0
 ) -> Tensor:
-    """float32 (N,): weighted sum of cross-entropy, Dice loss and soft clDice loss, for N prompts with a true mask.
-
-    Raises:
-        ValueError: no prompt has a true mask.
-    """
-    labelled = [(image.truth, logits) for image, logits in masks if image.truth is not None]
-    if not labelled:
-        raise ValueError("supervised training needs true masks, and no prompt of this batch has one")
-    scales = [FINER if image.features.sam.side_pixels is None else 1 for image, _ in masks if image.truth is not None]
+    """float32 (N,): weighted sum of cross-entropy, Dice loss and soft clDice loss, for N prompts with a true mask."""
     losses = []
-    for (truth, logits), scale in zip(labelled, scales, strict=True):  # images differ in size
+    for image, logits in masks:  # images differ in size
+        scale = FINER if image.features.sam.side_pixels is None else 1
         size = [scale * side for side in logits.shape]
         finer = F.interpolate(logits[None, None], size=size, mode="bilinear")[0]
-        true_mask = torch.from_numpy(truth)[None]
-        loss = sum(mask_losses(finer, true_mask, bce_weight, dice_weight).values())
+        assert image.truth is not None
+        true_mask = torch.from_numpy(image.truth)[None]
+        loss: Any = sum(mask_losses(finer, true_mask, bce_weight, dice_weight).values())
         if cldice_weight:
             target = soft_targets(true_mask, finer)[None]
             loss = loss + cldice_weight * (1 - soft_cldice(finer.sigmoid()[None], target)[0])
         losses.append(loss)
-    return torch.stack([torch.as_tensor(loss) for loss in losses])
+    return torch.stack(losses)
+
+
+def consistency_loss(logits: Tensor, taught: Tensor, config: Sa2VAGRPOConfig) -> Tensor:
+    """The loss of a mask (h, w) against the teacher's float32 (H, W) in [0, 1]: a scalar, see `consistency_losses`."""
+    cross_entropy, dice_loss = consistency_losses(logits[None], soft_targets(taught[None], logits[None]))
+    return config.bce_weight * cross_entropy + config.dice_weight * dice_loss
 
 
 # ---- weights of the loops -------------------------------------------------------------------------------------------
@@ -480,16 +472,12 @@ BOUNDS = (0.25, 4.0)  # of the ratio of a weight to the configured one
 
 
 class LoopWeights:
-    """Weights of the two loops, balanced by the norms of their gradients.
+    """Weights of the two loops, balanced by the norms of their gradients if `adaptive`; otherwise constant.
 
-    Each loop's weight is divided by the norm of its gradient in the LoRA layers, which both loops share, and both
-    weights are scaled so that their sum stays as configured. Similar to GradNorm (arXiv 1711.02257), without its
+    Each loop's configured weight is divided by the norm of its gradient in the LoRA layers, which both loops share, and
+    both weights are scaled so that their sum stays as configured. Similar to GradNorm (arXiv 1711.02257), without its
     training rates. A gradient may be noise alone, however small or large: no weight leaves `BOUNDS`, even if the sum
     then differs.
-
-    Args:
-        configured: loop -> weight from the settings.
-        adaptive: whether the weights depend on the gradients; otherwise they are constant.
     """
 
     def __init__(self, configured: Mapping[str, float], adaptive: bool) -> None:

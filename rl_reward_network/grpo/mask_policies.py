@@ -1,6 +1,7 @@
 """Policies over masks, the actions of loop 2: its text ("Sure, [SEG].") is certain and has no gradient.
 
-Each policy has the same six functions; a `sigma` (one number, adapted to the similarity of a group's masks) widens it.
+Each policy is a distribution with the same six functions, which are described at the first; a `sigma` (one number,
+adapted to the similarity of a group's masks) widens it.
 Axes: C SAM 2 width, G actions, A numbers of an action, D parameters, h w the decoder's grid. Why the tokens are not
 the action: docs/explanation/mask-policies.md.
 
@@ -8,7 +9,7 @@ Source: Gaussian on a continuous prompt with a mean-reduced log-probability as i
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,32 +19,6 @@ from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 
 CELLS = 16  # side of the grid on which Sa2VA reads a region: finer Bernoulli noise would be lost
 CERTAIN_LOGIT = 10.0  # magnitude of the logit of a sampled cell
-
-
-class MaskPolicy(Protocol):
-    """A distribution over masks of one image that can be sampled, scored and compared with a reference."""
-
-    @property
-    def first_sigma(self) -> float:
-        """The initial sigma."""
-
-    def parameters(self, model: Any, features: Sam2Features, embedding: Tensor) -> Tensor:
-        """The distribution's parameters (D,) of one `[SEG]` embedding (C,), with gradient."""
-
-    def width(self, parameters: Tensor, sigma: float) -> Tensor:
-        """The width of this `sigma`, a scalar without gradient; stored with the actions sampled with it."""
-
-    def sample(self, parameters: Tensor, width: Tensor, count: int, generator: torch.Generator) -> Tensor:
-        """(count, A) actions."""
-
-    def mask_logits(self, model: Any, features: Sam2Features, embedding: Tensor, actions: Tensor) -> Tensor:
-        """float32 (G, h, w) of each action."""
-
-    def log_prob(self, parameters: Tensor, width: Tensor, actions: Tensor) -> Tensor:
-        """float32 (G,), with gradient in the parameters; up to a constant."""
-
-    def kl(self, parameters: Tensor, ref_parameters: Tensor, width: Tensor) -> Tensor:
-        """KL(policy || reference) >= 0, a scalar in closed form, reduced as `log_prob` is."""
 
 
 @dataclass(frozen=True)
@@ -57,29 +32,32 @@ class GaussianMaskPolicy:
     first_sigma: float = 0.3
 
     def parameters(self, model: Any, features: Sam2Features, embedding: Tensor) -> Tensor:
-        """The embedding itself (C,)."""
+        """The distribution's parameters (D,) of one `[SEG]` embedding (C,), with gradient: the embedding itself."""
         return embedding.float()
 
     def width(self, parameters: Tensor, sigma: float) -> Tensor:
-        """Standard deviation in the embedding's unit."""
+        """The width of this `sigma`, a scalar without gradient: the standard deviation in the embedding's unit.
+
+        It is stored with the actions sampled with it.
+        """
         return sigma * parameters.detach().pow(2).mean().sqrt()
 
     def sample(self, parameters: Tensor, width: Tensor, count: int, generator: torch.Generator) -> Tensor:
-        """(count, C)."""
+        """Actions (count, A); here A = C."""
         noise = torch.randn(count, len(parameters), generator=generator, device=generator.device)
         return parameters + width * noise.to(parameters)
 
     def mask_logits(self, model: Any, features: Sam2Features, embedding: Tensor, actions: Tensor) -> Tensor:
-        """Masks of the noisy embeddings."""
+        """float32 (G, h, w) of each action: masks of the noisy embeddings."""
         logits: Tensor = model.decode_masks(features, actions).mask_logits
         return logits
 
     def log_prob(self, parameters: Tensor, width: Tensor, actions: Tensor) -> Tensor:
-        """-(a - e)^2 / (2 width^2), mean over C."""
+        """float32 (G,), with gradient in the parameters, up to a constant: -(a - e)^2 / (2 width^2), mean over C."""
         return -(actions - parameters).pow(2).mean(dim=1) / (2 * width**2)
 
     def kl(self, parameters: Tensor, ref_parameters: Tensor, width: Tensor) -> Tensor:
-        """(e - e_ref)^2 / (2 width^2), mean over C: both have the same width."""
+        """KL(policy || reference) >= 0, a scalar reduced as `log_prob` is: (e - e_ref)^2 / (2 width^2), mean over C."""
         return (parameters - ref_parameters).pow(2).mean() / (2 * width**2)
 
 
@@ -121,10 +99,8 @@ class BernoulliMaskPolicy:
         return (p * on + (1 - p) * off).mean()
 
 
-MASK_POLICIES: dict[str, MaskPolicy] = {
-    "gaussian": GaussianMaskPolicy(),
-    "bernoulli": BernoulliMaskPolicy(),
-}
+MaskPolicy = GaussianMaskPolicy | BernoulliMaskPolicy
+MASK_POLICIES: dict[str, MaskPolicy] = {"gaussian": GaussianMaskPolicy(), "bernoulli": BernoulliMaskPolicy()}
 
 
 @dataclass

@@ -22,8 +22,8 @@ from rl_reward_network.grpo.image_context import (
     open_batch,
     seeded_generator,
 )
+from rl_reward_network.grpo.policy import mixed_precision
 from rl_reward_network.grpo.prompts import TrainingItem
-from rl_reward_network.grpo.trainable import mixed_precision
 from rl_reward_network.models.default import SMALL_HIDDEN_SIZE
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding
 from rl_reward_network.rewards.metrics import METRICS, iou, meteor

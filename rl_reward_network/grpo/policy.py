@@ -1,10 +1,13 @@
-"""The policy as one module: from the groups of a batch to the inputs of the loss, in one pass of the language model.
+"""The policy: which tensors of Sa2VA train, and from the groups of a batch to the inputs of the loss, in one pass.
 
-It is a module, so that data-parallel wrappers get one forward pass for each backward pass.
+All texts about an image are one row of the language model: a tree, whose trunk, the image, is computed once. All
+tensors but LoRA and those with a gradient are frozen, and checked for changes.
 Axes: G completions of a group, T tokens, L tokens of a packed tree, D width of a hidden state, N scored tokens.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -15,8 +18,120 @@ from torch.utils.checkpoint import checkpoint
 
 from rl_reward_network.grpo.mask_policies import MaskPolicy
 from rl_reward_network.grpo.rollouts import AnswerRollout, CaptionRollout, Rollouts, Stored
+from rl_reward_network.grpo.settings import check_lora_dropout
 from rl_reward_network.models.ema import trainable_tensors
+from rl_reward_network.models.lora import freeze_parameters, setup_lora
 from rl_reward_network.models.sa2va.grounding_sa2va import DecodedMasks
+from rl_reward_network.models.sa2va.side_network import SideNetworkConfig
+
+CANDIDATE_HEADS = "grounding_encoder.mask_decoder.output_hypernetworks_mlps."
+ATTENTION_DROPOUT = ("attention_dropout", "dropout_p")  # attributes of attention layers in transformers
+SELECTABLE = ("1", "2", "3")  # 0 is the head of the single mask, which Sa2VA never uses
+LOGITS_AT_ONCE = 2**25  # float32 in memory together: 221 tokens with Sa2VA's vocabulary of 151,679
+Entropies = Literal["none", "logged", "trained"]
+
+# ---- what trains ----------------------------------------------------------------------------------------------------
+
+
+def prepare_model(
+    model: Any,
+    r: int,
+    lora_alpha: int,
+    lora_dropout: float = 0.0,
+    freeze_embeddings: bool = False,
+    side_network: SideNetworkConfig | None = None,
+    encoder: Mapping[str, Any] | None = None,
+) -> None:
+    """Put LoRA on a loaded Sa2VA, freeze all but what its family trains, and make trainable tensors float32.
+
+    `freeze_embeddings` also freezes token embeddings and head, which a Qwen-VL trains. A `side_network` is added where
+    the model has none; one that is there trains, too. `encoder` says what trains of SAM 2's image encoder, as
+    `GRPOPlan` has it.
+
+    Raises:
+        ValueError: dropout is not 0, or `setup_lora` refuses.
+    """
+    check_lora_dropout(lora_dropout)
+    setup_lora(model, r, lora_alpha, 0.0, None if encoder is None else encoder.get("lora_r"))
+    if side_network is not None:
+        model.add_side_network(side_network)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in ATTENTION_DROPOUT:  # which a checkpoint's configuration sets
+            if hasattr(module, name):
+                setattr(module, name, 0.0)
+        if hasattr(module, "support_avx512bf16_for_cpu"):  # bitsandbytes' packed 4-bit weights have no backward pass
+            module.support_avx512bf16_for_cpu = False
+    freeze_parameters(model, freeze_embeddings, encoder is not None and encoder["train"] == "full")
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()  # steps of RL size would round away in bfloat16
+
+
+def mixed_precision(model: Any) -> AbstractContextManager[Any]:
+    """Autocast if frozen weights are bfloat16 and trainable ones float32; nothing for a float32 model."""
+    return torch.autocast(model.device.type, torch.bfloat16) if model.dtype == torch.bfloat16 else nullcontext()
+
+
+def unreached_of_candidates(unreached: Sequence[str], reached: Collection[str]) -> list[str]:
+    """The unreached tensors without those of a selectable candidate's head if another candidate's is reached.
+
+    A mask depends only on the candidate that SAM 2 selects for it, so such a head may be reached by other prompts.
+    """
+
+    def counterparts(name: str) -> set[str]:
+        before, heads, behind = name.partition(CANDIDATE_HEADS)
+        number, _, rest = behind.partition(".")
+        return {f"{before}{heads}{other}.{rest}" for other in SELECTABLE if heads and number in SELECTABLE}
+
+    return [name for name in unreached if not counterparts(name) & set(reached)]
+
+
+def digests(model: nn.Module) -> dict[str, str]:
+    """SHA-256 of the bytes of each trainable parameter; of a frozen one, often gigabytes, the XOR of its words."""
+    return {name: _digest(parameter) for name, parameter in model.named_parameters()}
+
+
+def _digest(parameter: Tensor) -> str:
+    flat = parameter.detach().contiguous().view(-1).view(torch.uint8)
+    if parameter.requires_grad:
+        return hashlib.sha256(flat.cpu().numpy().tobytes()).hexdigest()
+    # The XOR changes with every bit, and is computed where the tensor is, thirteen times as fast.
+    return str(torch.hash_tensor(flat.view(torch.int64) if len(flat) % 8 == 0 else flat).view(torch.int64).item())
+
+
+def check_movement(before: dict[str, str], after: dict[str, str], training: Collection[str]) -> list[str]:
+    """Names of tensors of `training` whose digests did not change, in the model's order.
+
+    Raises:
+        ValueError: a frozen tensor changed, if only by one bit; names the tensors.
+    """
+    same = {name for name, digest in before.items() if after.get(name) == digest}
+    if changed := [name for name in before if name not in same and name not in training]:
+        raise ValueError(f"{len(changed)} frozen tensors changed in training, first {changed[:3]}; this is a bug")
+    return [name for name in before if name in same and name in training]
+
+
+def unmoved_reasons(
+    unmoved: Sequence[str], with_gradient: Collection[str], steps: int, learning_rate: float
+) -> dict[str, list[str]]:
+    """Reason -> the tensors that did not change for it, although some had a gradient at some step."""
+    reasons: dict[str, list[str]] = {}
+    for name in unmoved:
+        if not learning_rate:
+            reason = "learning_rate is 0"
+        elif name in with_gradient:
+            reason = "its steps were too small for float32: raise the learning rate"
+        elif "lora_A" in name and steps == 1:
+            reason = "its gradient passes lora_B, which began at 0; train for more than one step"
+        else:
+            reason = f"no loss reached it in {steps} steps"
+        reasons.setdefault(reason, []).append(name)
+    return reasons
+
+
+# ---- one row for each image -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -54,20 +169,22 @@ def pack(trees: Sequence[Sequence[Segment]], pad_id: int) -> Packed:
     Raises:
         ValueError: an empty segment.
     """
-    rows = [_pack_tree(tree) for tree in trees]
-    length = max(len(ids) for ids, *_ in rows)
-    input_ids = torch.full((len(rows), length), pad_id)
-    position_ids = torch.zeros(len(rows), length, dtype=torch.long)
-    attention = torch.eye(length, dtype=torch.bool).repeat(len(rows), 1, 1)  # padding attends to itself, or to nothing
-    for row, (ids, positions, attends, _) in enumerate(rows):
-        count = len(ids)
-        input_ids[row, :count], position_ids[row, :count] = ids, positions
-        attention[row, :count, :count] = attends
-    return Packed(input_ids, position_ids, attention[:, None], [starts for *_, starts in rows])
+    all_ids, positions, attends, starts = zip(*(_pack_tree(tree) for tree in trees), strict=True)
+    input_ids = pad_sequence(list(all_ids), batch_first=True, padding_value=pad_id)
+    # Padding attends to itself: a row of softmax without anything to attend to would be NaN.
+    attention = torch.eye(input_ids.shape[1], dtype=torch.bool).repeat(len(all_ids), 1, 1)
+    for row, own in enumerate(attends):
+        attention[row, : len(own), : len(own)] = own
+    return Packed(input_ids, pad_sequence(list(positions), batch_first=True), attention[:, None], list(starts))
 
 
 def _pack_tree(tree: Sequence[Segment]) -> tuple[Tensor, Tensor, Tensor, list[int]]:
-    """Token ids and positions (L,), attention (L, L), and where each segment starts."""
+    """Token ids and positions (L,), attention (L, L), and where each segment starts.
+
+    Each path from the root reads as a text by itself: a segment's positions go on from its parent's, not from what lies
+    before it in the row, and its tokens attend to the segments on the path alone. So completions of one question have
+    the same positions, and do not see each other.
+    """
     starts: list[int] = []
     ends: list[int] = []  # position behind the last token of each segment
     ids: list[int] = []
@@ -91,8 +208,7 @@ def _pack_tree(tree: Sequence[Segment]) -> tuple[Tensor, Tensor, Tensor, list[in
     return torch.tensor(ids), position, attends, starts
 
 
-Entropies = Literal["none", "logged", "trained"]
-LOGITS_AT_ONCE = 2**25  # float32 in memory together: 221 tokens with Sa2VA's vocabulary of 151,679
+# ---- the module -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -182,31 +298,26 @@ class GRPOPolicy(nn.Module):
         trees = _trees(rollouts)
         packed = pack([list(tree.segments()) for tree in trees], self.pad_id)
         states = self._states(trees, packed)
-        of_text: dict[int, Tensor] = {}  # states that predict the tokens of each caption rollout; of each answer's text
-        made: dict[int, _Made] = {}
+        of_text: dict[int, Tensor] = {}  # id of a text -> the states that predict its tokens
+        made: dict[int, _Made] = {}  # id of an answer -> what is made of it
         for tree, starts, tree_states in zip(trees, packed.starts, states, strict=True):
-            places = iter(starts[1:])
-            for text in tree.texts:
-                if isinstance(text, CaptionRollout):
-                    of_text[id(text)] = tree_states[_predicting(text, places)]
-                else:
-                    start = next(places) + len(text.question_ids)
-                    of_text[id(text)] = tree_states[start - 1 : start + len(text.answer_ids)]
+            places = zip(tree.texts, tree.predicting(starts), strict=True)
+            of_text |= {id(text): tree_states[indices] for text, indices in places}
             # Image by image, since the order of the forward pass is that in which gradients are summed.
             answers = [text for text in tree.texts if isinstance(text, AnswerRollout)]
             of_answers = [of_text[id(answer)] for answer in answers]
             of_image = self._answers(answers, of_answers, with_masks, with_parameters)
             made |= zip(map(id, answers), of_image, strict=True)
-        made_in_order = [made[id(answer)] for answer in rollouts.answers]
+        in_order = [made[id(answer)] for answer in rollouts.answers]
         log_probs, entropies = self._captions(rollouts.captions, [of_text[id(c)] for c in rollouts.captions])
         return PolicyOutputs(
             log_probs,
             entropies,
-            [answer.log_probs for answer in made_in_order],
-            [answer.parameters for answer in made_in_order if answer.parameters is not None],
-            [answer.decoded.mask_logits[0] for answer in made_in_order if answer.decoded is not None],
-            [answer.embedding for answer in made_in_order],
-            [answer.decoded for answer in made_in_order if answer.decoded is not None],
+            [answer.log_probs for answer in in_order],
+            [answer.parameters for answer in in_order if answer.parameters is not None],
+            [answer.decoded.mask_logits[0] for answer in in_order if answer.decoded is not None],
+            [answer.embedding for answer in in_order],
+            [answer.decoded for answer in in_order if answer.decoded is not None],
         )
 
     def _states(self, trees: Sequence["_Tree"], packed: Packed) -> Tensor:
@@ -296,12 +407,29 @@ class _Tree:
             if isinstance(text, AnswerRollout):
                 yield Segment(text.token_ids, 0)
                 count += 1
+            else:
+                yield Segment(text.question.suffix_ids, 0)
+                yield from (Segment(ids, count) for ids in text.completion_ids)
+                count += 1 + len(text.completion_ids)
+
+    def predicting(self, starts: Sequence[int]) -> Iterator[slice | list[int]]:
+        """For each text the indices of the states that predict its tokens; of an answer also that of its last token.
+
+        A token is predicted by the state before it. In the row that is the token on its left, except for the first
+        token of a completion: the question, whose last state predicts it, lies before the other completions.
+
+        Args:
+            starts: of the segments in the row, in the order of `segments`.
+        """
+        segments = iter(starts[1:])
+        for text in self.texts:
+            if isinstance(text, AnswerRollout):
+                start = next(segments) + len(text.question_ids)
+                yield slice(start - 1, start + len(text.answer_ids))  # the last state is that of [SEG]
                 continue
-            yield Segment(text.question.suffix_ids, 0)
-            question, count = count, count + 1
-            for ids in text.completion_ids:
-                yield Segment(ids, question)
-                count += 1
+            last = next(segments) + len(text.question.suffix_ids) - 1
+            firsts = [(next(segments), len(ids)) for ids in text.completion_ids]
+            yield [index for first, length in firsts for index in (last, *range(first, first + length - 1))]
 
 
 def _trees(rollouts: Rollouts) -> list[_Tree]:
@@ -316,16 +444,6 @@ def _trees(rollouts: Rollouts) -> list[_Tree]:
         else:
             by_image.setdefault(image.image_id, _Tree(image.features.vision, image.prefix_ids, [])).texts.append(text)
     return [*by_image.values(), *drawn]
-
-
-def _predicting(caption: CaptionRollout, starts: Iterator[int]) -> list[int]:
-    """For each token of the completions the index of the state that predicts it."""
-    last = next(starts) + len(caption.question.suffix_ids) - 1
-    predicting = []
-    for ids in caption.completion_ids:
-        first = next(starts)
-        predicting += [last, *range(first, first + len(ids) - 1)]
-    return predicting
 
 
 def _regions(trees: Sequence[_Tree]) -> tuple[list[Tensor], Tensor | None]:

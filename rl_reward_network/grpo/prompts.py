@@ -1,5 +1,6 @@
-"""The prompts of GRPO: an image with a region or a phrase, and the questions about it."""
+"""The prompts of GRPO, an image with a region or a phrase and the questions about it, and the order they come in."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -49,29 +50,15 @@ class TrainingItem:
 
 def region_prompt(sample: RegionSample, describe: str = DESCRIBE) -> TrainingItem:
     """The prompt of a region with a caption, for both loops."""
-    return TrainingItem(
-        sample.group_id,
-        sample.series_id,
-        sample.sample_id,
-        sample.caption,
-        segment_question(sample.caption),
-        True,
-        sample.load,
-        describe,
-    )
+    ids, caption = (sample.group_id, sample.series_id, sample.sample_id), sample.caption
+    return TrainingItem(*ids, caption, segment_question(caption), True, sample.load, describe)
 
 
 def image_prompt(sample: Sample, question: str) -> TrainingItem:
     """The prompt of an annotated image, such as an angiogram, for the mask loop; all images share one question."""
+    ids, key = (sample.group_id, sample.series_id, sample.sample_id), str(sample.image_path)
     return TrainingItem(
-        sample.group_id,
-        sample.series_id,
-        sample.sample_id,
-        "",
-        question,
-        sample.labelled,
-        lambda: (sample.load_image(), sample.load_mask()),
-        image_key=str(sample.image_path),
+        *ids, "", question, sample.labelled, lambda: (sample.load_image(), sample.load_mask()), image_key=key
     )
 
 
@@ -104,18 +91,26 @@ def of_one_image(prompts: Sequence[TrainingItem]) -> list[list[int]]:
     return list(groups.values())
 
 
+def without_masks(prompts: Sequence[TrainingItem]) -> list[TrainingItem]:
+    """The same prompts, whose masks nobody reads."""
+
+    def image_of(prompt: TrainingItem) -> Callable[[], tuple[np.ndarray, None]]:
+        return lambda: (prompt.load()[0], None)
+
+    return [replace(prompt, labelled=False, load=image_of(prompt)) for prompt in prompts]
+
+
+# ---- order ----------------------------------------------------------------------------------------------------------
+
 FIRST_SHARE = 1 / 3  # of the prompts, the easiest, that are eligible at the start
-LOW_WEIGHT = 0.05  # of a prompt that is not eligible yet, and of one without spread: all can still be drawn
+LOW_WEIGHT = 0.05  # of a prompt that is not eligible yet, and of one whose rewards never differ: all can be drawn
 MEMORY = 0.5  # weight of earlier observations when a prompt is drawn again
 
 
 class PromptOrder:
-    """Shuffled prompts, each once per epoch, in chunks of one rollout; an incomplete last chunk is left out.
+    """`count` prompts shuffled, each once per epoch, in chunks of one rollout of all processes.
 
-    Args:
-        count: number of prompts.
-        chunk: prompts of one rollout of all processes.
-        seed: equal seeds give equal orders.
+    An incomplete last chunk is left out. Equal seeds give equal orders.
 
     Raises:
         ValueError: there are fewer prompts than one rollout takes.
@@ -145,19 +140,15 @@ def _shuffled(count: int, seed: int, epoch: int) -> tuple[int, ...]:
 class CurriculumOrder:
     """The prompts of each rollout, drawn by the rewards of earlier ones; otherwise as `PromptOrder`.
 
-    Random numbers depend on seed and rollout alone. `update` must get the same numbers on every process.
-
-    Args:
-        count: number of prompts.
-        chunk: prompts of one rollout of all processes.
-        seed: equal seeds and equal rewards give equal orders.
-        rollouts: of the whole run, which progress is relative to.
+    Random numbers depend on seed and rollout alone; progress is relative to the `rollouts` of the whole run. `update`
+    must get the same numbers on every process.
     """
 
     def __init__(self, count: int, chunk: int, seed: int, rollouts: int) -> None:
         self.count, self.chunk, self.seed, self.rollouts = count, chunk, seed, rollouts
         self.rollouts_per_epoch = count // chunk
-        self.reward, self.spread = torch.full((count,), torch.nan), torch.ones(count)
+        self.reward = torch.full((count,), torch.nan)  # moving mean of each prompt, NaN where unknown
+        self.differing = torch.ones(count)  # moving share of its groups whose rewards differ
 
     def indices(self, rollout: int) -> list[int]:
         """The prompts of a rollout, none twice."""
@@ -172,33 +163,80 @@ class CurriculumOrder:
         known = self.reward[~self.reward.isnan()]
         threshold = known.quantile(1 - share) if len(known) else -torch.inf
         eligible = self.reward.isnan() | (self.reward >= threshold)
-        return torch.where(eligible, 1.0, LOW_WEIGHT) * self.spread.clamp(min=LOW_WEIGHT)
+        return torch.where(eligible, 1.0, LOW_WEIGHT) * self.differing.clamp(min=LOW_WEIGHT)
 
     def update(self, outcomes: Sequence[tuple[int, float, bool]]) -> None:
-        """Record (index, mean reward, NaN if unknown, whether a group had spread) of some prompts."""
-        for index, reward, spread in outcomes:
+        """Record (index, mean reward, NaN if unknown, whether the rewards of a group differ) of some prompts."""
+        for index, reward, differ in outcomes:
             earlier = self.reward[index]
             if reward == reward:
                 self.reward[index] = reward if earlier.isnan() else MEMORY * earlier + (1 - MEMORY) * reward
-            self.spread[index] = MEMORY * self.spread[index] + (1 - MEMORY) * float(spread)
+            self.differing[index] = MEMORY * self.differing[index] + (1 - MEMORY) * float(differ)
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return {"reward": self.reward, "spread": self.spread}
+        return {"reward": self.reward, "differing": self.differing}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """From a checkpoint."""
-        self.reward, self.spread = state["reward"], state["spread"]
+        self.reward, self.differing = state["reward"], state["differing"]
 
 
-def prompt_order(count: int, args: Sa2VAGRPOConfig) -> PromptOrder | CurriculumOrder:
-    """The order of `count` prompts.
+class MixedOrder:
+    """Labelled prompts and prompts without masks in turn, each kind in a shuffled order that begins anew at its end.
+
+    The kinds are given by their indices. An epoch is one pass over the larger kind. As with `PromptOrder`, all follows
+    from seed and rollout.
 
     Raises:
-        ValueError: there are fewer prompts than one optimisation step takes.
+        ValueError: there is none of a kind, or the chunk is odd.
+    """
+
+    def __init__(self, labelled: Sequence[int], unlabelled: Sequence[int], chunk: int, seed: int) -> None:
+        if not labelled or not unlabelled:
+            raise ValueError(
+                f"mean_teacher got {len(labelled)} images with and {len(unlabelled)} without masks, and needs both: "
+                "give --unlabelled_root, or a smaller --max_labelled"
+            )
+        if chunk % 2:
+            raise ValueError(
+                f"mean_teacher takes as many images with masks as without, but a step has {chunk}; give an even number "
+                "(batch_size is that number times num_generations)"
+            )
+        self.kinds, self.half, self.seed = (list(labelled), list(unlabelled)), chunk // 2, seed
+        self.rollouts_per_epoch = math.ceil(max(len(labelled), len(unlabelled)) / self.half)
+
+    def indices(self, rollout: int) -> list[int]:
+        """The prompts of a rollout (0, 1, ...): one with and one without a mask, and so on."""
+        places = range(rollout * self.half, (rollout + 1) * self.half)
+        return [self._drawn(kind, place) for place in places for kind in (0, 1)]
+
+    def _drawn(self, kind: int, place: int) -> int:
+        epoch, place = divmod(place, len(self.kinds[kind]))
+        return self.kinds[kind][_permutation(len(self.kinds[kind]), (self.seed, kind, epoch))[place]]
+
+
+@lru_cache(maxsize=4)
+def _permutation(count: int, seed: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(np.random.default_rng(seed).permutation(count).tolist())
+
+
+def prompt_order(
+    prompts: Sequence[TrainingItem], together: Sequence[Sequence[int]], args: Sa2VAGRPOConfig
+) -> PromptOrder | CurriculumOrder | MixedOrder:
+    """The order of the groups of prompts that are taken together; with mean_teacher of one with, one without a mask.
+
+    Raises:
+        ValueError: there are too few prompts, or none of a kind.
     """
     chunk = args.prompts_per_step * args.gradient_accumulation_steps * args.world_size
-    order = PromptOrder(count, chunk, args.seed)
+    if args.objective == "mean_teacher":
+        if args.prompts_per_step % 2:
+            chunk = args.prompts_per_step  # of one pass: each has as many of both
+        labelled, others = ([n for n, prompt in enumerate(prompts) if prompt.labelled is has] for has in (True, False))
+        return MixedOrder(labelled, others, chunk, args.seed)
+    order = PromptOrder(len(together), chunk, args.seed)
     if not args.curriculum:
         return order
-    return CurriculumOrder(count, chunk, args.seed, args.planned_steps(order.rollouts_per_epoch) // args.num_iterations)
+    rollouts = args.planned_steps(order.rollouts_per_epoch) // args.num_iterations
+    return CurriculumOrder(len(together), chunk, args.seed, rollouts)

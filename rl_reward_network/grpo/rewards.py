@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from accelerate import Accelerator
 
+from rl_reward_network.grpo.checkpoint import from_all_ranks
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
-from rl_reward_network.grpo.ranks import from_all_ranks
 from rl_reward_network.grpo.rollouts import Columns, Rollouts
 from rl_reward_network.grpo.settings import GRPOPlan
 from rl_reward_network.rewards.combine import Advantages, ensemble_noise, group_advantages, whole_groups
@@ -37,7 +37,7 @@ from rl_reward_network.rewards.table import (
     meteor_reward,
 )
 
-MASK_IOU, FRAC_REWARD_ZERO_STD = "loop2/mask_iou_in_group", "loop2/frac_zero_std"  # inputs of the spread controller
+MASK_IOU, FRAC_REWARD_ZERO_STD = "loop2/mask_iou_in_group", "loop2/frac_zero_std"  # inputs of the sigma controller
 
 
 @dataclass(frozen=True)
@@ -70,15 +70,22 @@ class Terms:
     values: dict[str, np.ndarray]
     noise: dict[str, np.ndarray]
 
+    @property
+    def groups(self) -> int:
+        """P."""
+        return len(next(iter(self.values.values())))
+
+    @staticmethod
+    def joined(parts: Sequence["Terms"]) -> "Terms":
+        """The groups of all parts, one part after another."""
+        values, noise = ([getattr(part, kind) for part in parts] for kind in ("values", "noise"))
+        return Terms(*({name: np.concatenate([o[name] for o in own]) for name in own[0]} for own in (values, noise)))
+
 
 def score(rollouts: Rollouts, rewards: LoopRewards, shuffled_by: Sequence[int] | None = None) -> dict[str, Terms]:
-    """loop -> terms of the rollouts of one micro-batch.
+    """loop -> terms of the rollouts, with columns, of one micro-batch.
 
-    Args:
-        rollouts: with columns.
-        rewards: of each loop.
-        shuffled_by: seed of a random permutation of the values (the control `--shuffle_rewards`), which have no noise
-            then; None without.
+    With a seed, `shuffled_by`, the values are permuted at random and have no noise (the control `--shuffle_rewards`).
 
     Raises:
         ValueError: the number of values of a reward function differs from the number of generations.
@@ -86,10 +93,12 @@ def score(rollouts: Rollouts, rewards: LoopRewards, shuffled_by: Sequence[int] |
     terms = {loop: _terms(rewards[loop], columns, rollouts.prompts) for loop, columns in rollouts.columns.items()}
     if shuffled_by is None:
         return terms
-    return {
-        loop: Terms({name: _shuffled(values, shuffled_by) for name, values in own.values.items()}, {})
-        for loop, own in terms.items()
-    }
+    seed = list(shuffled_by)
+
+    def shuffled(values: np.ndarray) -> np.ndarray:
+        return np.random.default_rng(seed).permutation(values.ravel()).reshape(values.shape)
+
+    return {loop: Terms({name: shuffled(v) for name, v in own.values.items()}, {}) for loop, own in terms.items()}
 
 
 def step_advantages(
@@ -100,30 +109,24 @@ def step_advantages(
 ) -> list[dict[str, Advantages]]:
     """For each micro-batch of this process loop -> its advantages, from the terms of a whole optimisation step.
 
-    A group without spread has advantages of 0. It still counts in the averages, as in TRL, and in the KL.
-
-    Args:
-        step: the micro-batches of this process.
-        rewards: of each loop.
-        config: how terms are combined.
-        accelerator: of all processes, each of which must call this; None without others.
+    A group whose rewards are alike has advantages of 0. It still counts in the averages, as in TRL, and in the KL. With
+    an `accelerator` the step is that of all its processes, each of which must call this.
 
     Raises:
         ValueError: a reward is infinite; names it.
     """
     result: list[dict[str, Advantages]] = [{} for _ in step]
     for loop in step[0]:
-        own = Terms(_joined([terms[loop].values for terms in step]), _joined([terms[loop].noise for terms in step]))
+        own = Terms.joined([terms[loop] for terms in step])
         of_ranks = [own] if accelerator is None else from_all_ranks(accelerator, own)
-        everything = Terms(_joined([one.values for one in of_ranks]), _joined([one.noise for one in of_ranks]))
+        everything = Terms.joined(of_ranks)
         weights = {name: reward.weight for name, reward in rewards[loop].items() if reward.weight}
         advantages = _advantages(everything, weights, config)
         rank = 0 if accelerator is None else accelerator.process_index
-        start = sum(_groups(of_rank) for of_rank in of_ranks[:rank])
+        start = sum(of_rank.groups for of_rank in of_ranks[:rank])
         for part, terms in zip(result, step, strict=True):
-            count = _groups(terms[loop])
-            part[loop] = advantages.of(slice(start, start + count))
-            start += count
+            part[loop] = advantages.of(slice(start, start + terms[loop].groups))
+            start += terms[loop].groups
     return result
 
 
@@ -133,8 +136,8 @@ def prompt_outcomes(prompts: Sequence[int], advantages: Mapping[str, Advantages]
     The mean is NaN if a loop has no value of a reward.
     """
     means = np.mean([loop.rewards.mean(axis=1) for loop in advantages.values()], axis=0)
-    spread = np.any([loop.differ for loop in advantages.values()], axis=0)
-    return list(zip(prompts, means.tolist(), spread.tolist(), strict=True))
+    differ = np.any([loop.differ for loop in advantages.values()], axis=0)
+    return list(zip(prompts, means.tolist(), differ.tolist(), strict=True))
 
 
 def loop_rewards(
@@ -204,15 +207,6 @@ def check_weights(rewards: LoopRewards, config: Sa2VAGRPOConfig) -> None:
             )
 
 
-def _groups(terms: Terms) -> int:
-    return len(next(iter(terms.values.values())))
-
-
-def _joined(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Arrays by name, those of all parts one after another."""
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
 def _advantages(terms: Terms, weights: Mapping[str, float], config: Sa2VAGRPOConfig) -> Advantages:
     """Advantages of the weighted terms; 0 without weights, for a loop with the pathwise gradient alone."""
     if not weights:
@@ -228,6 +222,7 @@ def _terms(rewards: Mapping[str, Reward], columns: Columns, prompts: int) -> Ter
     """Functions of columns first, then functions of other terms."""
     terms: dict[str, np.ndarray] = {}
     noise: dict[str, np.ndarray] = {}
+    generations = len(columns["prompts"])
     for name, reward in rewards.items():
         if not reward.of:
             values: Any = reward.function(**columns)
@@ -235,24 +230,14 @@ def _terms(rewards: Mapping[str, Reward], columns: Columns, prompts: int) -> Ter
                 values, members = values
                 if (count := members.shape[1]) > 1:
                     noise[name] = ensemble_noise(members.reshape(prompts, -1, count))
-            terms[name] = _by_prompt(values, len(columns["prompts"]), prompts)
+            found = np.array(values, dtype=float)  # None is NaN
+            if found.shape != (generations,):
+                raise ValueError(f"reward {name}: {found.shape} values for {generations} generations")
+            terms[name] = found.reshape(prompts, -1)
     for name, reward in rewards.items():
         if reward.of:
             terms[name] = np.asarray(reward.function(*(terms[part] for part in reward.of)))
     return Terms(terms, noise)
-
-
-def _by_prompt(rewards: Sequence[float | None], generations: int, prompts: int) -> np.ndarray:
-    """float64 (P, G), the values of a reward function; NaN where they are missing."""
-    values = np.array(rewards, dtype=float)
-    if values.shape != (generations,):
-        raise ValueError(f"a reward function returned {values.shape} values for {generations} generations")
-    return values.reshape(prompts, -1)
-
-
-def _shuffled(values: np.ndarray, seed: Sequence[int]) -> np.ndarray:
-    """A random permutation of the values (P, G)."""
-    return np.random.default_rng(list(seed)).permutation(values.ravel()).reshape(values.shape)
 
 
 # ---- statistics -----------------------------------------------------------------------------------------------------
@@ -268,11 +253,10 @@ def rollout_statistics(rollouts: Rollouts, terms: Mapping[str, Terms]) -> dict[s
                 values[f"{loop}/reward/{name}"] = float(present.mean())
             values[f"{loop}/missing/{name}"] = float(np.isnan(of_term).mean())
     if rollouts.captions:
-        values["loop1/completion_length"] = float(
-            np.mean([len(ids) for rollout in rollouts.captions for ids in rollout.completion_ids])
-        )
-        counted = [flag for rollout in rollouts.captions for flag in rollout.counted.tolist()]
-        values["loop1/frac_truncated"] = float(np.mean([not flag for flag in counted]))
+        lengths = [len(ids) for rollout in rollouts.captions for ids in rollout.completion_ids]
+        truncated = [not flag for rollout in rollouts.captions for flag in rollout.counted.tolist()]
+        values["loop1/completion_length"] = float(np.mean(lengths))
+        values["loop1/frac_truncated"] = float(np.mean(truncated))
     if "loop2" in rollouts.columns:
         masks = rollouts.columns["loop2"]["predicted_masks"]
         values[MASK_IOU] = median_pair_iou(masks, rollouts.prompts)
@@ -281,7 +265,7 @@ def rollout_statistics(rollouts: Rollouts, terms: Mapping[str, Terms]) -> dict[s
 
 
 def advantage_statistics(advantages: Mapping[str, Advantages]) -> dict[str, float]:
-    """Mean and spread of the rewards of each loop."""
+    """Mean and standard deviation of the rewards of each loop."""
     values = {}
     for loop, own in advantages.items():
         rewards = own.rewards[whole_groups(own.rewards)]
@@ -295,11 +279,9 @@ def advantage_statistics(advantages: Mapping[str, Advantages]) -> dict[str, floa
 
 
 def median_pair_iou(masks: Sequence[np.ndarray | None], prompts: int) -> float:
-    """Median over groups of the mean IoU of all pairs of masks in a group; 1 if no group has a pair.
+    """Median over `prompts` groups of the mean IoU of all pairs of masks in a group; 1 if no group has a pair.
 
-    Args:
-        masks: bool (H, W) or None, the groups one after another.
-        prompts: number of groups.
+    The masks, bool (H, W) or None, come one group after another.
     """
     count = len(masks) // prompts
     means = []

@@ -2,7 +2,7 @@
 
 Loop 1: mask -> caption (sampled) -> mask' (teacher, greedy). Loop 2: caption -> mask (sampled) -> caption' (teacher,
 greedy). The teacher is a moving average of the policy, so that a reward does not measure the policy's agreement with
-itself.
+itself. With the objective mean_teacher it gives images without masks a mask to learn.
 
 Each stage hands a frozen dataclass on: `Rollouts` (sampled) -> `rewards.Terms` (scored) -> `combine.Advantages`
 -> `MicroBatch`, which is all that the loss reads.
@@ -10,7 +10,7 @@ Axes: P prompts, G generations of each, T tokens, A numbers of a mask action, D 
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_reward_network.data.windows import augmented, strongly_augmented
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.image_context import (
     FeatureCache,
@@ -26,11 +27,12 @@ from rl_reward_network.grpo.image_context import (
     Mask,
     PromptBatch,
     Question,
+    make_batch,
+    mirrored,
     open_batch,
     seeded_generator,
 )
 from rl_reward_network.grpo.mask_policies import MASK_POLICIES, SigmaController
-from rl_reward_network.grpo.mean_teacher import taught_batch
 from rl_reward_network.grpo.prompts import TrainingItem
 from rl_reward_network.models.ema import EMA, swapped
 from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding
@@ -187,13 +189,7 @@ class MicroBatch:
 
 
 class RolloutGenerator:
-    """Sample rollouts.
-
-    Args:
-        model: Sa2VA with its current weights.
-        processor: of the model.
-        config: of the run.
-    """
+    """Sample rollouts from a model with its current weights."""
 
     ema: EMA | None = None  # the teacher's weights; None: the model itself is the teacher
 
@@ -202,6 +198,8 @@ class RolloutGenerator:
         self.cache = FeatureCache(model, processor, config.feature_cache_gib)
         self.mask_policy = MASK_POLICIES[config.mask_policy]
         self.sigma_controller = SigmaController(self.mask_policy.first_sigma)
+        # For loop 2, or for the gradient of the reward network.
+        self.has_masks = bool(config.caption_to_mask_weight or config.pathwise_weight)
 
     def generate(self, prompts: Sequence[TrainingItem], seed: Sequence[int]) -> Rollouts:
         """The rollouts of P prompts; all randomness comes from `seed`."""
@@ -214,16 +212,20 @@ class RolloutGenerator:
             captions, sampled = self.sample_captions(batch, policy, images, rng)
             rollouts = replace(rollouts, captions=sampled)
         masks: list[Mask] = []
-        if self._samples_masks:
+        if self.has_masks:
             masks, rollouts = self.sample_masks(batch, policy, rollouts, rng)
         columns = {}
-        with nullcontext() if self.ema is None else swapped(self.model, self.ema.weights):
+        with self.teacher_weights():
             teacher = policy if self.ema is None else batch.context(self.model, self.config.rows_at_once)
             if captions:
                 columns["loop1"] = self.masks_of_captions(batch, teacher, captions)
             if masks:
                 columns["loop2"] = self.captions_of_masks(batch, teacher, masks)
         return replace(rollouts, columns=columns)
+
+    def teacher_weights(self) -> AbstractContextManager[None]:
+        """The model with the teacher's weights inside the block."""
+        return nullcontext() if self.ema is None else swapped(self.model, self.ema.weights)
 
     def references(self, prompts: Sequence[TrainingItem], views: np.random.Generator | None = None) -> MicroBatch:
         """For supervised training: the reference caption as one completion of advantage 1, the reference answer.
@@ -241,36 +243,48 @@ class RolloutGenerator:
         return MicroBatch(rollouts, [torch.ones(1) for _ in captions], [])
 
     def taught(self, prompts: Sequence[TrainingItem], views: np.random.Generator, weight: float) -> MicroBatch:
-        """For the objective mean_teacher: views of the images with true masks, or with the teacher's.
+        """For mean_teacher: random views, strong ones of images without masks, which the teacher segments as they are.
 
-        Args:
-            prompts: with and without true masks.
-            views: randomness of the views.
-            weight: of the loss on the teacher's masks.
+        `weight` is that of the loss on the teacher's masks; all randomness comes from `views`.
         """
-        assert self.ema is not None, "the objective mean_teacher has a moving average"
-        batch, masks = taught_batch(prompts, self.cache, self.ema.weights, views, self.config.rows_at_once)
-        images = [replace(image, taught=mask) for image, mask in zip(prompt_images(batch), masks, strict=True)]
-        rollouts = Rollouts(len(prompts), [], self.reference_answers(batch, images))
+        loaded = [prompt.load() for prompt in prompts]
+        unlabelled = [row for row, (_, truth) in enumerate(loaded) if truth is None]
+        plain = [prompts[row] for row in unlabelled]
+        found = self.teacher_masks(open_batch(plain, self.cache)) if plain else []
+        masks = dict(zip(unlabelled, found, strict=True))
+        images, truths, taught = [], list[Mask](), list[Mask]()
+        for row, (image, truth) in enumerate(loaded):
+            mirror, soft = mirrored([prompts[row]]), masks.get(row)
+            if truth is not None:
+                image, (truth,) = augmented(image, truth[None], views, mirror)
+            elif soft is not None:  # which turns with the view
+                image, (soft,) = strongly_augmented(image, soft[None], views, mirror)
+            images.append(image)
+            truths.append(truth)
+            taught.append(soft)
+        batch = make_batch(prompts, images, truths, self.cache, repeated=False)
+        shown = [replace(image, taught=mask) for image, mask in zip(prompt_images(batch), taught, strict=True)]
+        rollouts = Rollouts(len(prompts), [], self.reference_answers(batch, shown))
         return MicroBatch(rollouts, [], [], consistency_weight=weight)
+
+    @torch.no_grad()
+    def teacher_masks(self, batch: PromptBatch) -> list[Mask]:
+        """float32 (H, W) in [0, 1] of each prompt, by the teacher; None without `[SEG]`."""
+        with self.teacher_weights():
+            context = batch.context(self.model, self.config.rows_at_once)
+            return batch.masks(context, range(len(batch.prompts)), [prompt.question for prompt in batch.prompts])
 
     def reference_answers(self, batch: PromptBatch, images: Sequence[PromptImage]) -> list[AnswerRollout]:
         """For each prompt its question of loop 2 with the reference answer; none if nothing trains them."""
-        if not (self._samples_masks or self.config.seg_text_weight):
+        if not (self.has_masks or self.config.seg_text_weight):
             return []
         answer = self.processor.token_ids(SEG_ANSWERS[1])
         answer = answer[: answer.index(self.processor.seg_token_id) + 1]
-        questions = [batch.question(row, prompt.question).suffix_ids for row, prompt in enumerate(batch.prompts)]
-        names = [prompt.name for prompt in batch.prompts]
+        pairs = zip(images, batch.prompts, strict=True)
         return [
-            AnswerRollout(image, question, answer, name)
-            for image, question, name in zip(images, questions, names, strict=True)
+            AnswerRollout(image, batch.question(image.row, prompt.question).suffix_ids, answer, prompt.name)
+            for image, prompt in pairs
         ]
-
-    @property
-    def _samples_masks(self) -> bool:
-        """Whether masks are sampled: for loop 2, or for the gradient of the reward network."""
-        return bool(self.config.caption_to_mask_weight or self.config.pathwise_weight)
 
     # ---- loop 1 -------------------------------------------------------------------------------------------------
 
@@ -306,24 +320,30 @@ class RolloutGenerator:
 
     # ---- loop 2 -------------------------------------------------------------------------------------------------
 
+    def sample_actions(
+        self, features: ImageFeatures, embedding: Tensor, rng: torch.Generator
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """G actions (G, A) of the mask policy at a `[SEG]` embedding (C,), its width, and logits (G, h, w)."""
+        policy, count = self.mask_policy, self.config.num_mask_generations
+        parameters = policy.parameters(self.model, features.sam, embedding)
+        width = policy.width(parameters, self.sigma_controller.sigma)
+        actions = policy.sample(parameters, width, count, rng)
+        return actions, width, policy.mask_logits(self.model, features.sam, embedding, actions)
+
     @torch.no_grad()
     def sample_masks(
         self, batch: PromptBatch, context: ImageContext, rollouts: Rollouts, rng: torch.Generator
     ) -> tuple[list[Mask], Rollouts]:
         """G masks of each prompt, float32 (G, H, W) probabilities, None for an answer without `[SEG]`; the rollouts."""
         questions = [batch.question(row, prompt.question) for row, prompt in enumerate(batch.prompts)]
-        policy, probabilities = self.mask_policy, list[Mask]()
-        answers, masks = [], []
+        probabilities, answers, masks = list[Mask](), [], []
         for reference, (ids, embedding) in zip(rollouts.answers, context.segment(questions), strict=True):
-            row, sam = reference.image.row, reference.image.features.sam
             if embedding is None:
                 probabilities.append(None)
                 answers.append(reference)
                 continue
-            parameters = policy.parameters(self.model, sam, embedding)
-            width = policy.width(parameters, self.sigma_controller.sigma)
-            actions = policy.sample(parameters, width, self.config.num_mask_generations, rng)
-            logits = policy.mask_logits(self.model, sam, embedding, actions)
+            row, features = reference.image.row, reference.image.features
+            actions, width, logits = self.sample_actions(features, embedding, rng)
             probabilities.append(batch.mask_probabilities(row, logits))
             answers.append(replace(reference, answer_ids=ids))
             masks.append(MaskRollout(row, actions, width))
@@ -346,13 +366,11 @@ class RolloutGenerator:
 
 def prompt_images(batch: PromptBatch) -> list[PromptImage]:
     """The image of each prompt."""
-    images = []
-    for row, index in enumerate(batch.image_indices):
-        features, prefix_ids = batch.features[index], batch.prefix_ids(index)
-        images.append(
-            PromptImage(row, batch.image_ids[row], features, prefix_ids, batch.images[row], batch.truths[row])
-        )
-    return images
+    rows = zip(batch.image_indices, batch.image_ids, batch.images, batch.truths, strict=True)
+    return [
+        PromptImage(row, image_id, batch.features[index], batch.prefix_ids(index), image, truth)
+        for row, (index, image_id, image, truth) in enumerate(rows)
+    ]
 
 
 def make_columns(
@@ -366,9 +384,7 @@ def make_columns(
 
     Args:
         batch: prompts, images and true masks.
-        rows: index of the prompt of each generation.
-        prompts: question of each generation.
-        answers: caption of each generation, by the policy or its teacher; None for one that was not generated.
+        rows, prompts, answers: of each generation: index of its prompt; question; caption, None if it has none.
         probabilities: float32 (H, W) in [0, 1] of each mask, or None.
     """
     return {

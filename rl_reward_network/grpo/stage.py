@@ -28,6 +28,7 @@ from rl_reward_network.atomic_io import (
 from rl_reward_network.data.identity import copy_pictures, thumbnail, together
 from rl_reward_network.data.splits import Split, save_split, select
 from rl_reward_network.grpo.card import card_text
+from rl_reward_network.grpo.checkpoint import any_rank
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.inputs import (
     GRPOInputs,
@@ -39,15 +40,13 @@ from rl_reward_network.grpo.inputs import (
     validation_prompts,
     within_budget,
 )
-from rl_reward_network.grpo.logs import GRPOLogs
+from rl_reward_network.grpo.logs import GRPOLogs, untaught_line
 from rl_reward_network.grpo.losses import PathwiseReward
-from rl_reward_network.grpo.mean_teacher import untaught_line, without_masks
+from rl_reward_network.grpo.policy import check_movement, digests, prepare_model, unmoved_reasons
 from rl_reward_network.grpo.preferences import PairMaker
-from rl_reward_network.grpo.prompts import TrainingItem
-from rl_reward_network.grpo.ranks import any_rank
+from rl_reward_network.grpo.prompts import TrainingItem, without_masks
 from rl_reward_network.grpo.rewards import LoopRewards, loop_rewards
 from rl_reward_network.grpo.settings import OF_LABELS, GRPOPlan, GRPOSettings
-from rl_reward_network.grpo.trainable import check_movement, digests, prepare_model, unmoved_reasons
 from rl_reward_network.grpo.trainer import SMALLER_LOSS, TILES, Sa2VAGRPOTrainer, fit_batch, hint_out_of_memory
 from rl_reward_network.grpo.validation import LOOKS, ValidationCallback
 from rl_reward_network.inputs.loading import portable_settings
@@ -126,7 +125,7 @@ def run_grpo_stage(
         judge: of captions, if the plan has one.
         network: the reward network, if the plan has one.
         wandb: see `GRPOLogs`.
-        log_completions: print and write the table of completions at each line of the log.
+        log_completions: write the table of completions at each line of the log.
 
     Raises:
         ValueError: settings that do not go together, a run to resume with other settings or of another version, a loss

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -25,10 +25,17 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
-from rl_reward_network.grpo.checkpoint import RunState, load_run_state, save_run_state, state_if_finished
-from rl_reward_network.grpo.completions import SampledBatch
+from rl_reward_network.grpo.checkpoint import (
+    RunState,
+    any_rank,
+    first_message,
+    from_first_rank,
+    load_run_state,
+    save_run_state,
+    state_if_finished,
+)
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
-from rl_reward_network.grpo.logs import StepMetrics, summed_counts
+from rl_reward_network.grpo.logs import SampledBatch, StepMetrics, summed_counts
 from rl_reward_network.grpo.losses import (
     LoopWeights,
     Loss,
@@ -39,11 +46,9 @@ from rl_reward_network.grpo.losses import (
     grpo_objective,
 )
 from rl_reward_network.grpo.mask_policies import MASK_POLICIES
-from rl_reward_network.grpo.mean_teacher import MixedOrder
-from rl_reward_network.grpo.policy import GRPOPolicy
+from rl_reward_network.grpo.policy import GRPOPolicy, mixed_precision, unreached_of_candidates
 from rl_reward_network.grpo.preferences import PairMaker, compared_batch
-from rl_reward_network.grpo.prompts import CurriculumOrder, PromptOrder, TrainingItem, of_one_image, prompt_order
-from rl_reward_network.grpo.ranks import any_rank, first_message, from_first_rank
+from rl_reward_network.grpo.prompts import CurriculumOrder, TrainingItem, of_one_image, prompt_order
 from rl_reward_network.grpo.rewards import (
     FRAC_REWARD_ZERO_STD,
     MASK_IOU,
@@ -58,10 +63,8 @@ from rl_reward_network.grpo.rewards import (
 )
 from rl_reward_network.grpo.rollouts import NOTHING_STORED, MicroBatch, RolloutGenerator, Rollouts
 from rl_reward_network.grpo.settings import OF_LABELS
-from rl_reward_network.grpo.trainable import freeze, mixed_precision, unreached_of_candidates
-from rl_reward_network.models.ema import EMA, copied, swapped, trainable_tensors
+from rl_reward_network.models.ema import EMA, FADE_IN, copied, fade_in, swapped, trainable_tensors
 from rl_reward_network.models.lora import lora_off, unreached_parameters
-from rl_reward_network.models.mean_teacher import FADE_IN, fade_in
 from rl_reward_network.models.sa2va.families import DECODER, ENCODER
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.rewards.combine import Advantages
@@ -70,22 +73,13 @@ from rl_reward_network.run import clock
 
 SMALLER_ROLLOUTS = "batch_size, num_generations, num_mask_generations or max_dynamic_patch"
 SMALLER_LOSS = "batch_size, num_generations or max_dynamic_patch"
+NO_CHECKPOINT = "there is no checkpoint yet"
 TILES = "max_dynamic_patch"  # a Qwen-VL has no tiles: its image tokens grow with the image
 LONGEST_ALIKE = 20  # optimisation steps in a row whose rewards do not differ, before a warning
 DIFFERENT_REWARDS = {
     "loop1": "raise temperature or num_generations, or weigh a reward that differs between captions",
     "loop2": "raise num_mask_generations, or weigh a reward that differs between masks",
 }
-
-
-class Stateful(Protocol):
-    """What a checkpoint keeps the state of, such as the validation."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """From a checkpoint whose weights have been loaded."""
 
 
 class Sa2VAGRPOTrainer(Trainer):
@@ -127,15 +121,15 @@ class Sa2VAGRPOTrainer(Trainer):
         if args.objective == "grpo":
             check_weights(rewards, args)
         self.taken_together = taken_together(prompts, args)
-        order = order_of(prompts, self.taken_together, args)  # refuses too few before there is a run's folder
+        order = prompt_order(prompts, self.taken_together, args)  # refuses too few before there is a run's folder
         super().__init__(policy, args, data_collator=list, train_dataset=prompts)  # type: ignore[arg-type]
-        self.loss_is_scaled_for_ga = True  # by `compute_loss` itself
+        self.loss_is_scaled_for_ga = False  # the Trainer takes the mean over micro-batches, see `get_batch_samples`
         self.sa2va, self.prompts, self.rewards, self.pathwise, self.order = model, prompts, rewards, pathwise, order
         self.shuffle_rewards, self.pairs = shuffle_rewards, pairs
         self.rollout_generator = RolloutGenerator(model, processor, args)
         self.reset_reference()
         self.judge: Judge | None = None
-        self.validation: Stateful | None = None
+        self.validation: Any = None
         weights = {"loop1": args.mask_to_caption_weight, "loop2": args.caption_to_mask_weight}
         self.loop_weights = LoopWeights(weights, args.adaptive_loop_weights)
         self._init_state()
@@ -147,13 +141,12 @@ class Sa2VAGRPOTrainer(Trainer):
         self.buffer: list[MicroBatch] = []
         self.last_rollouts = Rollouts(0, [], [])
         self.sampled = SampledBatch()
-        self.prompt_outcomes: list[tuple[int, float, bool]] = []  # of the rollouts of this step
         self.prompt_indices = {id(prompt): index for index, prompt in enumerate(self.prompts)}
         # Measurements.
         self.metrics = StepMetrics(self.args.world_size)
         self.gradient_norms: dict[str, list[float]] = defaultdict(list)  # of the micro-batches of this step, by loop
         self.tensors_with_gradient: set[str] = set()  # a gradient other than 0 at some step
-        # Whether the rewards of some group differed, or the loss needs no rewards.
+        # Whether something can be learned: the rewards of some group differed, or the loss needs no rewards.
         self.any_spread = self.args.objective in OF_LABELS or bool(self.args.pathwise_weight)
         rewarded = [loop for loop, terms in self.rewards.items() if any(term.weight for term in terms.values())]
         self.alike_steps = {loop: 0 for loop in rewarded if self.loop_weights.configured[loop]}  # in a row
@@ -193,7 +186,8 @@ class Sa2VAGRPOTrainer(Trainer):
         losses = (self._trial_loss(prompt) for prompt in prompts)
         unreached = from_first_rank(self.accelerator, lambda: unreached_parameters(self.sa2va, losses))
         names = unreached_of_candidates(unreached, trainable_tensors(self.sa2va).keys() - set(unreached))
-        freeze(self.sa2va, names)
+        for name in names:
+            self.sa2va.get_parameter(name).requires_grad_(False)
         return names
 
     def _trial_loss(self, prompt: TrainingItem) -> Tensor:
@@ -306,15 +300,20 @@ class Sa2VAGRPOTrainer(Trainer):
         """All micro-batches of one optimisation step, whose rollouts are generated anew every `num_iterations` steps.
 
         Returns:
-            The micro-batches, and `StepCounts` of a process, on average, as a tensor.
+            The micro-batches, and their `StepCounts` as a tensor.
         """
         for _ in range(num_batches):
             next(epoch_iterator)
         if self.state.global_step % self.args.num_iterations == 0 or not self.buffer:
             self.buffer.clear()  # in place, for the Trainer holds this list, too: image features of both are too much
             self.buffer = self._generate_step()
-        counts = torch.tensor(count_step([batch.rollouts for batch in self.buffer]), device=device)
-        return self.buffer, self.accelerator.reduce(counts, "sum") / self.args.world_size
+        # The one normalisation of a step. Its loss is the mean of those of its micro-batches, of all processes: the
+        # Trainer divides each by their number in this process, data-parallel training averages over processes. A sum
+        # over tokens or groups divided by their number in its own micro-batch would weigh a token more where there are
+        # few. So the divisor is the number in the whole step over the number of micro-batches, the same for all.
+        own = torch.tensor(count_step([batch.rollouts for batch in self.buffer]), device=device)
+        totals = self.accelerator.reduce(own, "sum")
+        return self.buffer, totals / self.args.world_size / len(self.buffer)
 
     def _generate_step(self) -> list[MicroBatch]:
         """The micro-batches of this process in one optimisation step."""
@@ -334,24 +333,23 @@ class Sa2VAGRPOTrainer(Trainer):
             )
             advantages = step_advantages(terms, self.rewards, self.args, self.accelerator)
         self.sampled = SampledBatch(self.last_rollouts.columns, terms[-1], advantages[-1])
+        outcomes: list[tuple[int, float, bool]] = []
         for (_, of_batch), of_loops in zip(prompts, advantages, strict=True):
             self.metrics.record(advantage_statistics(of_loops))
-            if self.args.curriculum:
-                indices = [self.prompt_indices[id(prompt)] for prompt in of_batch]
-                self.prompt_outcomes += prompt_outcomes(indices, of_loops)
-        self._update_spread(len(batches))
-        if isinstance(self.order, CurriculumOrder):  # rewards of the prompts of this step, of all processes
-            self.order.update(sorted(gather_object(self.prompt_outcomes)))
-            self.prompt_outcomes = []
-        self._note_spread(advantages)
+            outcomes += prompt_outcomes([self.prompt_indices[id(prompt)] for prompt in of_batch], of_loops)
+        self._adapt_sigma(len(batches))
+        if isinstance(self.order, CurriculumOrder):  # by the prompts of this step, of all processes
+            self.order.update(sorted(gather_object(outcomes)))
+        self._note_alike(advantages)
         return [with_advantages(batch, of_loops) for batch, of_loops in zip(batches, advantages, strict=True)]
 
     def _of_labels(self, prompts: Sequence[TrainingItem], number: int) -> MicroBatch:
         """The micro-batch of an objective that learns true masks."""
+        views = np.random.default_rng(self._seed(number))
         if self.args.objective == "supervised":
-            return self.rollout_generator.references(prompts, self._views(number) if self.args.augment else None)
+            return self.rollout_generator.references(prompts, views if self.args.augment else None)
         weight = fade_in(self.state.global_step, self.planned_steps)
-        batch = self.rollout_generator.taught(prompts, self._views(number), weight)
+        batch = self.rollout_generator.taught(prompts, views, weight)
         asked = [answer.image for answer in batch.rollouts.answers if answer.image.truth is None]
         lost = sum(image.taught is None for image in asked)
         self.metrics.record({"teacher/no_seg_share": lost / max(1, len(asked))})
@@ -362,20 +360,19 @@ class Sa2VAGRPOTrainer(Trainer):
         """The micro-batch of the objective dpo, with the logits of the initial model."""
         assert self.pairs is not None, "the objective dpo has pairs"
         with mixed_precision(self.sa2va):
-            seed = (self.args.seed, self.state.global_step, number)
-            batch = compared_batch(self.rollout_generator, prompts, seed, self.pairs)
+            batch = compared_batch(self.rollout_generator, prompts, self._seed(number), self.pairs)
             with torch.no_grad(), self.reference_weights():
                 reference = self.policy(batch.rollouts, with_masks=True)[0].stored()
         self.any_spread |= any(answer.image.pair is not None for answer in batch.rollouts.answers)
         return replace(batch, reference=reference)
 
-    def _views(self, number: int) -> np.random.Generator:
-        """Randomness of the views in one batch of this step."""
-        return np.random.default_rng([self.args.seed, self.state.global_step, number])
+    def _seed(self, number: int) -> tuple[int, int, int]:
+        """What all randomness of one batch of this step follows from."""
+        return self.args.seed, self.state.global_step, number
 
     def generate_and_score(self, prompts: Sequence[TrainingItem], number: int) -> tuple[MicroBatch, dict[str, Terms]]:
         """The rollouts of one micro-batch with the reference's outputs, still without advantages, and their terms."""
-        seed = (self.args.seed, self.state.global_step, number)
+        seed = self._seed(number)
         with mixed_precision(self.sa2va):
             rollouts = self.rollout_generator.generate(prompts, seed)
             terms = score(rollouts, self.rewards, seed if self.shuffle_rewards else None)
@@ -396,7 +393,7 @@ class Sa2VAGRPOTrainer(Trainer):
         with swapped(self.sa2va, self.reference), lora_off(self.sa2va):
             yield
 
-    def _update_spread(self, micro_batches: int) -> None:
+    def _adapt_sigma(self, micro_batches: int) -> None:
         """Widen or narrow the mask policy by the means over all processes, so that it is equal on all."""
         if MASK_IOU in self.metrics.values:
             means = torch.tensor(
@@ -404,7 +401,7 @@ class Sa2VAGRPOTrainer(Trainer):
             )
             self.rollout_generator.sigma_controller.update(*self.accelerator.reduce(means, "mean").tolist())
 
-    def _note_spread(self, advantages: Sequence[Mapping[str, Advantages]]) -> None:
+    def _note_alike(self, advantages: Sequence[Mapping[str, Advantages]]) -> None:
         """Count the steps in a row in which the rewards of every group of a loop were alike, and warn of many."""
         differed = {loop: any(bool(one[loop].differ.any()) for one in advantages) for loop in advantages[0]}
         self.any_spread |= any(differed.values())
@@ -436,24 +433,20 @@ class Sa2VAGRPOTrainer(Trainer):
     def compute_loss(  # type: ignore[override]
         self, model: nn.Module, inputs: MicroBatch, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """The loss of one micro-batch, scaled for accumulation.
+        """The loss of one micro-batch.
 
         Raises:
             ValueError: it is not finite; names the step.
         """
         outputs, anchor = model(inputs.rollouts, self.args.needs_masks)
-        steps = self.current_gradient_accumulation_steps
-        counts = count_step([inputs.rollouts])
-        if num_items_in_batch is not None:
-            counts = StepCounts(*(num_items_in_batch / steps))
+        counts = count_step([inputs.rollouts]) if num_items_in_batch is None else StepCounts(*num_items_in_batch)
         weights = {loop: self.loop_weights[loop] for loop in self.loop_weights.configured}
         mask_policy = self.policy.mask_policy
         objective = grpo_objective(inputs, outputs, self.args, counts, weights, mask_policy, self.pathwise)
         self._measure_gradients(objective.loops)
-        loss = anchor + objective.value / steps  # the anchor is a zero that depends on all tensors
-        # Curves are means over micro-batches, so the scaling for accumulation is undone.
+        loss = anchor + objective.value  # the anchor is a zero that depends on all tensors
         value = float(loss.detach())
-        self.metrics.record({**objective.metrics, "total_loss": value * steps})
+        self.metrics.record({**objective.metrics, "total_loss": value})  # curves are means over micro-batches as well
         if not math.isfinite(value):
             fail_not_finite(self.place(), f"the loss is {value}")
         if self.args.num_iterations > 1 and inputs.old is NOTHING_STORED:
@@ -487,7 +480,7 @@ class Sa2VAGRPOTrainer(Trainer):
         self.timings = self._seconds_since_the_last_line()  # not in `logs`: those of a resumed run are the same
         if self.ema is not None:
             logs["ema_distance"], logs["ema_decay"] = self.ema.distance(self.sa2va), self.ema.current_decay
-        self.metrics.clear()
+        self.metrics.values.clear()
         super().log(logs, start_time)
 
     def _seconds_since_the_last_line(self) -> dict[str, float]:
@@ -543,7 +536,10 @@ class Sa2VAGRPOTrainer(Trainer):
             self.validation.load_state_dict(state.validation)
 
     def load_if_finished(self, folder: Path) -> bool:
-        """Load a checkpoint after whose step nothing is left to train; otherwise leave it to the Trainer."""
+        """Load a checkpoint after whose step nothing is left to train; otherwise leave it to the Trainer.
+
+        Its loop checks for the end only after a step, so it would train one step too many.
+        """
         state = state_if_finished(folder, self.planned_steps)
         if state is None:
             return False
@@ -579,23 +575,6 @@ def fit_batch(prompts: Sequence[TrainingItem], args: Sa2VAGRPOConfig) -> None:
         at_once = max(count for count in range(1, args.prompts_per_step + 1) if most % count == 0)
         args.per_device_train_batch_size = at_once * args.num_generations
         args.gradient_accumulation_steps = most // at_once
-
-
-def order_of(
-    prompts: Sequence[TrainingItem], together: Sequence[Sequence[int]], args: Sa2VAGRPOConfig
-) -> PromptOrder | CurriculumOrder | MixedOrder:
-    """The order of the prompts; with the objective mean_teacher one with and one without a mask in turn.
-
-    Raises:
-        ValueError: there are too few prompts, or none of a kind.
-    """
-    if args.objective != "mean_teacher":
-        return prompt_order(len(together), args)
-    chunk = args.prompts_per_step * args.gradient_accumulation_steps * args.world_size
-    if args.prompts_per_step % 2:
-        chunk = args.prompts_per_step  # of one pass: each has as many of both
-    labelled, others = ([n for n, prompt in enumerate(prompts) if prompt.labelled is there] for there in (True, False))
-    return MixedOrder(labelled, others, chunk, args.seed)
 
 
 def with_advantages(batch: MicroBatch, advantages: Mapping[str, Advantages]) -> MicroBatch:
@@ -704,13 +683,13 @@ class Place:
     def resume_hint(self) -> str:
         """A sentence on the possible use of the last checkpoint."""
         checkpoint = get_last_checkpoint(self.output_dir)
-        return f"--resume goes on from {checkpoint}" if checkpoint else "there is no checkpoint yet"
+        return f"--resume goes on from {checkpoint}" if checkpoint else NO_CHECKPOINT
 
 
 def fail_not_finite(place: Place, problem: str) -> NoReturn:
     """Raise a ValueError for a loss or gradient that is not finite, such as `problem` says."""
     checkpoint = get_last_checkpoint(place.output_dir)
-    state = f"the last good checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint yet"
+    state = f"the last good checkpoint is {checkpoint}" if checkpoint else NO_CHECKPOINT
     raise ValueError(f"step {place.step}: {problem}; training stops, {state}; lower learning_rate, or raise beta")
 
 

@@ -17,9 +17,9 @@ from transformers import TrainerCallback
 
 from rl_reward_network.atomic_io import write_json
 from rl_reward_network.curves import over_optimised
+from rl_reward_network.grpo.checkpoint import from_first_rank
 from rl_reward_network.grpo.measure import OVERLAPS, Measured, measure, unpacked
 from rl_reward_network.grpo.prompts import TrainingItem
-from rl_reward_network.grpo.ranks import from_first_rank
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.ema import swapped
 from rl_reward_network.models.lora import trainable_state

@@ -30,11 +30,7 @@ def is_adapter(folder: Path) -> bool:
 
 
 def merge_adapter(model: Any, folder: Path) -> None:
-    """Add an adapter to the weights of a model, in place; its tensors must be exactly those of the model's layers.
-
-    Args:
-        model: the Sa2VA that it was trained on, in our classes.
-        folder: of peft. Pickled tensors are read without running code.
+    """Add an adapter of peft to the weights of a model, in place; pickled tensors are read without running code.
 
     Raises:
         ValueError: a file is missing or damaged, or the adapter was trained on a model with other layers.

@@ -4,7 +4,7 @@ A member learns to segment: the loss is the sum of the cross-entropy and the Dic
 The weights with the best Dice on validation images are kept. A batch depends only on seed, member and step, so a
 resumed run ends with the same weights as an uninterrupted one.
 
-With images without masks each member is a mean teacher (`models/mean_teacher.py`): its moving average segments windows
+With images without masks each member is a mean teacher (`models/ema.py`): its moving average segments windows
 of them, and the member learns these masks on the same windows, strongly perturbed. Of member and average the one with
 the better Dice on validation images is kept.
 """
@@ -26,7 +26,7 @@ from tqdm import tqdm
 from rl_reward_network.curves import Best, Curves, load_checkpoint, save_checkpoint
 from rl_reward_network.data.items import Sample
 from rl_reward_network.data.windows import WINDOW, LabelledImages, draw_batch, perturbed, window_side
-from rl_reward_network.models.mean_teacher import TeacherCopy, consistency_losses, fade_in
+from rl_reward_network.models.ema import EMA, consistency_losses, fade_in, swapped
 from rl_reward_network.models.precision import mixed_precision
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig, UNet, soft_overlap
 from rl_reward_network.report.statistics import group_means
@@ -145,7 +145,7 @@ class _Member:
         self.optimizer = torch.optim.AdamW(
             self.unet.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
         )
-        self.teacher = None if unlabelled is None else TeacherCopy(self.unet, TEACHER_DECAY)
+        self.teacher = None if unlabelled is None else EMA(self.unet, TEACHER_DECAY, buffers=True)
         self.best = Best()
 
     def train(self, data: LabelledImages, side: int, step: int) -> dict[str, float]:
@@ -177,7 +177,8 @@ class _Member:
         assert self.teacher is not None
         rng = self._rng(step, 1)
         weak, _ = self._windows(self.unlabelled, count, side, step, rng)
-        probs = self.teacher.probs(weak.to(self.config.device))
+        with torch.no_grad(), swapped(self.unet.eval(), self.teacher.weights):
+            probs = self.unet(weak.to(self.config.device)).float().sigmoid()
         return perturbed(weak, rng), probs, fade_in(step, self.config.steps)
 
     def validate(self, data: LabelledImages, step: int) -> dict[str, float]:
@@ -185,10 +186,8 @@ class _Member:
         scores = self._scores(data, step)
         if self.teacher is None:
             return scores
-        student = {name: tensor.clone() for name, tensor in self.unet.state_dict().items()}
-        self.unet.load_state_dict(self.teacher.network.state_dict())
-        of_teacher = self._scores(data, step)
-        self.unet.load_state_dict(student)
+        with swapped(self.unet, self.teacher.weights):
+            of_teacher = self._scores(data, step)
         return scores | {f"teacher_{name}": value for name, value in of_teacher.items()}
 
     def _scores(self, data: LabelledImages, step: int) -> dict[str, float]:
@@ -204,7 +203,7 @@ class _Member:
         best = {"dice": dice, "soft_dice": soft_dice, "step": self.best.step, "weights": self.best.weights}
         state = {"weights": self.unet.state_dict(), "optimizer": self.optimizer.state_dict(), "best": best}
         if self.teacher is not None:
-            state["teacher"] = {"weights": self.teacher.network.state_dict(), "steps": self.teacher.steps}
+            state["teacher"] = {"weights": self.teacher.weights, "steps": self.teacher.steps}
         return state
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -214,8 +213,7 @@ class _Member:
         best = state["best"]
         self.best = Best((best["dice"], best["soft_dice"]), best["step"], best["weights"])
         if self.teacher is not None:
-            self.teacher.network.load_state_dict(state["teacher"]["weights"])
-            self.teacher.steps = state["teacher"]["steps"]
+            self.teacher.load(**state["teacher"])
 
 
 @contextmanager

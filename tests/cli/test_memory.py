@@ -11,8 +11,8 @@ from benchmarks.random_checkpoint import TINY_SAM2, official_config
 from rl_reward_network.cli import doctor, memory
 from rl_reward_network.cli.memory import CONTEXT, GIB, count, needed_gib, train_gib
 from rl_reward_network.flags import parse
+from rl_reward_network.grpo.policy import prepare_model
 from rl_reward_network.grpo.settings import GRPOSettings, with_preset
-from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.models.ema import trainable_tensors
 from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED, open_checkpoint
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, config_from_original

@@ -16,12 +16,12 @@ from rl_reward_network.embedded.regions import LAMPLIGHT, make_scenes, write_reg
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.image_context import FeatureCache, ImageFeatures, Question, open_batch
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
+from rl_reward_network.grpo.policy import prepare_model
 from rl_reward_network.grpo.prompts import TrainingItem, region_prompt
 from rl_reward_network.grpo.rewards import Reward
 from rl_reward_network.grpo.rollouts import CaptionRollout, PromptImage, Rollouts
 from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings, RewardWeights
 from rl_reward_network.grpo.stage import run_grpo_stage
-from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features

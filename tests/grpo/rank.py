@@ -20,9 +20,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from rl_reward_network.grpo import measure as measure_file
+from rl_reward_network.grpo.checkpoint import any_rank, connect, first_message, from_first_rank
 from rl_reward_network.grpo.measure import Measured
 from rl_reward_network.grpo.policy import GRPOPolicy
-from rl_reward_network.grpo.ranks import any_rank, connect, first_message, from_first_rank
 from rl_reward_network.grpo.rollouts import Rollouts
 from rl_reward_network.grpo.validation import EMPTY, PROXY, SILENT, TAGS, ValidationCallback
 from rl_reward_network.models.ema import copied

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rl_reward_network.embedded.regions import make_scenes
-from rl_reward_network.grpo.trainable import mixed_precision
+from rl_reward_network.grpo.policy import mixed_precision
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from tests.grpo.nano import make_trainer, regions, shake
 

@@ -10,12 +10,11 @@ from safetensors.torch import load_file
 from transformers.trainer_utils import get_last_checkpoint
 
 from rl_reward_network.curves import load_checkpoint
-from rl_reward_network.grpo import checkpoint as checkpoint_file
 from rl_reward_network.grpo.checkpoint import EMA_WEIGHTS, SAVE_TOTAL_LIMIT, STATE
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.ema import trainable_tensors
 from rl_reward_network.models.lora import read_trainable
-from tests.grpo.nano import config, make_trainer, nano, regions, rewards, shake
+from tests.grpo.nano import config, make_trainer, nano, regions, rewards
 
 SAVING = {"save_strategy": "steps", "save_steps": 1, "caption": 1.0, "loop2_iou": 1.0}
 
@@ -27,16 +26,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     trainer = make_trainer(folder, max_steps=3, **SAVING)
     trainer.train()
     return folder, trainer
-
-
-@pytest.fixture
-def elsewhere(trained: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The trainer of that run after its first step, as if it wrote into another folder."""
-    trainer = trained[1]
-    monkeypatch.setattr(trainer.args, "output_dir", str(tmp_path))
-    monkeypatch.setattr(trainer.state, "global_step", 1)
-    trainer.save_checkpoint()
-    return trainer
 
 
 def names(folder: Path) -> list[str]:
@@ -71,6 +60,7 @@ def test_a_checkpoint_holds_all_that_changes(trained: tuple[Path, Any]) -> None:
         "loop_weights": {"norms": {}},
         "alike_rewards": {"loop1": 0, "loop2": 0},
         "curriculum": {},
+        "taught": {},
         "validation": {},
     }
 
@@ -90,55 +80,6 @@ def test_without_a_teacher_none_is_saved(tmp_path: Path) -> None:
     trainer.rollout_generator.sigma_controller.sigma = 9.0
     trainer.load_checkpoint(tmp_path / "checkpoint-1")
     assert trainer.rollout_generator.sigma_controller.sigma != 9.0
-
-
-def test_everything_is_put_back(trained: tuple[Path, Any], tmp_path: Path) -> None:
-    folder, trainer = trained
-    other = make_trainer(tmp_path, max_steps=4)
-    shake(other.sa2va, 0.1)
-    other.load_checkpoint(folder / "checkpoint-3")
-    for name, tensor in trainable_tensors(trainer.sa2va).items():
-        assert torch.equal(tensor, other.sa2va.get_parameter(name)), name
-    assert other.ema is not None
-    for name, tensor in trainer.ema.weights.items():
-        assert torch.equal(tensor, other.ema.weights[name]), name
-    assert other.ema.steps == 3
-    assert other.rollout_generator.sigma_controller.sigma == trainer.rollout_generator.sigma_controller.sigma
-    assert other.rollout_generator.ema is other.ema, "rollouts go on with the teacher that was put back"
-
-
-def test_a_folder_that_was_not_finished_is_never_gone_on_with(
-    elsewhere: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Cut off inside a checkpoint: what is there has another name, and goes at an error."""
-    seen: list[str] = []
-
-    def full(*_: Any) -> None:
-        seen.extend(names(tmp_path))
-        seen.append(str(get_last_checkpoint(str(tmp_path))))
-        raise RuntimeError("stopped")
-
-    monkeypatch.setattr(checkpoint_file, "save_checkpoint", full)
-    monkeypatch.setattr(elsewhere.state, "global_step", 7)
-    with pytest.raises(RuntimeError, match="stopped"):
-        elsewhere.save_checkpoint()
-    assert len(seen) == 3
-    assert seen[0].startswith(".checkpoint-7_")
-    assert seen[1:] == ["checkpoint-1", str(tmp_path / "checkpoint-1")]
-    assert names(tmp_path) == ["checkpoint-1"]
-    (tmp_path / ".checkpoint-9_killed").mkdir()
-    (tmp_path / ".checkpoint-9_killed_old").mkdir()
-    assert get_last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-1")
-
-
-def test_a_checkpoint_written_again_replaces_the_old(
-    elsewhere: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(elsewhere.rollout_generator.sigma_controller, "sigma", 0.125)
-    (tmp_path / "checkpoint-1" / "stale").touch()
-    elsewhere.save_checkpoint()
-    assert "stale" not in names(tmp_path / "checkpoint-1")
-    assert load_checkpoint(tmp_path / "checkpoint-1" / STATE)["sigma"] == 0.125
 
 
 @pytest.mark.parametrize("name", [STATE, EMA_WEIGHTS, "optimizer.pt", "scheduler.pt"])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,8 +21,8 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 
 from rl_reward_network.embedded.regions import write_regions
-from rl_reward_network.grpo.ranks import any_rank, first_message, from_first_rank
-from rl_reward_network.grpo.trainable import CANDIDATE_HEADS
+from rl_reward_network.grpo.checkpoint import any_rank, first_message, from_first_rank
+from rl_reward_network.grpo.policy import CANDIDATE_HEADS
 from rl_reward_network.grpo.trainer import check_supported
 from rl_reward_network.models.ema import copied
 from tests.grpo.nano import make_trainer
@@ -264,15 +265,23 @@ def test_deepspeed_resumes_with_the_same_weights(tmp_path: Path) -> None:
     assert_close(*weights, tolerance=0.0)
 
 
-def test_split_weights_are_refused(tmp_path: Path) -> None:
-    plugin = SimpleNamespace(zero_stage=3)
-    args = SimpleNamespace(fsdp="", deepspeed="zero3.json", deepspeed_plugin=plugin, pathwise_weight=0.0, bf16=False)
-    with pytest.raises(ValueError, match=r"zero3\.json: zero_optimization\.stage is 3, expected 1 or 2"):
-        check_supported(args, None)
-    plugin.zero_stage = 2
-    check_supported(args, None)
-    args.bf16 = True
-    with pytest.raises(ValueError, match="would round trained tensors to bfloat16; give --dtype float32"):
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"fsdp": "full_shard"}, r"FSDP.*torchrun"),
+        (
+            {"deepspeed_plugin": SimpleNamespace(zero_stage=3)},
+            r"zero\.json: zero_optimization\.stage is 3, exp",
+        ),
+        ({"bf16": True}, "would round trained tensors to bfloat16; give --dtype float32"),
+        ({"pathwise_weight": 1.0}, r"pathwise_weight is 1\.0.*--reward_net"),
+        ({}, ""),
+    ],
+)
+def test_what_the_trainer_cannot_run_is_refused(changed: dict[str, Any], message: str) -> None:
+    plugin = {"deepspeed": "zero.json", "deepspeed_plugin": SimpleNamespace(zero_stage=2)}
+    args = SimpleNamespace(**({"fsdp": "", "pathwise_weight": 0.0, "bf16": False} | plugin | changed))
+    with pytest.raises(ValueError, match=message) if message else nullcontext():
         check_supported(args, None)
 
 

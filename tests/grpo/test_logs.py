@@ -94,12 +94,6 @@ def test_a_checkpoint_between_two_lines_changes_no_line_after_a_resume(tmp_path:
     assert (tmp_path / "cut" / "metrics.jsonl").read_text() == (tmp_path / "whole" / "metrics.jsonl").read_text()
 
 
-def test_the_clip_fraction_is_logged_where_something_can_be_clipped(tmp_path: Path) -> None:
-    train(tmp_path, num_iterations=2, save_steps=2)
-    assert ["loop1/clip_fraction" in line for line in lines(tmp_path)] == [False, True]
-    assert ["loop2/clip_fraction" in line for line in lines(tmp_path)] == [False, True]
-
-
 def test_pictures_and_captions_of_both_loops_are_there(grpo_run: Path) -> None:
     result = curves(grpo_run)
     assert set(result.Tags()["images"]) == {"loop1/samples", "loop2/samples"}
@@ -114,15 +108,6 @@ def test_pictures_and_captions_of_both_loops_are_there(grpo_run: Path) -> None:
     reference, said = text.split("\n\n")[0].split(" -> ")
     assert reference.startswith("a ")
     assert said
-
-
-def test_supervised_training_has_its_loss_and_nothing_to_show(tmp_path: Path) -> None:
-    train(tmp_path, objective="supervised", max_steps=1)
-    (line,) = lines(tmp_path)
-    assert line["loop1/loss"] > 0, "a cross-entropy"
-    assert not {"loop1/kl_div", "loop1/clip_fraction"} & set(line)
-    assert line["total_loss"] == pytest.approx(line["loop1/loss"] + line["loss/mask"] + line["loss/answer"], rel=1e-5)
-    assert curves(tmp_path).Tags()["images"] == []
 
 
 def test_pictures_are_drawn_every_few_calls_and_the_summary_is_no_curve(
@@ -220,11 +205,9 @@ def test_each_tag_has_the_mean_of_its_own_values() -> None:
     assert metrics.means() == {"a": 2.0, "b": 5.0}
     assert list(metrics.means()) == ["a", "b"], "in the order of the first record"
     assert metrics.mean_of_last(("a",), 2) == [1.5]
-    metrics.clear()
-    assert metrics.means() == {}
 
 
-def test_the_table_of_completions_is_printed_and_written(grpo_inputs: Any, tmp_path: Path, capsys: Any) -> None:
+def test_the_table_of_completions_is_written(tmp_path: Path) -> None:
     own = make_trainer(tmp_path, per_device_train_batch_size=8)
     own.remove_callback(PrinterCallback)
     own.add_callback(GRPOLogs(tmp_path, lambda: own.last_rollouts, sampled=lambda: own.sampled))
@@ -241,9 +224,6 @@ def test_the_table_of_completions_is_printed_and_written(grpo_inputs: Any, tmp_p
             assert sum(row["advantage"] for row in group) == pytest.approx(0, abs=1e-6)
             assert all(0 <= row[term] <= 1 for row in group)
     assert masks[0]["reference"]
-    printed = capsys.readouterr().out
-    assert "step 2, loop1: 8 completions" in printed
-    assert captions[0]["completion"][:6] in printed
 
 
 def test_each_part_has_its_learning_rate_and_the_schedule_and_optimiser_are_chosen(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Mask policies: log-probabilities and divergences against torch's own, and that the gradient goes the right way."""
 
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,13 +7,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Normal, kl_divergence
 
-from rl_reward_network.grpo.losses import mask_policy_loss
 from rl_reward_network.grpo.mask_policies import MASK_POLICIES, SigmaController
-from rl_reward_network.grpo.policy import PolicyOutputs
-from rl_reward_network.grpo.rollouts import AnswerRollout, MaskRollout, MicroBatch, Rollouts
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
-from tests.grpo.nano import config, image_of
 
 FEATURES = Sam2Features((torch.zeros(1, 4, 32, 32), torch.zeros(1, 4, 16, 16), torch.zeros(1, 4, 8, 8)))
 SIZES = {"gaussian": 8, "bernoulli": 256}
@@ -52,49 +46,6 @@ def test_samples_have_the_distribution_and_follow_the_seed(name: str) -> None:
     assert not torch.equal(draws[0], draws[2])
     exact = distribution(name, parameters, WIDTHS[name])
     torch.testing.assert_close(draws[0].mean(dim=0), exact.mean, atol=0.05, rtol=0)
-
-
-@pytest.mark.parametrize("name", SIZES)
-def test_a_step_down_the_loss_makes_the_better_action_likelier(name: str, tmp_path: Path) -> None:
-    """The sign of loss and policy together: of two actions, one is rewarded and one punished."""
-    policy, width = MASK_POLICIES[name], torch.tensor(WIDTHS[name])
-    start = parameters_of(name)
-    actions = policy.sample(start, width, 2, torch.Generator().manual_seed(0))
-    parameters = start.clone().requires_grad_(True)
-    answer = AnswerRollout(image_of(), [1], [2])
-    rollouts = Rollouts(1, [], [answer], [MaskRollout(0, actions, width)])
-    outputs = PolicyOutputs([], [], [], [parameters], [])
-    batch = MicroBatch(rollouts, [], [torch.tensor([1.0, -1.0])])
-    parts = mask_policy_loss(batch, outputs, config(tmp_path, mask_beta=0.0), 1.0, policy)
-    (gradient,) = torch.autograd.grad(parts.value, parameters)
-    step = 0.1 * gradient / gradient.norm()
-    before, after = (
-        distribution(name, values, WIDTHS[name]).log_prob(actions).mean(dim=1) for values in (start, start - step)
-    )
-    assert after[0] - after[1] > before[0] - before[1] + 1e-4
-
-
-def fake_model() -> Any:
-    """A decoder whose masks depend on the embedding."""
-
-    def decode_masks(features: Sam2Features, embeddings: Tensor) -> Any:
-        base = embeddings.sum(dim=1)[:, None, None].expand(-1, 32, 32)
-        return SimpleNamespace(mask_logits=base)
-
-    return SimpleNamespace(decode_masks=decode_masks)
-
-
-def test_each_policy_turns_actions_into_masks() -> None:
-    model, embedding = fake_model(), torch.arange(8.0)
-    gaussian = MASK_POLICIES["gaussian"].mask_logits(model, FEATURES, embedding, torch.ones(3, 8))
-    assert (gaussian == 8).all()
-    cells = torch.zeros(2, 256)
-    cells[1, 0] = 1
-    bernoulli = MASK_POLICIES["bernoulli"].mask_logits(model, FEATURES, embedding, cells)
-    assert (bernoulli[0] < 0).all()
-    assert (bernoulli[1] > 0).nonzero().tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
-    for policy in MASK_POLICIES.values():
-        assert policy.parameters(model, FEATURES, embedding).ndim == 1
 
 
 def test_the_width_of_the_gaussian_follows_the_embedding() -> None:

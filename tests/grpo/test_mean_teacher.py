@@ -13,24 +13,19 @@ import torch
 from safetensors.torch import load_file
 
 from rl_reward_network.atomic_io import read_json
-from rl_reward_network.grpo import mean_teacher, validation
-from rl_reward_network.grpo.image_context import FeatureCache
+from rl_reward_network.grpo import validation
+from rl_reward_network.grpo.image_context import open_batch
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
-from rl_reward_network.grpo.mean_teacher import (
-    MixedOrder,
-    consistency_loss,
-    taught_batch,
-    teacher_masks,
-    without_masks,
-)
+from rl_reward_network.grpo.losses import consistency_loss
 from rl_reward_network.grpo.plan import PlanArgs, make_plan
+from rl_reward_network.grpo.prompts import MixedOrder, without_masks
+from rl_reward_network.grpo.rollouts import RolloutGenerator
 from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings, RewardWeights
 from rl_reward_network.inputs.config import RunConfig
-from rl_reward_network.models.ema import copied
+from rl_reward_network.models.ema import EMA, copied, fade_in
 from rl_reward_network.models.lora import WEIGHTS, read_trainable
-from rl_reward_network.models.mean_teacher import TeacherCopy, fade_in
 from tests.conftest import write_tiny_data
-from tests.grpo.nano import SETTINGS, nano, shake, train
+from tests.grpo.nano import SETTINGS, config, nano, shake, train
 
 SETTINGS_OF_TEACHER = SETTINGS | {
     "objective": "mean_teacher",
@@ -69,24 +64,6 @@ def test_the_loss_fades_in_as_in_the_paper() -> None:
     assert fade_in(30, 100) == fade_in(99, 100) == 1
 
 
-def test_a_copy_follows_parameters_and_batchnorm_with_a_warm_up() -> None:
-    student = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False), torch.nn.BatchNorm1d(1))
-    torch.nn.init.constant_(student[0].weight, 1.0)
-    teacher = TeacherCopy(student, decay=0.15)
-    with torch.no_grad():
-        student[0].weight.fill_(2.0)
-        student[1].running_mean.fill_(1.0)
-        student[1].num_batches_tracked.fill_(7)
-    teacher.update(student)  # decay 1 / 10
-    assert teacher.network[0].weight.item() == pytest.approx(0.1 * 1 + 0.9 * 2)
-    assert teacher.network[1].running_mean.item() == pytest.approx(0.9)
-    assert teacher.network[1].num_batches_tracked.item() == 7
-    teacher.update(student)  # decay 0.15, less than 2 / 11
-    assert teacher.network[0].weight.item() == pytest.approx(0.15 * 1.9 + 0.85 * 2)
-    assert not teacher.network.training
-    assert not teacher.network[0].weight.requires_grad
-
-
 def test_labelled_and_unlabelled_prompts_alternate_and_each_kind_is_used_up_before_it_begins_anew() -> None:
     order = MixedOrder([0, 1, 2], range(3, 13), 4, seed=0)
     assert order.rollouts_per_epoch == 5
@@ -110,38 +87,40 @@ def test_the_loss_weighs_each_pixel_by_the_teachers_confidence() -> None:
     p, q = (1 / (1 + math.exp(-x)) for x in (2.0, -1.0))
     cross_entropy = (0.8 * -math.log(p) + 0.2 * -math.log(1 - q)) / 1
     dice = (2 * 0.8 * p + 1) / (0.8 * p + 0.2 * q + 0.8 + 1)
-    loss = consistency_loss(logits, taught, 2.0, 0.5)
+    loss = consistency_loss(logits, taught, GRPOSettings(bce_weight=2.0, dice_weight=0.5))
     assert loss.item() == pytest.approx(2 * cross_entropy + 0.5 * (1 - dice), rel=1e-6)
     loss.backward()
     assert logits.grad is not None
     assert logits.grad[0, 0] < 0 < logits.grad[0, 1]
     unsure = torch.full((1, 2), 0.5)
-    assert consistency_loss(logits, unsure, 1.0, 1.0).item() == 0, "a teacher that knows nothing teaches nothing"
+    settings = GRPOSettings(bce_weight=1.0, dice_weight=1.0)
+    assert consistency_loss(logits, unsure, settings).item() == 0, "a teacher that knows nothing teaches nothing"
 
 
-def test_images_without_masks_get_the_teachers_mask_turned_with_their_view(images: GRPOInputs) -> None:
-    model, processor = nano()
-    teacher = copied(model)
-    shake(model, 0.05)
-    cache = FeatureCache(model, processor)
+def test_images_without_masks_get_the_teachers_mask_turned_with_their_view(images: GRPOInputs, tmp_path: Path) -> None:
+    generator = RolloutGenerator(*nano(), config(tmp_path, objective="mean_teacher", mask_to_caption_weight=0.0))
+    generator.ema = EMA(generator.model)
+    shake(generator.model, 0.05)
     prompts = [images.prompts[0], *without_masks(images.prompts[1:2])]
     assert [prompt.load()[1] is None for prompt in prompts] == [False, True]
-    found = teacher_masks(prompts[1:], cache, teacher, 8)[0]
-    own = teacher_masks(prompts[1:], cache, copied(model), 8)[0]
+    plain = open_batch(prompts[1:], generator.cache)
+    (found,) = generator.teacher_masks(plain)
+    (own,) = plain.masks(plain.context(generator.model), [0], [prompts[1].question])
     assert found is not None
     assert own is not None
     assert np.abs(found - own).max() > 0.01, "the teacher's weights, not the model's"
-    batch, taught = taught_batch(prompts, cache, teacher, np.random.default_rng(0), 8)
-    assert taught[0] is None
-    assert batch.truths[1] is None
-    assert taught[1] is not None
-    assert batch.truths[0] is not None
-    assert batch.truths[0].shape == prompts[0].load()[0].shape[:2]
-    assert taught[1].max() <= found.max() + 1e-5
-    assert not np.array_equal(taught[1], found)
-    assert not np.array_equal(batch.images[1], prompts[1].load()[0]), "the student sees another view"
-    again, _ = taught_batch(prompts, cache, teacher, np.random.default_rng(0), 8)
-    assert np.array_equal(batch.images[1], again.images[1])
+    batch, again = (generator.taught(prompts, np.random.default_rng(0), 0.5) for _ in range(2))
+    labelled, unlabelled = (answer.image for answer in batch.rollouts.answers)
+    assert batch.consistency_weight == 0.5
+    assert labelled.taught is None
+    assert unlabelled.truth is None
+    assert unlabelled.taught is not None
+    assert labelled.truth is not None
+    assert labelled.truth.shape == prompts[0].load()[0].shape[:2]
+    assert unlabelled.taught.max() <= found.max() + 1e-5
+    assert not np.array_equal(unlabelled.taught, found)
+    assert not np.array_equal(unlabelled.image, prompts[1].load()[0]), "the student sees another view"
+    assert np.array_equal(unlabelled.image, again.rollouts.answers[1].image.image)
 
 
 def test_a_run_learns_from_both_kinds_and_counts_one_label(run: Path) -> None:
@@ -149,9 +128,9 @@ def test_a_run_learns_from_both_kinds_and_counts_one_label(run: Path) -> None:
     assert len(lines) == 2
     assert all("loss/mask" in line for line in lines)
     assert "val/teacher_gt_dice" in (run / "metrics.jsonl").read_text()
-    config = read_json(run / "final_model" / "config.json")
-    assert config["labels"] == 1
-    assert config["settings"]["training"]["objective"] == "mean_teacher"
+    saved = read_json(run / "final_model" / "config.json")
+    assert saved["labels"] == 1
+    assert saved["settings"]["training"]["objective"] == "mean_teacher"
     card = (run / "final_model" / "README.md").read_text()
     assert "on true masks and a mean teacher's" in card
     assert "those of a moving average of the model" in card
@@ -161,13 +140,13 @@ def test_masks_that_the_teacher_has_lost_are_counted_and_said(
     images: GRPOInputs, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert read_json(run / "final_model" / "config.json")["taught"] == {"images": 2, "no_seg": 0}
-    real, asked = mean_teacher.teacher_masks, []
+    real, asked = RolloutGenerator.teacher_masks, []
 
-    def forgetful(prompts: Any, *rest: Any) -> list[Any]:
-        asked.append(prompts)
-        return [None] * len(prompts) if len(asked) == 2 else real(prompts, *rest)
+    def forgetful(self: RolloutGenerator, batch: Any) -> list[Any]:
+        asked.append(batch)
+        return [None] * len(batch.prompts) if len(asked) == 2 else real(self, batch)
 
-    monkeypatch.setattr(mean_teacher, "teacher_masks", forgetful)
+    monkeypatch.setattr(RolloutGenerator, "teacher_masks", forgetful)
     plan = replace(PLAN, eval_steps=0, settings=replace(PLAN.settings, max_steps=3))
     lost = train(images, plan, tmp_path / "lost")
     lines = [json.loads(line) for line in (lost / "metrics.jsonl").read_text().splitlines()]

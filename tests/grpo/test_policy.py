@@ -1,7 +1,6 @@
 """The packed policy: attention, log-probabilities, gradients and masks are those of one text at a time."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -145,24 +144,6 @@ def test_loop_2_reads_the_answer_and_the_state_at_seg(made: tuple[Any, Rollouts]
     logits[:, trainer.rollout_generator.processor.never_sampled_ids] = float("-inf")
     expected = logits.log_softmax(-1).gather(1, words[:, None])[:, 0]
     torch.testing.assert_close(outputs.answer_log_probs[0], expected, atol=2e-4, rtol=1e-4)
-
-
-def test_a_supervised_step_decodes_each_image_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cells of the mask policy, which a supervised loss does not use, would be a decoding for each answer more."""
-    counts = {}
-    for objective in ("supervised", "grpo"):
-        trainer = make_trainer(tmp_path, objective=objective, mask_policy="bernoulli")
-        decoded: list[int] = []
-        decode = trainer.sa2va.decode_masks
-
-        def counting(features: Any, embeddings: Any, decode: Any = decode, decoded: list[int] = decoded) -> Any:
-            decoded.append(len(embeddings))
-            return decode(features, embeddings)
-
-        monkeypatch.setattr(trainer.sa2va, "decode_masks", counting)
-        trainer._trial_loss(regions()[0])
-        counts[objective] = decoded
-    assert counts == {"supervised": [1], "grpo": [1]}
 
 
 def test_the_zero_reaches_every_trainable_tensor_and_nothing_needs_no_group() -> None:

@@ -18,7 +18,6 @@ from rl_reward_network.grpo.image_context import open_batch
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
 from rl_reward_network.grpo.plan import PlanArgs, RewardArgs, make_plan
 from rl_reward_network.grpo.preferences import (
-    JUDGES,
     PairMaker,
     candidate_masks,
     compared_batch,
@@ -146,10 +145,10 @@ def test_judges_prefer_what_they_say() -> None:
     line, islands, ring = "##### ..... .....", "##.## ..... .....", "##### #...# #####"
     masks = stack(line, islands, ring)
     image = image_of(truth=stack(line)[0], pixels=np.zeros((3, 5, 3), np.uint8))
-    of_truth = JUDGES["truth"](image, masks, None, 0.05)
-    np.testing.assert_allclose(of_truth.values, dice(masks, stack(line, line, line)))
-    assert of_truth.better.tolist() == [[False, True, True], [False, False, True], [False, False, False]]
-    assert not JUDGES["truth"](image, masks, None, 0.9).better.any(), "no difference is that large"
+    values, better = PairMaker("truth", 0.05).judged(image, masks)
+    np.testing.assert_allclose(values, dice(masks, stack(line, line, line)))
+    assert better.tolist() == [[False, True, True], [False, False, True], [False, False, False]]
+    assert not PairMaker("truth", 0.9).judged(image, masks)[1].any(), "no difference is that large"
     pair = PairMaker("truth", 0.0).pair(image, stack(line, line, islands), np.random.default_rng(0))
     assert pair is not None
     assert (pair.chosen.sum(), pair.rejected.sum()) == (5, 4)
@@ -176,9 +175,9 @@ def test_a_difference_within_the_reward_networks_noise_makes_no_pair() -> None:
     sizes = {5: (0.8, 0.8), 2: (0.5, 0.5), 1: (0.9, 0.6)}  # the members disagree on the last
     network: Any = TwoMembers(sizes)
     image = image_of(pixels=np.zeros((2, 5, 3), np.uint8))
-    judged = JUDGES["learned"](image, masks, network, 0.02)
-    assert judged.better[0].tolist() == [False, True, False], "0.05 ahead of the last, +-0.15"
-    pair = PairMaker("learned", 0.02, network).pair(image, masks, np.random.default_rng(0))
+    maker = PairMaker("learned", 0.02, network)
+    assert maker.judged(image, masks)[1][0].tolist() == [False, True, False], "0.05 ahead of the last, +-0.15"
+    pair = maker.pair(image, masks, np.random.default_rng(0))
     assert pair is not None
     assert np.array_equal(pair.chosen, masks[0])
     assert np.array_equal(pair.rejected, masks[1])

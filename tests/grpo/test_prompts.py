@@ -127,7 +127,7 @@ def test_what_is_known_is_averaged_and_a_missing_reward_changes_nothing() -> Non
     order.update([(0, 1.0, True)])
     order.update([(0, 0.0, False), (1, NAN, True)])
     assert order.reward[0] == 0.5
-    assert order.spread.tolist() == [0.5, 1]
+    assert order.differing.tolist() == [0.5, 1]
     assert order.reward[1].isnan()
 
 

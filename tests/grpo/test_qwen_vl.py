@@ -3,14 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from rl_reward_network.grpo.measure import measure
+from rl_reward_network.grpo.policy import prepare_model
 from rl_reward_network.grpo.rollouts import Rollouts
-from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from tests.grpo.nano import config, regions, rewards, shake
@@ -99,21 +98,6 @@ def test_both_ways_to_show_a_region_give_captions_and_metrics(trainer: Any, how:
     assert len(cache.entries) >= 1 + 2, "the image, and each true region, which will be asked for again"
     cache.clear()
     cache.processor.region_prompt = "outline"
-
-
-def test_a_region_is_encoded_again_when_it_is_shown_in_another_way(trainer: Any) -> None:
-    cache = trainer.rollout_generator.cache
-    cache.clear()
-    image, region = np.zeros((60, 300, 3), dtype=np.uint8), np.zeros((60, 300), dtype=bool)
-    region[20:40, 100:120] = True
-    outlined = cache.get_region(image, region, repeated=True)
-    cache.processor.region_prompt = "crop"
-    cropped = cache.get_region(image, region, repeated=True)
-    cache.processor.region_prompt = "outline"
-    assert cropped.vision.grids != outlined.vision.grids
-    assert torch.equal(cache.get_region(image, region, repeated=True).vision.tokens, outlined.vision.tokens)
-    assert cache.hits >= 1
-    cache.clear()
 
 
 def test_a_run_trains_and_is_saved(trainer: Any, tmp_path: Path) -> None:

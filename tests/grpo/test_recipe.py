@@ -27,8 +27,8 @@ from torch import nn
 from benchmarks.random_checkpoint import CHAT, write_random_checkpoint
 from rl_reward_network.atomic_io import read_json
 from rl_reward_network.grpo.image_context import make_question
+from rl_reward_network.grpo.policy import prepare_model
 from rl_reward_network.grpo.prompts import segment_question
-from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.lora import parameter_table
 from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint, tensor_shapes, to_original

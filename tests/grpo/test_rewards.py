@@ -196,7 +196,7 @@ def test_the_noise_of_an_ensemble_shrinks_its_groups_and_is_counted(tmp_path: Pa
 
 
 def test_a_reward_function_must_answer_for_every_generation(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"\(4,\) values for 6 generations"):
+    with pytest.raises(ValueError, match=r"reward a: \(4,\) values for 6 generations"):
         rewarded(tmp_path, {"a": Reward(gives(1, 2, 3, 4), 1.0)})
 
 
@@ -229,11 +229,6 @@ def test_a_term_may_be_made_of_others(tmp_path: Path) -> None:
     ("reply", "reason"),
     [
         (Reply("rubbish"), "a reply that cannot be read: rubbish"),
-        (Reply(body="<html>rubbish</html>"), "a reply that is no chat completion: <html>rubbish"),
-        (Reply(body='{"choices": [{"mess'), 'a reply that is no chat completion: {"choices'),
-        (Reply(""), "a reply without text"),
-        (Reply(body=""), "a reply that is no chat completion: (empty)"),
-        (Reply(status=429, body="slow down", headers=SOON), "HTTP 429: slow down"),
         (Reply(status=500, body="oops", headers=SOON), "HTTP 500: oops"),
     ],
 )
@@ -344,7 +339,7 @@ def alike_trainer(folder: Path, **settings: Any) -> Sa2VAGRPOTrainer:
 def note(trainer: Any, **differ: bool) -> None:
     """A step in which the rewards of a loop differ or not."""
     nothing = np.zeros((1, 2))
-    trainer._note_spread([{loop: Advantages(nothing, nothing, np.array([flag])) for loop, flag in differ.items()}])
+    trainer._note_alike([{loop: Advantages(nothing, nothing, np.array([flag])) for loop, flag in differ.items()}])
     trainer.state.global_step += 1
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from rl_reward_network.grpo.image_context import ImageContext, PromptBatch, region_cells
-from rl_reward_network.grpo.measure import mixed_precision
 from rl_reward_network.grpo.rewards import score, step_advantages
 from rl_reward_network.grpo.rollouts import MicroBatch, RolloutGenerator
 from rl_reward_network.grpo.trainer import with_advantages
@@ -96,24 +95,6 @@ def test_the_teacher_has_the_averaged_weights(tmp_path: Any) -> None:
     assert mixed["completions"] == before["completions"]
     pairs = zip(mixed["predicted_masks"], before["predicted_masks"], strict=True)
     assert any(a is None or b is None or (a != b).any() for a, b in pairs), "the teacher's masks have changed"
-
-
-def test_the_teacher_has_the_averaged_weights_in_bfloat16_as_well(tmp_path: Any) -> None:
-    model, processor = nano(dtype=torch.bfloat16)
-    generator, prompts = RolloutGenerator(model, processor, config(tmp_path)), regions()[:2]
-
-    def described() -> list[str]:
-        with mixed_precision(model):
-            columns = generator.generate(prompts, (0, 0, 0)).columns["loop2"]
-        return [str(text) for text in columns["completions"]]
-
-    without = described()
-    generator.ema = EMA(model)
-    assert described() == without, "the average begins as the model"
-    rng = torch.Generator().manual_seed(0)
-    for tensor in generator.ema.weights.values():
-        tensor += 0.3 * torch.randn(tensor.shape, generator=rng)
-    assert described() != without
 
 
 def test_a_missing_seg_is_a_true_0(generator: RolloutGenerator, monkeypatch: pytest.MonkeyPatch) -> None:

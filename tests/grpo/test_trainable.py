@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from rl_reward_network.grpo.losses import PathwiseReward
-from rl_reward_network.grpo.trainable import (
+from rl_reward_network.grpo.policy import (
     CANDIDATE_HEADS,
     check_movement,
     digests,
@@ -86,12 +86,6 @@ def test_dropout_of_a_checkpoint_is_turned_off_in_every_part() -> None:
     assert all(map(torch.equal, outputs(), trained))
 
 
-def test_lora_is_put_on_once() -> None:
-    model, _ = nano()
-    with pytest.raises(ValueError, match="LoRA"):
-        prepare_model(model, 4, 8)
-
-
 def test_the_mask_decoder_is_out_of_reach_of_sampled_rewards(tmp_path: Path) -> None:
     names, unreached = frozen_by(tmp_path)
     assert not any(name.startswith((DECODER, PROMPTS)) for name in names)
@@ -143,14 +137,6 @@ def test_digests_change_with_one_bit(trains: bool) -> None:
         bits = changed.get_parameter(name).data.view(torch.uint8)
         bits[0, -1] ^= 1
         assert {key for key, digest in digests(changed).items() if digest != before[key]} == {name}
-
-
-def test_digests_tell_minus_0_from_0() -> None:
-    """Equal as numbers, but somebody wrote there."""
-    first, second = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
-    first.weight.data.fill_(0.0)
-    second.weight.data.fill_(-0.0)
-    assert digests(first) != digests(second)
 
 
 def test_frozen_tensors_that_changed_are_a_bug_and_still_ones_are_named() -> None:

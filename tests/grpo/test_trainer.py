@@ -11,8 +11,8 @@ import torch
 from rl_reward_network.grpo.image_context import open_batch
 from rl_reward_network.grpo.losses import BOUNDS, answer_loss
 from rl_reward_network.grpo.measure import measure
+from rl_reward_network.grpo.policy import check_movement, digests
 from rl_reward_network.grpo.rewards import Reward
-from rl_reward_network.grpo.trainable import check_movement, digests
 from rl_reward_network.grpo.trainer import (
     Place,
     Sa2VAGRPOTrainer,
@@ -21,9 +21,8 @@ from rl_reward_network.grpo.trainer import (
     hint_out_of_memory,
     hint_to_resume,
 )
-from rl_reward_network.models.lora import lora_off
 from rl_reward_network.rewards.table import iou_reward
-from tests.grpo.nano import config, make_trainer, nano, regions, rewards, shake
+from tests.grpo.nano import config, make_trainer, nano, regions, rewards
 
 SMALL = {"per_device_train_batch_size": 4}  # one prompt a step
 
@@ -65,19 +64,6 @@ def test_a_run_moves_what_trains_and_keeps_its_reference(tmp_path: Path) -> None
             assert not torch.equal(old, after)
 
 
-def test_lora_off_adds_nothing_and_leaves_what_trains(tmp_path: Path) -> None:
-    model, _ = nano()
-    ids = torch.arange(20)[None]
-    plain = model(input_ids=ids).logits
-    shake(model, 0.1)
-    trained = [name for name, p in model.named_parameters() if p.requires_grad]
-    with lora_off(model), torch.no_grad():
-        off = model(input_ids=ids).logits
-    assert torch.equal(off, plain), "text alone passes no other part that was moved"
-    assert not torch.allclose(model(input_ids=ids).logits, plain)
-    assert [name for name, p in model.named_parameters() if p.requires_grad] == trained
-
-
 def test_rollouts_are_used_num_iterations_times(tmp_path: Path) -> None:
     """Those of the step before are dropped first: they hold image features, and the Trainer's loop holds their list."""
     trainer = make_trainer(tmp_path, num_iterations=2, max_steps=4, epsilon=1e-6, per_device_train_batch_size=4)
@@ -111,8 +97,8 @@ def test_accumulated_batches_are_one_large_batch(tmp_path: Path) -> None:
         assert_equal(weights(whole), weights(parts), 2e-6)
 
 
-@pytest.mark.parametrize("more", [{"num_iterations": 2}, {"curriculum": True, "adaptive_loop_weights": True}])
-def test_a_resumed_run_ends_as_the_whole_one(tmp_path: Path, more: dict[str, Any]) -> None:
+def test_a_resumed_run_ends_as_the_whole_one(tmp_path: Path) -> None:
+    more = {"num_iterations": 2, "curriculum": True, "adaptive_loop_weights": True}
     settings = {**more, **SMALL, "max_steps": 3, "save_strategy": "steps", "save_steps": 2}
     whole = make_trainer(tmp_path / "whole", **settings)
     whole.train()
@@ -206,60 +192,6 @@ def test_a_warning_names_the_limit_that_truncates_all_captions(tmp_path: Path) -
     with pytest.warns(UserWarning, match="max_completion_length 1"):
         trainer.train()
     assert trainer.state.log_history[0]["loop1/frac_truncated"] == 1
-
-
-def test_out_of_memory_says_what_to_lower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any, **__: Any) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    trainer = make_trainer(tmp_path)
-    monkeypatch.setattr(trainer.rollout_generator, "generate", full)
-    with pytest.raises(ValueError, match=r"step 1: .*GPU memory in rollouts; .*num_mask_generations"):
-        trainer.train()
-    trainer = make_trainer(tmp_path)
-    monkeypatch.setattr(trainer.model, "forward", full)
-    batch = trainer.rollout_generator.references(regions()[:2])
-    monkeypatch.setattr(trainer, "_generate_step", lambda: [batch])
-    with pytest.raises(ValueError, match=r"step 1: .*GPU memory in the loss; .*num_generations"):
-        trainer.train()
-
-
-def test_fsdp_is_refused_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = config(tmp_path / "run")
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")  # as accelerate launch --use_fsdp sets it
-    with pytest.raises(ValueError, match=r"FSDP.*torchrun"):
-        Sa2VAGRPOTrainer(*nano(), settings, regions(), rewards())
-    assert not (tmp_path / "run").exists()
-
-
-def test_pathwise_without_a_network_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"pathwise_weight is 1\.0.*--reward_net"):
-        Sa2VAGRPOTrainer(*nano(), config(tmp_path, pathwise_weight=1.0), regions(), rewards())
-
-
-def test_an_answer_that_drifts_is_brought_back(tmp_path: Path) -> None:
-    """Losses on masks alone leave it where it is: an answer without [SEG] has no mask, and so no gradient."""
-    drift = {}
-    for weight in (0.0, 1.0):
-        quiet = {"supervised_mask_weight": 0.0, "mask_to_caption_weight": 0.0, "max_steps": 8 if weight else 1}
-        trainer = make_trainer(tmp_path / str(weight), objective="supervised", seg_text_weight=weight, **quiet)
-        shake(trainer.sa2va, 0.15)
-        rollouts = trainer.rollout_generator.references(regions()[:4]).rollouts
-        before = answer_loss(trainer.policy(rollouts)[0].answer_log_probs, 8.0).item()
-        trainer.train()
-        drift[weight] = before, answer_loss(trainer.policy(rollouts)[0].answer_log_probs, 8.0).item()
-    assert drift[0.0][0] == drift[1.0][0] > 1
-    assert drift[0.0][1] == drift[0.0][0]
-    assert drift[1.0][1] < 0.1 * drift[1.0][0]
-
-
-def test_supervised_training_without_loop_2_learns_no_masks(tmp_path: Path) -> None:
-    """It learns the answer with [SEG] all the same."""
-    trainer = make_trainer(tmp_path, objective="supervised", caption_to_mask_weight=0.0, max_steps=1)
-    trainer.train()
-    first = trainer.state.log_history[0]
-    assert "loss/mask" not in first
-    assert first["loss/answer"] > 0
 
 
 def test_supervised_training_weighs_its_masks_and_samples_nothing(tmp_path: Path) -> None:

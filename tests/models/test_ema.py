@@ -31,6 +31,28 @@ def test_the_average_follows_the_closed_form_with_warm_up():
     assert ema.distance(net) == pytest.approx(float((expected - net[0].weight.detach()).norm()))
 
 
+def test_with_buffers_the_statistics_of_batchnorm_are_averaged_and_numbers_copied():
+    student = nn.Sequential(nn.Linear(1, 1, bias=False), nn.BatchNorm1d(1))
+    nn.init.constant_(student[0].weight, 1.0)
+    teacher = EMA(student, 0.15, buffers=True)
+    with torch.no_grad():
+        student[0].weight.fill_(2.0)
+        student[1].running_mean.fill_(1.0)
+        student[1].num_batches_tracked.fill_(7)
+    teacher.update(student)  # decay 1 / 10
+    assert teacher.weights["0.weight"].item() == pytest.approx(0.1 * 1 + 0.9 * 2)
+    assert teacher.weights["1.running_mean"].item() == pytest.approx(0.9)
+    assert teacher.weights["1.num_batches_tracked"].item() == 7
+    teacher.update(student)  # decay 0.15, less than 2 / 11
+    assert teacher.weights["0.weight"].item() == pytest.approx(0.15 * 1.9 + 0.85 * 2)
+    assert teacher.weights.keys() == student.state_dict().keys()
+    mean, variance = (teacher.weights[f"1.running_{name}"] for name in ("mean", "var"))
+    expected = (3 * teacher.weights["0.weight"] - mean) / (variance + student[1].eps).sqrt()
+    with torch.no_grad(), swapped(student.eval(), teacher.weights):
+        torch.testing.assert_close(student(torch.full((1, 1), 3.0)), expected)
+    assert student[1].running_mean.item() == 1.0
+
+
 def test_the_half_life_is_in_steps():
     assert EMA(model(), 0.999).half_life_after(9000) == pytest.approx(math.log(0.5) / math.log(0.999))
     assert EMA(model(), 0.999).half_life_after(140) == EMA(model(), 0.99).half_life_after(140), "still warming up"

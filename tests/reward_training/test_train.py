@@ -14,6 +14,7 @@ from skimage.draw import line
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rl_reward_network.data.windows import LabelledImages, draw_batch
+from rl_reward_network.models.ema import swapped
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig, UNet
 from rl_reward_network.reward_training import train as training
 from rl_reward_network.reward_training.masks import damage, true_dice
@@ -134,8 +135,8 @@ def test_a_taught_window_is_segmented_by_the_average_as_it_is_and_learned_pertur
     images, probs, weight = member._taught(2, 64, 4)
     rng = np.random.default_rng([TINY.seed, 0, 4, 1])
     weak = draw_batch(UNLABELLED, 2, 64, rng)[0]
-    member.teacher.network.eval()
-    torch.testing.assert_close(probs, member.teacher.network(weak).sigmoid())
+    with swapped(member.unet.eval(), member.teacher.weights):
+        torch.testing.assert_close(probs, member.unet(weak).sigmoid())
     assert images.shape == weak.shape
     assert not torch.equal(images, weak)
     assert weight == 1, "faded in after 30 % of the steps"
