@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from rl_reward_network.atomic_io import whole_file
 from rl_reward_network.data.ridges import IMAGES, check_labels
 from rl_reward_network.models.reward_network import DiceInterval, RewardNetwork, error_map
-from rl_reward_network.report.agreement import AgreementRow, agreement, coverage
+from rl_reward_network.report.metrics import AgreementRow, agreement, coverage
 from rl_reward_network.reward_training.baseline import Predictor
 from rl_reward_network.reward_training.calibration import (
     CLIMBERS,

@@ -19,7 +19,7 @@ from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, describe_run
 from rl_reward_network.inputs.unlabelled import Unlabelled
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
-from rl_reward_network.report.cost import RunCost
+from rl_reward_network.report.deployment import RunCost
 from rl_reward_network.reward_training.agreement import measure_agreement, sheet_rows, write_sheet
 from rl_reward_network.reward_training.baseline import train_pooled_cnn
 from rl_reward_network.reward_training.calibration import calibrated

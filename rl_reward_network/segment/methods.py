@@ -8,7 +8,7 @@ from tqdm import tqdm
 
 from rl_reward_network.bit_depth import Levels
 from rl_reward_network.data.images import load_for_model
-from rl_reward_network.methods.deployed import DeployedMethod, load_deployed
+from rl_reward_network.methods.compare import DeployedMethod, load_deployed
 from rl_reward_network.segment.files import Target, check_free, remove_mask, write_mask
 from rl_reward_network.segment.maker import Segmented, image_levels
 
