@@ -245,7 +245,7 @@ class _Seed:
     def _cost(self, method: Method, weights: str) -> Cost:
         costs = [RunCost.load(run).total(method.searched) for run in self.runs_of(method, weights).values()]
         if method.grid or method.weights == FINE_TUNED:
-            costs.append(Cost(labels=(("val", len(self.samples["val"])),)))  # they choose the parameter or the weights
+            costs.append(Cost(labels={"val": len(self.samples["val"])}))  # they choose the parameter or the weights
         return total_cost(costs)
 
     def _result_path(self, method: Method, weights: str) -> Path:

@@ -6,7 +6,7 @@ One test decides for all rows: `max_t` over the test patients. Headline, table a
 import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from rl_reward_network.data.items import Sample
 from rl_reward_network.methods.methods import METHODS, Method
 from rl_reward_network.methods.view import BASE
 from rl_reward_network.report import page
-from rl_reward_network.report.deployment import Cost, cost_json
+from rl_reward_network.report.deployment import Cost
 from rl_reward_network.report.overlays import BLUE, GREEN, ORANGE, Colour, picture
 from rl_reward_network.report.statistics import (
     MIN_PATIENTS,
@@ -86,7 +86,7 @@ class MethodResult:
     val: tuple[float, ...]
     test: dict[str, tuple[float, ...]]
     answers: float
-    cost: Cost = Cost()  # noqa: RUF009  # frozen
+    cost: Cost = field(default_factory=Cost)
     chosen_on_validation: str = ""
 
 
@@ -384,7 +384,7 @@ def _summary(report: Report, folder: Path) -> dict[str, Any]:
             "val_dice": asdict(row.val),
             "dice_spread_over_seeds": row.seed_spread,
             "masks_per_image": row.answers,
-            "cost": cost_json(row.cost),
+            "cost": asdict(row.cost),
             "chosen_on_validation": row.words,
             "weights": [result.weights for result in row.results],
         }

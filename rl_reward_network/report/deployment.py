@@ -7,7 +7,7 @@ too good by chance. The policy is judged out of fold: on patients that neither t
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -236,7 +236,7 @@ class Cost:
     """
 
     minutes: float = 0.0
-    labels: tuple[tuple[str, int], ...] = ()
+    labels: dict[str, int] = field(default_factory=dict)
     parameters: int = 0
     peak_gib: float | None = None
     resumed: bool = False
@@ -244,7 +244,7 @@ class Cost:
     @property
     def labelled_images(self) -> int:
         """Number of labelled images."""
-        return sum(count for _, count in self.labels)
+        return sum(self.labels.values())
 
 
 @dataclass(frozen=True)
@@ -282,7 +282,7 @@ class RunCost:
             if not (searched and use == "weights"):
                 labels |= Counter(of)  # the uses of a split share its images
         parameters = 0 if searched else self.parameters
-        return Cost(seconds / 60, _items(labels), parameters, self.peak_memory_gib, self.resumed)
+        return Cost(seconds / 60, dict(sorted(labels.items())), parameters, self.peak_memory_gib, self.resumed)
 
 
 def total_cost(costs: Iterable[Cost]) -> Cost:
@@ -290,21 +290,12 @@ def total_cost(costs: Iterable[Cost]) -> Cost:
     costs = list(costs)
     labels: Counter[str] = Counter()
     for cost in costs:
-        labels |= Counter(dict(cost.labels))  # the larger number of each split: budgets are nested
+        labels |= Counter(cost.labels)  # the larger number of each split: budgets are nested
     peaks = [cost.peak_gib for cost in costs if cost.peak_gib is not None]
     return Cost(
         sum(cost.minutes for cost in costs),
-        _items(labels),
+        dict(sorted(labels.items())),
         sum(cost.parameters for cost in costs),
         max(peaks, default=None),
         any(cost.resumed for cost in costs),
     )
-
-
-def _items(labels: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted((name, count) for name, count in labels.items() if count))
-
-
-def cost_json(cost: Cost) -> dict[str, Any]:
-    """A cost as JSON."""
-    return asdict(cost) | {"labels": dict(cost.labels)}

@@ -150,8 +150,8 @@ def test_labels_are_named_by_use():
 
 
 def test_runs_that_learn_from_one_split_share_its_labels():
-    both = total_cost([Cost(2, (("reward", 50),), 10, 1.5), Cost(3, (("policy", 20), ("reward", 40)), 5, None)])
-    assert both == Cost(5, (("policy", 20), ("reward", 50)), 15, 1.5)
+    both = total_cost([Cost(2, {"reward": 50}, 10, 1.5), Cost(3, {"policy": 20, "reward": 40}, 5, None)])
+    assert both == Cost(5, {"policy": 20, "reward": 50}, 15, 1.5)
     assert both.labelled_images == 70
     assert total_cost([]) == Cost()
 
@@ -161,6 +161,6 @@ def test_the_cost_of_a_run_is_read_as_it_was_written(tmp_path):
     labels = {"reward": {}, "weights": {"val": 48}, "deployment": {"policy": 20, "val": 40}}
     RunCost(seconds, labels, 7, None, resumed=True).save(tmp_path)
     run = RunCost.load(tmp_path)
-    assert run.total() == Cost(1.5, (("policy", 20), ("val", 48)), 7, None, resumed=True)
-    searched = Cost(0.5, (("policy", 20), ("val", 40)), 0, None, resumed=True)
+    assert run.total() == Cost(1.5, {"policy": 20, "val": 48}, 7, None, resumed=True)
+    searched = Cost(0.5, {"policy": 20, "val": 40}, 0, None, resumed=True)
     assert run.total(searched=True) == searched
