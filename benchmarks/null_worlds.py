@@ -31,12 +31,10 @@ from scipy import stats
 
 from rl_reward_network.cli.app import run
 from rl_reward_network.methods.adapt import decide as decide_stage
-from rl_reward_network.methods.measure import MethodResult
 from rl_reward_network.methods.methods import METHODS
-from rl_reward_network.methods.table import TestImages, choose, make_table, verdict_lines
+from rl_reward_network.methods.table import MethodResult, TestImages, choose, make_table, verdict_lines
 from rl_reward_network.methods.view import BASE
-from rl_reward_network.report.cost import Cost
-from rl_reward_network.report.deployment import decide, out_of_fold
+from rl_reward_network.report.deployment import Cost, decide, out_of_fold
 from rl_reward_network.report.statistics import LEVEL, max_t, sign_of
 
 VAL_PATIENTS = 24

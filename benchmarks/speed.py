@@ -194,7 +194,7 @@ def decoding(args: Gpu) -> bool:
     processor.never_sampled_ids.append(processor.seg_token_id)
     processor.template = replace(processor.template, stop_words=())
     question = make_question(processor, 0, processor.tokens_per_tile, "Please describe the image.")
-    context = ImageContext(model, processor, [encode_image(model, processor, *scenes(1))], [question.prefix_ids])
+    context = ImageContext(model, processor, [encode_image(model, processor, scenes(1)[0])], [question.prefix_ids])
     rates: list[float] = []
     for count in ROWS:
         context.answer([question] * count, Decoding(4))  # not counted

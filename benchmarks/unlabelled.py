@@ -30,10 +30,9 @@ from rl_reward_network.grpo.inputs import open_grpo_inputs
 from rl_reward_network.grpo.prompts import TrainingItem
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.segmenter import load_segmenter
-from rl_reward_network.methods.measure import calibration
 from rl_reward_network.report.statistics import CHANGE, UNIT, few_patients_note, group_means, mean_interval
 from rl_reward_network.report.table import ECE, TITLES
-from rl_reward_network.rewards.metrics import mask_metrics
+from rl_reward_network.rewards.metrics import calibration_error, mask_metrics
 from rl_reward_network.run import BEST_REWARD_NET, FINAL
 
 START, LONGER = "start", "longer"
@@ -177,7 +176,9 @@ def measured(model: Path, prompts: list[TrainingItem]) -> dict[str, Any]:
         assert truth is not None
         answer = segmenter.segment(image, [prompt.question])
         soft = segmenter.upsample(answer.mask_logits, image.shape[:2])[0]
-        for name, value in (mask_metrics(soft > 0.5, truth) | {ECE: calibration(soft, truth)}).items():
+        for name, value in (
+            mask_metrics(soft > 0.5, truth) | {ECE: float(calibration_error(soft[None].astype(float), truth[None])[0])}
+        ).items():
             columns.setdefault(name, []).append(value)
     return {"groups": [prompt.group_id for prompt in prompts], **columns}
 

@@ -74,7 +74,8 @@ for row in rows:
     print(f"{row['title'][:48]:<49}{float(row['dice_mean']):.3f} ({interval})  {row['verdict']}")
 
 # %%
-# Each row is a method; ``table.csv`` and ``report.html`` have more columns. Those that decide:
+# Each row is a method; ``table.csv`` has more columns. ``report.html`` begins with what is deployed, the verdict, and
+# three test images with their masks; costs, plots and further metrics are folded below its table. What decides:
 #
 # - **Dice** with its 95 % interval over patients: what another patient may have.
 # - **less base**: the difference to the model as it is, on the same images. An interval without 0 is a difference.

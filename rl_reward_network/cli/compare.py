@@ -58,8 +58,6 @@ def check(args: Args) -> "ComparePlan":
     Raises:
         ValueError: settings that do not go together, a GPU or data that are missing.
     """
-    if "combined" in args.methods and "weights" not in args.methods:
-        raise ValueError("methods: combined needs the best of the fine-tuned weights; give weights as well")
     if args.side_network and "weights" not in args.methods:
         raise ValueError("--side_network is trained with the weights; give --methods weights as well, or leave it out")
     seeds = args.seeds if args.seeds is not None else (args.inputs.seed,)
@@ -68,8 +66,10 @@ def check(args: Args) -> "ComparePlan":
     check_folder(args.run_folder, COMPARE_RUN, args.resume)
     from rl_reward_network.inputs.loading import check_inputs
     from rl_reward_network.methods.compare import ComparePlan
+    from rl_reward_network.methods.methods import methods_of
     from rl_reward_network.models.sa2va.loading_sa2va import check_first_gpu
 
+    methods_of(args.methods)
     if "weights" in args.methods:
         check_first_gpu(args.inputs.gpu)
     check_inputs(args.inputs)
@@ -86,11 +86,11 @@ def main(args: Args) -> None:
     """Open the inputs, train what is missing, measure, and print the verdict."""
     plan = check(args)
     from rl_reward_network.inputs.loading import open_inputs
-    from rl_reward_network.methods.compare import origin_of, run_compare_stage
+    from rl_reward_network.methods.compare import run_compare_stage, settings_of
 
     inputs = open_inputs(args.inputs, args.prompting)
     begin = Run.resume if args.resume else Run.create
-    run = begin(COMPARE_RUN, args.inputs.output_dir, origin_of(inputs, plan), args.run_folder)
+    run = begin(COMPARE_RUN, args.inputs.output_dir, settings_of(inputs, plan), args.run_folder)
     run.announce()
     print(f"data: {inputs.summary}")
     lines = run_compare_stage(inputs, plan, args.reward_net, run, _typed())

@@ -215,7 +215,7 @@ def _network_dice(maps: ForegroundMaps, prompt: TrainingItem) -> float:
 
 
 def pictured(prompts: list[TrainingItem], before: Measured, after: Measured, criterion: str) -> tuple[ReportItem, ...]:
-    """The prompts with the largest gains and losses; best, median and worst after training; the worst captions.
+    """Best, median and worst prompt after training; those with the largest gains and losses; the worst captions.
 
     The last are those whose METEOR fell most. Each title names its measure, its value after training and its change.
     """
@@ -225,9 +225,9 @@ def pictured(prompts: list[TrainingItem], before: Measured, after: Measured, cri
     if not len(known):
         return ()
     by_gain = known[np.argsort(-gain[known], kind="stable")]
-    shown = [("gained most" if gain[n] > 0 else "lost least", criterion, n) for n in by_gain[:PICTURED]]
+    shown = [(f"{title} after training", criterion, known[n]) for title, n in picks(end[known]).items()]
+    shown += [("gained most" if gain[n] > 0 else "lost least", criterion, n) for n in by_gain[:PICTURED]]
     shown += [("lost most" if gain[n] < 0 else "gained least", criterion, n) for n in by_gain[::-1][:PICTURED]]
-    shown += [(f"{title} after training", criterion, known[n]) for title, n in picks(end[known]).items()]
     falls = gains.get("meteor", np.zeros(0))
     shown += [("lost most", "meteor", n) for n in np.argsort(falls, kind="stable")[:PICTURED] if falls[n] < 0]
     items = []

@@ -59,7 +59,7 @@ from rl_reward_network.models.sa2va.loading_sa2va import Dtype, load_sa2va_model
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.models.sa2va.side_network import side_network_config
-from rl_reward_network.report.cost import RunCost
+from rl_reward_network.report.deployment import RunCost
 from rl_reward_network.reward_training.stage import named
 from rl_reward_network.rewards.judge import Judge
 from rl_reward_network.rewards.learned import DomainCheck, ForegroundMaps

@@ -14,6 +14,7 @@ without any it is the model as it was.
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -105,11 +106,10 @@ class AdaptResult:
     @property
     def lines(self) -> list[str]:
         """The results in words."""
-        return [*(stage.line for stage in self.stages), *([] if self.test is None else [test_line(self.test)])]
+        return [*(stage.line for stage in self.stages), *([] if self.test is None else [_test_line(self.test)])]
 
 
-def test_line(gain: Estimate) -> str:
-    """The gain on test patients in words."""
+def _test_line(gain: Estimate) -> str:
     return f"against the model before, on {gain.groups} test patients: Dice {gain.signed}"
 
 
@@ -139,7 +139,9 @@ def check_labels(inputs: GRPOInputs, max_labelled: int | None = None) -> None:
     root = inputs.config.data_root
     if inputs.kind != "images" or inputs.by_name:
         raise ValueError(f"{root}: adapt needs annotated images with one question, not captions or several classes")
-    training = learned_prompts(inputs, max_labelled)
+    training = [prompt for prompt in inputs.pick("reward", "policy") if prompt.labelled]
+    if max_labelled is not None:
+        training = within_budget(inputs, training, max_labelled)
     deciding = {prompt.group_id for prompt in inputs.pick("val") if prompt.labelled}
     if not training or len(deciding) < MIN_PATIENTS:
         raise ValueError(
@@ -154,12 +156,6 @@ def check_labels(inputs: GRPOInputs, max_labelled: int | None = None) -> None:
             "give --unlabelled_root or a smaller --max_labelled, or learn the masks alone: sa2va-rl grpo --objective "
             "supervised --side_network"
         )
-
-
-def learned_prompts(inputs: GRPOInputs, max_labelled: int | None) -> list[TrainingItem]:
-    """The training prompts whose masks are learned."""
-    labelled = [prompt for prompt in inputs.pick("reward", "policy") if prompt.labelled]
-    return labelled if max_labelled is None else within_budget(inputs, labelled, max_labelled)
 
 
 def settings_of(inputs: GRPOInputs, plan: AdaptPlan) -> dict[str, Any]:
@@ -194,29 +190,23 @@ def run_adapt_stage(inputs: GRPOInputs, plan: AdaptPlan, run: Run) -> AdaptResul
             run.begin(settings_of(inputs, plan), {"inputs": portable_settings(run.path, inputs.config, inputs.regions)})
         else:
             run.check_same(settings_of(inputs, plan))
-        stages, deployed = train_stages(inputs, plan, run)
+        model, stages, deployed = inputs.config.model_path, list[StageResult](), None
+        for stage in plan.stages:  # each from the last model that was kept
+            folder = train_stage(inputs, plan, run / stage, model)
+            stages.append(decide(stage, *looks_of(folder)))
+            print(stages[-1].line, flush=True)
+            if stages[-1].kept:
+                model, deployed = str(folder / MERGED), folder
         shutil.rmtree(run / ADAPTED, ignore_errors=True)  # of an interrupted run
-        result = AdaptResult(stages) if deployed is None else deploy(inputs, run, stages, deployed)
+        report, gain = (None, None) if deployed is None else deploy(inputs, run, deployed)
         facts = {
             "stages": [asdict(stage) for stage in stages],
             "deployed": None if deployed is None else ADAPTED,
-            "test": None if result.test is None else asdict(result.test),
+            "test": None if gain is None else asdict(gain),
         }
         write_json(run / RESULT, facts)
         run.finish()
-    return result
-
-
-def train_stages(inputs: GRPOInputs, plan: AdaptPlan, run: Run) -> tuple[tuple[StageResult, ...], Path | None]:
-    """The results of the stages, each from the last model that was kept; and the folder of the last kept one."""
-    model, results, deployed = inputs.config.model_path, list[StageResult](), None
-    for stage in plan.stages:
-        folder = train_stage(inputs, plan, run / stage, model)
-        results.append(decide(stage, *looks_of(folder)))
-        print(results[-1].line, flush=True)
-        if results[-1].kept:
-            model, deployed = str(folder / MERGED), folder
-    return tuple(results), deployed
+    return AdaptResult(tuple(stages), gain, report)
 
 
 def train_stage(inputs: GRPOInputs, plan: AdaptPlan, folder: Path, model: str) -> Path:
@@ -226,6 +216,7 @@ def train_stage(inputs: GRPOInputs, plan: AdaptPlan, folder: Path, model: str) -
     if stage == SUPERVISED:
         config = replace(config, unlabelled_root=None)
     opened = open_grpo_inputs(config, inputs.regions)
+    steps = STEPS_OF[stage][plan.mode]
     args = PlanArgs(
         plan.mode,
         config,
@@ -233,7 +224,7 @@ def train_stage(inputs: GRPOInputs, plan: AdaptPlan, folder: Path, model: str) -
         stage_settings(plan, stage),
         adapters=TrainablePartsArgs(side_network=stage == SUPERVISED),
         max_labelled=plan.max_labelled,
-        eval_steps=-(-STEPS_OF[stage][plan.mode] // VALIDATIONS),
+        eval_steps=-(-steps // VALIDATIONS),
     )
     run = Run(folder, GRPO_RUN)
     if not run.finished:
@@ -251,30 +242,16 @@ def stage_settings(plan: AdaptPlan, stage: str) -> GRPOSettings:
     return GRPOSettings(objective=stage, early_stopping_patience=PATIENCE, max_steps=steps)  # type: ignore[arg-type]
 
 
-def dice_of(inputs: GRPOInputs, model_path: str, prompts: Sequence[TrainingItem]) -> np.ndarray:
-    """float64 (N,): Dice of a model on labelled prompts."""
-    model, processor = load_sa2va_model(model_path, inputs.device, dtype=inputs.config.dtype)
-    inputs.set_up(processor)
-    values = measure(model, prompts, FeatureCache(model, processor), 1, desc="patients").values["dice"]
-    del model, processor
-    free_memory(inputs.device)
-    return values
-
-
 def looks_of(folder: Path) -> tuple[np.ndarray, list[str]]:
     """Dice of the labelled validation images at every look of a run, float64 (L, N), the first before it; and patients.
 
     Raises:
-        ValueError: the run was made by a version that did not write them.
+        ValueError: the file is missing; names it.
     """
-    if not (folder / LOOKS).exists():
-        raise ValueError(
-            f"{folder / LOOKS} is missing, by which the stage is judged; delete {folder} to train it again"
-        )
     saved = read_json(folder / LOOKS)
     dice = np.array(saved["dice"], dtype=float)
     labelled = ~np.isnan(dice[0])
-    return dice[:, labelled], [group for group, kept in zip(saved["groups"], labelled, strict=True) if kept]
+    return dice[:, labelled], list(compress(saved["groups"], labelled))
 
 
 def decide(stage: str, dice: np.ndarray, groups: Sequence[str]) -> StageResult:
@@ -290,8 +267,12 @@ def decide(stage: str, dice: np.ndarray, groups: Sequence[str]) -> StageResult:
     return StageResult(stage, change_interval("dice", gain, groups), after, sign_of(gain, groups) > 0)
 
 
-def deploy(inputs: GRPOInputs, run: Run, stages: tuple[StageResult, ...], stage: Path) -> AdaptResult:
-    """Evaluate the last kept stage, and its model against the one before all stages; write `adapted/`."""
+def deploy(inputs: GRPOInputs, run: Run, stage: Path) -> tuple[Path, Estimate | None]:
+    """Evaluate the last kept stage, and its model against the one before all stages; write `adapted/`.
+
+    Returns:
+        The report of the stage, and the gain in Dice on test patients; None without test images that have masks.
+    """
     _, report = run_grpo_evaluation(stage / FINAL)
     write_results(stage / FINAL, report.with_name("eval.json"))
     prompts, gain = [prompt for prompt in inputs.pick("test") if prompt.labelled], None
@@ -301,7 +282,17 @@ def deploy(inputs: GRPOInputs, run: Run, stages: tuple[StageResult, ...], stage:
     merge_run(stage / FINAL, run / ADAPTED)  # again, for its card has the results now
     if gain is not None:
         card = run / ADAPTED / "README.md"
-        text = f"{card.read_text(encoding='utf-8')}\n## Adaptation\n\nThis model, {test_line(gain)}.\n"
+        text = f"{card.read_text(encoding='utf-8')}\n## Adaptation\n\nThis model, {_test_line(gain)}.\n"
         with whole_file(card) as temporary:
             temporary.write_text(text, encoding="utf-8")
-    return AdaptResult(stages, gain, report)
+    return report, gain
+
+
+def dice_of(inputs: GRPOInputs, model_path: str, prompts: Sequence[TrainingItem]) -> np.ndarray:
+    """float64 (N,): Dice of a model on labelled prompts."""
+    model, processor = load_sa2va_model(model_path, inputs.device, dtype=inputs.config.dtype)
+    inputs.set_up(processor)
+    values = measure(model, prompts, FeatureCache(model, processor), 1, desc="patients").values["dice"]
+    del model, processor
+    free_memory(inputs.device)
+    return values

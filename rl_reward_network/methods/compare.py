@@ -1,8 +1,12 @@
-"""The comparison as a whole: train or reuse what the methods need, measure each method, write the report."""
+"""The comparison as a whole: train or reuse what the methods need, measure each method, write the report.
+
+Its folders best/ and cheapest/ hold a method that `sa2va-rl segment --run` applies to new images.
+"""
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -11,40 +15,42 @@ from time import monotonic
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from rl_reward_network import __version__
-from rl_reward_network.atomic_io import read_json
+from rl_reward_network.atomic_io import read_json, whole_folder, write_json
 from rl_reward_network.data.items import Sample
-from rl_reward_network.env.mask_bank import MaskBank
-from rl_reward_network.inputs.loading import RunInputs, describe_run, segmenter_with
+from rl_reward_network.env.mask_bank import NO_MASK_LOGIT, MaskBank
+from rl_reward_network.inputs.loading import RunInputs, describe_run, located_model, segmenter_with
+from rl_reward_network.inputs.segmenter import load_segmenter
 from rl_reward_network.methods import Group
-from rl_reward_network.methods.deployed import save_deployed
-from rl_reward_network.methods.measure import MethodResult, load_result, measure_method, save_result
-from rl_reward_network.methods.methods import FINE_TUNED, TRAINED, WEIGHTS, Method, methods_of, runs_of
+from rl_reward_network.methods.methods import FINE_TUNED, METHODS, TRAINED, WEIGHTS, Method, methods_of, runs_of
 from rl_reward_network.methods.prompts import deployment_of
-from rl_reward_network.methods.report import Picture, Report, write_compare_report
-from rl_reward_network.methods.table import TestImages, choose, make_table, verdict_lines
-from rl_reward_network.methods.training import (
-    MERGED,
-    REWARD_NET,
-    Job,
-    check_split,
-    cost_of,
-    digest,
-    free_memory,
-    merge,
+from rl_reward_network.methods.table import (
+    MethodResult,
+    Picture,
+    Report,
+    TestImages,
+    choose,
+    make_table,
+    verdict_lines,
+    write_compare_report,
 )
+from rl_reward_network.methods.training import MERGED, REWARD_NET, Job, check_split, digest, free_memory, merge
 from rl_reward_network.methods.view import BASE, ImageView, Models, Trained
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.ppo.settings import Mode
-from rl_reward_network.report.cost import Cost, total_cost
+from rl_reward_network.report.deployment import Cost, RunCost, total_cost
 from rl_reward_network.report.statistics import group_means
-from rl_reward_network.report.table import picks
+from rl_reward_network.report.table import ECE, picks
 from rl_reward_network.reward_training.stage import check_no_leak
-from rl_reward_network.rewards.learned import ForegroundMaps
-from rl_reward_network.run import BEST_REWARD_NET, Run
+from rl_reward_network.rewards.learned import ForegroundMaps, ImageScorer
+from rl_reward_network.rewards.metrics import METRICS, calibration_error, dice, mask_metrics
+from rl_reward_network.run import BEST_REWARD_NET, Run, portable
 
-RESULTS = "road_results"  # beside the run folders: each method is measured once, as masks are computed once
+DEPLOYED = "method.json"
+BY_NAME = {method.name: method for method in METHODS}
+RESULTS = "method_results"  # beside the run folders: each method is measured once, as masks are computed once
 VAL_IMAGES = {"quick": 48, "full": 100}
 TEST_IMAGES: dict[str, int | None] = {"quick": 100, "full": None}  # None: all
 
@@ -68,10 +74,12 @@ class ComparePlan:
     side_network: bool | None = None
 
 
-def origin_of(inputs: RunInputs, plan: ComparePlan) -> dict[str, Any]:
+def settings_of(inputs: RunInputs, plan: ComparePlan) -> dict[str, Any]:
     """The settings that a comparison to resume must share."""
     return {
-        **json.loads(json.dumps(asdict(plan))),
+        **asdict(plan),
+        "groups": list(plan.groups),  # lists, as in a file
+        "seeds": list(plan.seeds),
         "data_fingerprint": inputs.data_fingerprint,
         "model_fingerprint": inputs.segmenter.fingerprint,
         "prompts": list(inputs.prompts),
@@ -109,9 +117,9 @@ def run_compare_stage(
     }
     with run.lock():
         if run.state == "new":
-            describe_run(run, inputs, origin_of(inputs, plan), {"command": command})
+            describe_run(run, inputs, settings_of(inputs, plan), {"command": command})
         else:
-            run.check_same(origin_of(inputs, plan))
+            run.check_same(settings_of(inputs, plan))
         seeds = [_Seed(inputs, plan, seed, samples) for seed in plan.seeds]
         results: dict[str, list[MethodResult]] = {}
         progress = Progress({"run": len(seeds) * len(seeds[0].needed), "method": len(seeds) * len(seeds[0].methods)})
@@ -126,18 +134,31 @@ def run_compare_stage(
             tuple(sample.group_id for sample in samples["test"]),
         )
         rows = make_table(results, images)
-        choice = choose(rows, images)
-        first = seeds[0]
+        choice, first = choose(rows, images), seeds[0]
         for name, method in (("best", choice.best), ("cheapest", choice.cheapest)):
             chosen = results[method][0]
-            runs = first.runs_of(first.method(chosen.method), chosen.weights)
-            save_deployed(run / name, inputs, chosen, runs, run.path)
+            save_deployed(run / name, inputs, chosen, first.runs_of(first.methods[method], chosen.weights), run.path)
         lines = verdict_lines(rows, choice, images, str(run))
         first.open()
-        report = Report(rows, choice, images, lines, first.facts(command), first.runs, first.pictures(results))
+        report = Report(rows, choice, images, lines, _facts(inputs, plan, command), first.runs, first.pictures(results))
         write_compare_report(run.path, report)
         run.finish()
     return lines
+
+
+def _facts(inputs: RunInputs, plan: ComparePlan, command: str) -> dict[str, str]:
+    """Where the report comes from."""
+    return {
+        "date": f"{datetime.now():%Y-%m-%d %H:%M}",
+        "version": __version__,
+        "command": command,
+        "mode": plan.mode,
+        "seeds": ", ".join(map(str, plan.seeds)),
+        "Sa2VA": Path(inputs.config.model_path).name,
+        "model fingerprint": inputs.segmenter.fingerprint,
+        "data": inputs.summary,
+        "data fingerprint": inputs.data_fingerprint[:16],
+    }
 
 
 class _Seed:
@@ -146,8 +167,8 @@ class _Seed:
     def __init__(self, inputs: RunInputs, plan: ComparePlan, seed: int, samples: dict[str, list[Sample]]) -> None:
         self.inputs = replace(inputs, config=replace(inputs.config, seed=seed))
         self.plan, self.seed, self.samples = plan, seed, samples
-        self.methods = methods_of(plan.groups)
-        self.needed = runs_of(self.methods)
+        self.methods = {method.name: method for method in methods_of(plan.groups)}
+        self.needed = runs_of(tuple(self.methods.values()))
         self.runs: dict[str, Path] = {}
         self.models: Models | None = None
         self.maps: ForegroundMaps | None = None
@@ -155,12 +176,10 @@ class _Seed:
     def train(self, reward_net: Path | None, progress: "Progress") -> None:
         """Find the runs that the methods need, or train them, one after the other in this process."""
         for number, name in enumerate(self.needed, 1):
-            bank = self.inputs.bank
-            own_counts = MaskBank(bank.folder, bank.segment, bank.fingerprint, bank.prompts)
-            inputs = replace(self.inputs, bank=own_counts)
-            run, reused = TRAINED[name](
-                Job(self.plan.mode, inputs, reward_net, self.runs, bool(self.plan.side_network))
-            )
+            bank = self.inputs.bank  # a new one counts its own masks
+            inputs = replace(self.inputs, bank=MaskBank(bank.folder, bank.segment, bank.fingerprint, bank.prompts))
+            job = Job(self.plan.mode, inputs, reward_net, self.runs, bool(self.plan.side_network))
+            run, reused = TRAINED[name](job)
             check_split(name, run, self.inputs.split)
             self.runs[name] = run
             if name in WEIGHTS:
@@ -168,24 +187,25 @@ class _Seed:
             line = f"seed {self.seed}, run {number} of {len(self.needed)}: {name}: {'reused' if reused else 'trained'}"
             progress.done("run", f"{line}: {run}", reused)
 
-    def measure(self, progress: "Progress") -> list[MethodResult]:
+    def measure(self, progress: "Progress") -> Iterator[MethodResult]:
         """Measure each method that was not measured before."""
         self.open()
-        results: dict[str, MethodResult] = {}
+        val_dice: dict[str, float] = {}  # of the fine-tuned weights
         groups = [sample.group_id for sample in self.samples["val"]]
-        for number, method in enumerate(self.methods, 1):
-            weights = best_weights(results, groups) if method.weights == FINE_TUNED else method.weights
+        for number, method in enumerate(self.methods.values(), 1):
+            weights = max(val_dice, key=lambda name: val_dice[name]) if method.weights == FINE_TUNED else method.weights
             path = self._result_path(method, weights)
             reused = path.exists()
             if not reused:
-                words = self._deploys(method, weights)
-                view = partial(self.view, weights=weights)
+                words, view = self._chosen_words(method, weights), partial(self.view, weights=weights)
                 save_result(path, measure_method(method, self.trained, self.samples, view, self.seed, weights, words))
-            results[method.name] = replace(load_result(path), cost=self._cost(method, weights))
+            result = replace(load_result(path), cost=self._cost(method, weights))
+            if method.name in WEIGHTS:
+                val_dice[method.name] = float(group_means(np.array(result.val), groups).mean())
             state = "measured before" if reused else "measured"
             line = f"seed {self.seed}, method {number} of {len(self.methods)}: {method.title}: {state}"
             progress.done("method", line, reused)
-        return list(results.values())
+            yield result
 
     def open(self) -> None:
         """Load the models, the trained policies and the reward network."""
@@ -209,26 +229,21 @@ class _Seed:
         assert self.models is not None
         return ImageView(image, self.models(weights), None if self.maps is None else self.maps.scorer)
 
-    def method(self, name: str) -> Method:
-        """The method of a name."""
-        return next(method for method in self.methods if method.name == name)
-
     def runs_of(self, method: Method, weights: str) -> dict[str, Path]:
         """The runs that a method needs, in the order of training."""
-        needed = {*method.needs, *(self.method(weights).needs if weights != BASE else ())}
+        needed = {*method.needs, *(self.methods[weights].needs if weights != BASE else ())}
         return {name: run for name, run in self.runs.items() if name in needed}
 
-    def _deploys(self, method: Method, weights: str) -> str:
+    def _chosen_words(self, method: Method, weights: str) -> str:
         """Which weights were chosen, and what trained policies deploy, in words."""
         words = [] if method.searched else [deploys(run) for run in self.runs_of(method, weights).values()]
-        chosen = [self.method(weights).title] if method.weights == FINE_TUNED else []
+        chosen = [self.methods[weights].title] if method.weights == FINE_TUNED else []
         return ", ".join(filter(None, [*chosen, " and ".join(filter(None, words))]))
 
     def _cost(self, method: Method, weights: str) -> Cost:
-        runs = self.runs_of(method, weights).values()
-        costs = [cost_of(run, self.inputs, method.searched) for run in runs]
+        costs = [RunCost.load(run).total(method.searched) for run in self.runs_of(method, weights).values()]
         if method.grid or method.weights == FINE_TUNED:
-            costs.append(Cost(labels=(("val", len(self.samples["val"])),)))  # they choose the parameter or the weights
+            costs.append(Cost(labels={"val": len(self.samples["val"])}))  # they choose the parameter or the weights
         return total_cost(costs)
 
     def _result_path(self, method: Method, weights: str) -> Path:
@@ -256,35 +271,12 @@ class _Seed:
         test = self.samples["test"]
         places = picks(np.array(results[BASE][0].test["dice"]))
         masks: dict[str, dict[str, np.ndarray]] = {title: {} for title in places}
-        for method in self.methods:
+        for method in self.methods.values():
             result = results[method.name][0]
             for title, place in places.items():
                 view = self.view(test[place].load_image(), result.weights)
                 masks[title][method.name] = method.predict(view, self.trained, result.parameter) > 0.5
         return [(title, test[place], masks[title]) for title, place in places.items()]
-
-    def facts(self, command: str) -> dict[str, str]:
-        """The header of the report."""
-        return {
-            "date": f"{datetime.now():%Y-%m-%d %H:%M}",
-            "version": __version__,
-            "command": command,
-            "mode": self.plan.mode,
-            "seeds": ", ".join(map(str, self.plan.seeds)),
-            "Sa2VA": Path(self.inputs.config.model_path).name,
-            "model fingerprint": self.inputs.segmenter.fingerprint,
-            "data": self.inputs.summary,
-            "data fingerprint": self.inputs.data_fingerprint[:16],
-        }
-
-
-def best_weights(results: Mapping[str, MethodResult], groups: Sequence[str]) -> str:
-    """The fine-tuned weights with the highest mean Dice on validation patients."""
-
-    def value(name: str) -> float:
-        return float(group_means(np.array(results[name].val), groups).mean())
-
-    return max((name for name in results if name in WEIGHTS), key=value)
 
 
 def deploys(run: Path) -> str:
@@ -307,20 +299,188 @@ class Progress:
         self._seconds: dict[str, list[float]] = {kind: [] for kind in totals}
 
     def done(self, kind: str, line: str, reused: bool) -> None:
-        """Print a line about what was done since the last call, with what is left."""
+        """Print a line about what was done since the last call, with what is left.
+
+        Minutes are as if everything to come took the mean time of its kind so far.
+        """
         begin, self._start = self._start, self._now()
         if not reused:
             self._seconds[kind].append(self._start - begin)
         self._left[kind] -= 1
-        print(f"{line}; {self._what_is_left()}", flush=True)
-
-    def _what_is_left(self) -> str:
-        """What is left; minutes as if everything to come took the mean time of its kind so far."""
         left = {kind: count for kind, count in self._left.items() if count}
-        if not left:
-            return "nothing left"
-        counts = " and ".join(f"{count} {kind}{'s' * (count > 1)}" for kind, count in left.items())
-        if not all(self._seconds[kind] for kind in left):
-            return f"{counts} left"
-        seconds = sum(count * float(np.mean(self._seconds[kind])) for kind, count in left.items())
-        return f"{counts} left, about {max(1, round(seconds / 60))} min"
+        words = " and ".join(f"{count} {kind}{'s' * (count > 1)}" for kind, count in left.items()) or "nothing"
+        minutes = ""
+        if left and all(self._seconds[kind] for kind in left):
+            seconds = sum(count * float(np.mean(self._seconds[kind])) for kind, count in left.items())
+            minutes = f", about {max(1, round(seconds / 60))} min"
+        print(f"{line}; {words} left{minutes}", flush=True)
+
+
+def measure_method(
+    method: Method,
+    trained: Trained,
+    samples: dict[str, list[Sample]],
+    make_view: Callable[[np.ndarray], ImageView],
+    seed: int = 0,
+    weights: str = BASE,
+    chosen_on_validation: str = "",
+) -> MethodResult:
+    """Choose the parameter of a method on validation images, then measure its masks on the test images.
+
+    Args:
+        method: what to measure.
+        trained: the runs that it uses.
+        samples: labelled samples of `val` and `test`.
+        make_view: from an image to its view.
+        seed, weights, chosen_on_validation: as in `MethodResult`.
+    """
+    rows = []  # Dice for each parameter of the grid, or for the only mask
+    for view, truth in _seen(samples["val"], make_view, f"{method.name}: val"):
+        masks = np.stack([method.predict(view, trained, value) > 0.5 for value in method.grid or (None,)])
+        rows.append(dice(masks, np.broadcast_to(truth, masks.shape)))
+    val, groups = np.stack(rows), [sample.group_id for sample in samples["val"]]
+    best = int(np.argmax([group_means(column, groups).mean() for column in val.T]))
+    parameter = method.grid[best] if method.grid else None
+    columns: dict[str, list[float]] = {}
+    answers = []
+    for view, truth in _seen(samples["test"], make_view, f"{method.name}: test"):
+        soft = method.predict(view, trained, parameter)
+        mask = soft > 0.5
+        answers.append(len(view.answers))
+        measured = mask_metrics(mask, truth) | {ECE: float(calibration_error(soft[None].astype(float), truth[None])[0])}
+        if view.has_scorer:
+            measured["score"] = float(view.scorer.quality(mask[None].astype(np.float32))["score"][0])
+        for name, value in measured.items():
+            columns.setdefault(name, []).append(value)
+    test = {name: tuple(values) for name, values in columns.items()}
+    found = tuple(val[:, best].tolist()), test, float(np.mean(answers))
+    return MethodResult(method.name, seed, weights, parameter, *found, chosen_on_validation=chosen_on_validation)
+
+
+def _seen(
+    samples: Sequence[Sample], make_view: Callable[[np.ndarray], ImageView], title: str
+) -> Iterator[tuple[ImageView, np.ndarray]]:
+    """The view and the true mask of each sample, with a progress bar."""
+    for sample in tqdm(samples, title, unit="image", leave=False):
+        truth = sample.load_mask()
+        assert truth is not None
+        yield make_view(sample.load_image()), truth
+
+
+def save_result(path: Path, result: MethodResult) -> None:
+    """Write a result as JSON, whole or not at all."""
+    test = {name: [None if np.isnan(value) else value for value in values] for name, values in result.test.items()}
+    write_json(path, {name: value for name, value in asdict(result).items() if name != "cost"} | {"test": test})
+
+
+def load_result(path: Path) -> MethodResult:
+    """Read what `save_result` wrote.
+
+    Raises:
+        ValueError: the file is not of this form; names the remedy.
+    """
+    try:
+        value: dict[str, Any] = dict(read_json(path))
+        test = {name: tuple(np.array(numbers, dtype=float).tolist()) for name, numbers in value["test"].items()}
+        assert {*METRICS, ECE} <= test.keys()
+        return MethodResult(**value | {"val": tuple(value["val"]), "test": test})
+    except (KeyError, TypeError, AssertionError) as error:
+        remedy = "delete it, and --resume measures it"
+        raise ValueError(f"{path}: not the result of a method ({error!r}); {remedy}") from None
+
+
+@dataclass(frozen=True)
+class DeployedMethod:
+    """A method that is ready for new images.
+
+    Args:
+        method: of the table.
+        weights: of Sa2VA, by name.
+        parameter: of the method.
+        trained: the runs that it uses.
+        models: Sa2VA by name of its weights.
+        network: reward network; None where the method has none.
+        saved: the content of its file.
+    """
+
+    method: Method
+    weights: str
+    parameter: float | None
+    trained: Trained
+    models: Models
+    network: RewardNetwork | None
+    saved: dict[str, Any]
+
+    def mask(self, image: np.ndarray) -> np.ndarray | None:
+        """bool (H, W): the mask of an image, uint8 (H, W, 3); None where Sa2VA was asked, and no answer has one."""
+        scorer = None if self.network is None else partial(ImageScorer, self.network)
+        view = ImageView(image, self.models(self.weights), scorer)
+        mask = np.asarray(self.method.predict(view, self.trained, self.parameter) > 0.5)
+        answers = [answer.mask_logits for answer in view.answers.values()]
+        return None if answers and all((logits == NO_MASK_LOGIT).all() for logits in answers) else mask
+
+
+def save_deployed(folder: Path, inputs: RunInputs, result: MethodResult, runs: Mapping[str, Path], run: Path) -> None:
+    """Write a method into `folder`, best/ or cheapest/ in the folder `run` of the comparison; one there is replaced.
+
+    The runs that the method needs are named by paths relative to the comparison, so that the project can be moved as a
+    whole; none is copied.
+    """
+    config, limits, model = inputs.config, inputs.prompt_config, Path(inputs.config.model_path)
+    description = {
+        "method": result.method,
+        "title": BY_NAME[result.method].title,
+        "weights": result.weights,
+        "parameter": result.parameter,
+        "runs": {name: portable(path, run) for name, path in runs.items()},
+        "trained": {name: digest(path) for name, path in runs.items()},
+        "model_fingerprint": inputs.segmenter.fingerprint,
+        "inputs": {"model_path": portable(model, run) if model.exists() else config.model_path},
+        "limits": [
+            *(limits.segment_batch, limits.max_new_tokens, limits.max_tiles),
+            *(config.dtype, config.image_resize),
+        ],
+        "prompts": list(inputs.prompts),
+        "grey_levels": inputs.grey_levels,
+    }
+    with whole_folder(folder) as temporary:
+        write_json(temporary / DEPLOYED, description)
+
+
+def load_deployed(folder: Path, device: str) -> DeployedMethod:
+    """Load the method of `best/` or `cheapest/`.
+
+    Raises:
+        ValueError: the folder holds no method, or a run or the model that it needs is missing or was trained again.
+    """
+    path, comparison = folder / DEPLOYED, folder.resolve().parent
+    if not path.exists():
+        raise ValueError(
+            f"--run {folder}: holds no {DEPLOYED}; name the folder best or cheapest of a compare_<time> folder"
+        )
+    saved: dict[str, Any] = read_json(path)
+    if saved.get("method") not in BY_NAME:
+        raise ValueError(f"{path}: method {saved.get('method')!r} is unknown in this version; run the comparison again")
+    runs = {name: (comparison / saved_path).resolve() for name, saved_path in saved["runs"].items()}
+    if missing := [str(run) for run in runs.values() if not run.is_dir()]:
+        raise ValueError(f"{path}: the run {missing[0]} is missing; put it back, or run the comparison again")
+    if changed := [str(run) for name, run in runs.items() if saved["trained"][name] != digest(run)]:
+        raise ValueError(f"{path}: {changed[0]} was trained again since; run the comparison again")
+    limits = saved["limits"]
+    base = load_segmenter(located_model(comparison, saved, "the model"), device, *limits)
+    if base.fingerprint != saved["model_fingerprint"]:
+        warnings.warn(f"{path}: measured with other weights, or on another kind of device, than these", stacklevel=2)
+    merged = {name: run / MERGED for name, run in runs.items() if name in WEIGHTS}
+    models = Models(base, merged, lambda weights: load_segmenter(weights, device, *limits), None)
+    network = None
+    if REWARD_NET in runs:
+        network = RewardNetwork.from_pretrained(runs[REWARD_NET] / BEST_REWARD_NET).to(device)
+    return DeployedMethod(
+        BY_NAME[saved["method"]],
+        saved["weights"],
+        saved["parameter"],
+        Trained(saved["prompts"], runs),
+        models,
+        network,
+        saved,
+    )

@@ -1,13 +1,14 @@
 """The table of methods: what each is called, what it needs, how it is trained, and how it makes a mask."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+from scipy.special import expit, logit
+
 from rl_reward_network.grpo.settings import GRPOSettings
 from rl_reward_network.methods import Group
-from rl_reward_network.methods.augmentation import flips_and_scales
-from rl_reward_network.methods.fusion import ASCENT_STEPS, FUSION_WEIGHTS, ascent, fused, own_segmentation
 from rl_reward_network.methods.operations import fixed_sequence, operations_policy, threshold
 from rl_reward_network.methods.prompts import (
     Predict,
@@ -26,12 +27,67 @@ from rl_reward_network.methods.training import (
     train_reward_net,
     train_weights,
 )
-from rl_reward_network.methods.view import BASE
+from rl_reward_network.methods.view import BASE, ImageView, Trained
 
 PROMPTS_LABELS, PROMPTS_NET, POST = "experiment1", "experiment3", "experiment2"
 SUPERVISED, AFTER = "supervised", "supervised_grpo_net"
 TEACHER, PREFERENCES = "supervised_mean_teacher", "supervised_dpo"
+SURE = 1e-4  # soft masks are kept this far from 0 and 1 where logits are taken
+ASCENT = 10  # steps
+FUSION_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # of the reward network's map
+ASCENT_STEPS = (0.05, 0.1, 0.2, 0.5, 1.0)  # largest change of a pixel in one of ten steps
+FLIPS = {"left-right": (1,), "up-down": (0,), "both": (0, 1)}
+ZOOM = 5 / 8  # side of a magnified quarter of the image; neighbours overlap by a quarter
 FINE_TUNED = "fine_tuned"  # the weights that are best on validation patients; decided when they are measured
+
+
+def flips_and_scales(view: ImageView, trained: Trained, parameter: float | None) -> np.ndarray:
+    """The mean of the soft masks of the image, its three flips, and its four quarters magnified.
+
+    Where quarters overlap, their mean counts; together they count as one of the five.
+    """
+    prompt = trained.prompts[:1]
+    total = view.soft(prompt)[0].copy()
+    for name, axes in FLIPS.items():
+        copy = np.ascontiguousarray(np.flip(view.image, axes))
+        total += np.flip(view.soft_of(copy, prompt, name)[0], axes)
+    size = view.image.shape[:2]
+    magnified, count = np.zeros(size, np.float32), np.zeros(size, np.float32)
+    for number, (rows, cols) in enumerate(quarters(size)):
+        copy = np.ascontiguousarray(view.image[rows, cols])  # Sa2VA magnifies it to its input size
+        magnified[rows, cols] += view.soft_of(copy, prompt, f"quarter {number}")[0]
+        count[rows, cols] += 1
+    return np.asarray((total + magnified / count) / 5)
+
+
+def quarters(size: tuple[int, ...]) -> Iterator[tuple[slice, slice]]:
+    """Rows and columns of the four overlapping quarters of an image of size (H, W), which cover it."""
+    sides = [(slice(0, round(ZOOM * length)), slice(length - round(ZOOM * length), length)) for length in size]
+    yield from ((rows, cols) for rows in sides[0] for cols in sides[1])
+
+
+def own_segmentation(view: ImageView, trained: Trained, parameter: float | None) -> np.ndarray:
+    """The reward network's own segmentation: a plain segmenter."""
+    return view.scorer.foreground_prob
+
+
+def fused(view: ImageView, trained: Trained, parameter: float | None) -> np.ndarray:
+    """Sa2VA's soft mask and the reward network's; `parameter` is the weight of the second."""
+    assert parameter is not None
+    return fusion(default_prompt(view, trained), view.scorer.foreground_prob, parameter)
+
+
+def fusion(soft: np.ndarray, foreground_prob: np.ndarray, weight: float) -> np.ndarray:
+    """float (H, W) in [0, 1]: weighted mean of two soft masks (H, W) in logits; `weight` in [0, 1] is the second's."""
+    first, second = (logit(np.clip(mask.astype(np.float64), SURE, 1 - SURE)) for mask in (soft, foreground_prob))
+    return np.asarray(expit((1 - weight) * first + weight * second))
+
+
+def ascent(view: ImageView, trained: Trained, parameter: float | None) -> np.ndarray:
+    """Sa2VA's soft mask after ten steps up the reward network's score; `parameter` is their size."""
+    assert parameter is not None
+    soft = default_prompt(view, trained)
+    return np.asarray(list(view.scorer.ascend(soft[None], parameter, ASCENT))[-1][0])
 
 
 @dataclass(frozen=True)

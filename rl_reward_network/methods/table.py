@@ -1,18 +1,23 @@
-"""The table of a comparison: every method against the model as it is, and the choice of the best method.
+"""The table of a comparison: every method against the model as it is, the choice of the best method, and the report.
 
 One test decides for all rows: `max_t` over the test patients. Headline, table and p column quote its result.
 """
 
+import os
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from rl_reward_network.methods.measure import MethodResult
+from rl_reward_network.data.items import Sample
 from rl_reward_network.methods.methods import METHODS, Method
 from rl_reward_network.methods.view import BASE
-from rl_reward_network.report.cost import Cost
+from rl_reward_network.report import page
+from rl_reward_network.report.deployment import Cost
+from rl_reward_network.report.overlays import BLUE, GREEN, ORANGE, Colour, picture
 from rl_reward_network.report.statistics import (
     MIN_PATIENTS,
     NO_GAP,
@@ -25,9 +30,64 @@ from rl_reward_network.report.statistics import (
     mean_interval,
     rare_loss,
 )
-from rl_reward_network.report.table import Row, change_interval, make_row, p_words, word
+from rl_reward_network.report.table import (
+    SCORE,
+    TITLES,
+    Column,
+    Row,
+    Table,
+    change_interval,
+    make_row,
+    metric_columns,
+    p_words,
+    table_of,
+    word,
+)
+from rl_reward_network.rewards.metrics import METRICS, empty_rules
 
 OWN = "reward_net_segmentation"  # the reward network's own segmentation: a plain segmenter
+MAIN = tuple(name for name, metric in METRICS.items() if metric.main)
+CONVENTIONS = (
+    "Means over test patients with 95 % intervals over patients, for each row alone; values of an image are means over "
+    f"seeds. {empty_rules()} p: test of the difference in Dice over "
+    "patients, two-sided and adjusted for all methods (max-t): among methods without a difference, the chance that any "
+    "has p <= 0.05 is 5 %."
+)
+LIMITS = ("mean", "low", "high")
+ANOTHER_TRAINING = "The intervals are over patients and do not cover what another training would change"
+COSTS = (
+    "Minutes: training of everything that the method needs, mean over seeds. Masks: answers of Sa2VA for one new "
+    "image. Labels: images whose masks training learned from, or that chose weights, parameters or what is deployed, "
+    "those of validation patients included; the choice among the methods is not counted. Memory: largest of the "
+    "training processes, where recorded."
+)
+
+
+@dataclass(frozen=True)
+class MethodResult:
+    """A method, measured.
+
+    Args:
+        method: its name.
+        seed: of what was trained for it.
+        weights: of Sa2VA that the method used.
+        parameter: from the method's grid, chosen on validation images; None without one.
+        val: Dice of each validation image.
+        test: metric of `METRICS`, `ECE`, and `score` with a reward network -> value of each test image.
+        answers: of Sa2VA that one image needs, mean over test images.
+        cost: of training; not part of the file, since each run has its own.
+        chosen_on_validation: what a trained policy deploys, in words; empty without one.
+    """
+
+    method: str
+    seed: int
+    weights: str
+    parameter: float | None
+    val: tuple[float, ...]
+    test: dict[str, tuple[float, ...]]
+    answers: float
+    cost: Cost = field(default_factory=Cost)
+    chosen_on_validation: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,12 +161,31 @@ class MethodRow:
         return float(np.mean([result.answers for result in self.results]))
 
     @property
+    def price(self) -> tuple[float, float, int]:
+        """What is compared first to last: minutes of training, answers of Sa2VA per image, labelled images."""
+        return self.cost.minutes, self.answers, self.cost.labelled_images
+
+    @property
+    def price_words(self) -> str:
+        """The price in words."""
+        return (
+            f"{self.minutes} minutes of training, {self.cost.labelled_images} labelled images, "
+            f"answers of Sa2VA per image: {self.answers:.2g}"
+        )
+
+    @property
+    def gain_words(self) -> str:
+        """The method, and its difference to the model as it is."""
+        return f"{self.method.title} ({self.to_base.signed}, p {p_words(self.p)})"
+
+    @property
     def words(self) -> str:
         """What the method deploys, or the parameter chosen on validation patients; empty without either."""
-        parameters = ["" if of.parameter is None else f"{of.parameter:g}" for of in self.results]
-        pairs = zip((of.chosen_on_validation for of in self.results), parameters, strict=True)
-        found = [", ".join(filter(None, pair)) for pair in pairs]
-        return "; ".join(dict.fromkeys(word for word in found if word))
+        found = []
+        for result in self.results:
+            parameter = "" if result.parameter is None else f"{result.parameter:g}"
+            found.append(", ".join(filter(None, (result.chosen_on_validation, parameter))))
+        return "; ".join(dict.fromkeys(filter(None, found)))
 
 
 @dataclass(frozen=True)
@@ -138,19 +217,26 @@ def make_table(results: Mapping[str, Sequence[MethodResult]], images: TestImages
     compared = [name for name in values if name != BASE]
     tested = _test([values[name]["dice"] for name in compared], base, images)
     p = dict(zip(compared, tested.p.tolist(), strict=True))
-    return tuple(
-        MethodRow(
-            method,
-            tuple(results[method.name]),
-            make_row(method.name, of, {BASE: {"dice": of["dice"] - base}}, images.groups),
-            p.get(method.name),
-            mean_interval(
-                np.mean([result.val for result in results[method.name]], axis=0), images.val_groups, bounds=UNIT
-            ),
-            _seed_spread(results[method.name], images.groups),
-        )
-        for method, of in zip(methods, values.values(), strict=True)
-    )
+    rows = []
+    for method in methods:
+        of, columns = results[method.name], values[method.name]
+        row = make_row(method.name, columns, {BASE: {"dice": columns["dice"] - base}}, images.groups)
+        val = mean_interval(np.mean([result.val for result in of], axis=0), images.val_groups, bounds=UNIT)
+        means = group_means(np.array([result.test["dice"] for result in of]), images.groups).mean(axis=1)
+        spread = float(means.std(ddof=1)) if len(of) > 1 else None
+        rows.append(MethodRow(method, tuple(of), row, p.get(method.name), val, spread))
+    return tuple(rows)
+
+
+def _over_seeds(results: Sequence[MethodResult]) -> dict[str, np.ndarray]:
+    """Metric -> float64 (N,): its value on each test image, mean over seeds; metrics that all seeds have."""
+    metrics = [name for name in results[0].test if all(name in result.test for result in results)]
+    return {name: np.mean([result.test[name] for result in results], axis=0) for name in metrics}
+
+
+def _test(dice: Sequence[np.ndarray], reference: np.ndarray, images: TestImages) -> MaxT:
+    """Max-t test of the Dice of some methods less that of a reference, float64 (N,) each, on the test patients."""
+    return max_t(np.reshape(dice, (len(dice), len(reference))) - reference, images.groups)
 
 
 def choose(rows: Sequence[MethodRow], images: TestImages, margin: float = NO_GAP) -> Choice:
@@ -166,18 +252,8 @@ def choose(rows: Sequence[MethodRow], images: TestImages, margin: float = NO_GAP
     best = max(better, key=lambda row: row.val.mean)
     signs = _test([row.dice for row in better], best.dice - margin, images).signs
     as_good = [row for row, sign in zip(better, signs, strict=True) if sign > 0 or row is best]
-    cheapest = min(as_good, key=_price)
+    cheapest = min(as_good, key=lambda row: row.price)
     return Choice(tuple(row.method.name for row in better), best.method.name, cheapest.method.name)
-
-
-def _test(dice: Sequence[np.ndarray], reference: np.ndarray, images: TestImages) -> MaxT:
-    """Max-t test of the Dice of some methods less that of a reference, float64 (N,) each, on the test patients."""
-    return max_t(np.reshape(dice, (len(dice), len(reference))) - reference, images.groups)
-
-
-def _price(row: MethodRow) -> tuple[float, float, int]:
-    """What is compared first to last: minutes of training, answers of Sa2VA per image, labelled images."""
-    return row.cost.minutes, row.answers, row.cost.labelled_images
 
 
 def verdict_lines(rows: Sequence[MethodRow], choice: Choice, images: TestImages, folder: str) -> tuple[str, ...]:
@@ -192,12 +268,12 @@ def verdict_lines(rows: Sequence[MethodRow], choice: Choice, images: TestImages,
     by_name = {row.method.name: row for row in rows}
     best, cheapest = by_name[choice.best], by_name[choice.cheapest]
     lines = [_best_line(best, len(rows) - 1)]
-    if others := [by_name[name] for name in choice.better if name != choice.best]:
-        lines.append(f"Better than the model as it is, too: {'; '.join(map(_gain, others))}.")
+    if others := [by_name[name].gain_words for name in choice.better if name != choice.best]:
+        lines.append(f"Better than the model as it is, too: {'; '.join(others)}.")
     if cheapest is not best:
         lines.append(
             f"The cheapest that is shown to be less than {NO_GAP} Dice worse than the best: {cheapest.method.title}; "
-            f"{_price_words(cheapest)}."
+            f"{cheapest.price_words}."
         )
     lines += few_patients_note(best.to_base.groups)
     lines.append(f"Deploy the best: sa2va-rl segment --run {shlex.quote(f'{folder}/best')} image.png")
@@ -212,26 +288,13 @@ def _best_line(best: MethodRow, compared: int) -> str:
     dice, patients = best.row.estimates["dice"], best.to_base.groups
     if best.method.name != BASE:
         rare = rare_loss(patients).capitalize()
-        return f"Best: {_gain(best)}, Dice {dice} on {patients} test patients; {_price_words(best)}. {rare}."
+        return f"Best: {best.gain_words}, Dice {dice} on {patients} test patients; {best.price_words}. {rare}."
     keep = f"keep the model as it is, Dice {dice}"
     if patients < MIN_PATIENTS:
         return f"Cannot tell: {patients} test patients, and no test can decide below {MIN_PATIENTS}; {keep}."
     return (
         f"No method is significantly better than the model as it is on {patients} test patients (adjusted for "
         f"{compared} method{'s' * (compared > 1)}): {keep}."
-    )
-
-
-def _gain(row: MethodRow) -> str:
-    """The method, and its difference to the model as it is."""
-    assert row.p is not None
-    return f"{row.method.title} ({row.to_base.signed}, p {p_words(row.p)})"
-
-
-def _price_words(row: MethodRow) -> str:
-    return (
-        f"{row.minutes} minutes of training, {row.cost.labelled_images} labelled images, "
-        f"answers of Sa2VA per image: {row.answers:.2g}"
     )
 
 
@@ -256,13 +319,217 @@ def _plain_segmenter_line(rows: Mapping[str, MethodRow], images: TestImages) -> 
     return f"Cannot tell whether any method is better than a plain segmenter: {measured}."
 
 
-def _over_seeds(results: Sequence[MethodResult]) -> dict[str, np.ndarray]:
-    """Metric -> float64 (N,): its value on each test image, mean over seeds; metrics that all seeds have."""
-    metrics = [name for name in results[0].test if all(name in result.test for result in results)]
-    return {name: np.mean([result.test[name] for result in results], axis=0) for name in metrics}
+Picture = tuple[str, Sample, Mapping[str, np.ndarray]]  # why it was selected, sample, mask of each method
 
 
-def _seed_spread(results: Sequence[MethodResult], groups: Sequence[str]) -> float | None:
-    """The standard deviation over seeds of the mean Dice over test patients."""
-    means = group_means(np.array([result.test["dice"] for result in results]), groups).mean(axis=1)
-    return float(means.std(ddof=1)) if len(results) > 1 else None
+@dataclass(frozen=True, eq=False)
+class Report:
+    """The content of the report.
+
+    Args:
+        rows: of the table.
+        choice: best and cheapest method.
+        images: that were compared.
+        lines: the verdict in sentences.
+        facts: name -> text for eval.json and the page: date, version, data, model, command, ...
+        runs: part -> its run, of the first seed.
+        pictures: of some test images.
+    """
+
+    rows: tuple[MethodRow, ...]
+    choice: Choice
+    images: TestImages
+    lines: tuple[str, ...]
+    facts: Mapping[str, str]
+    runs: Mapping[str, Path]
+    pictures: Sequence[Picture]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the intervals must know, beside what `lines` say."""
+        one = self.rows[0].seed_spread is None
+        shown = ": --seeds 0 1 2 shows that." if one else "; that is the standard deviation over seeds."
+        return (*few_patients_note(self.rows[0].val.groups, "validation patients"), f"{ANOTHER_TRAINING}{shown}")
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics that all rows have."""
+        return [name for name in TITLES if all(name in row.row.estimates for row in self.rows)]
+
+    def row(self, method: str) -> MethodRow:
+        """The row of a method."""
+        return next(row for row in self.rows if row.method.name == method)
+
+
+def write_compare_report(folder: Path, report: Report) -> Path:
+    """Write the report with table.csv, table.tex and eval.csv; returns the path of report.html."""
+    tables = {
+        "table.csv": _csv_table(report).csv(),
+        "table.tex": _tex_table(report.rows).tex(),
+        "eval.csv": page.csv_text(_image_lines(report)),
+    }
+    return page.write_report(folder, _page(report), _summary(report, folder), tables)
+
+
+def _summary(report: Report, folder: Path) -> dict[str, Any]:
+    """The content of eval.json."""
+    rows = [
+        {
+            "method": row.method.name,
+            "title": row.method.title,
+            "means": row.row.means(),
+            "dice_minus_base": asdict(row.to_base),
+            "p": row.p,
+            "verdict": row.verdict,
+            "val_dice": asdict(row.val),
+            "dice_spread_over_seeds": row.seed_spread,
+            "masks_per_image": row.answers,
+            "cost": asdict(row.cost),
+            "chosen_on_validation": row.words,
+            "weights": [result.weights for result in row.results],
+        }
+        for row in report.rows
+    ]
+    return {
+        "verdict": list(report.lines),
+        "notes": list(report.notes),
+        "choice": asdict(report.choice),
+        "images": len(report.images.ids),
+        "rows": rows,
+        "config": {**report.facts, "runs": {part: os.path.relpath(run, folder) for part, run in report.runs.items()}},
+    }
+
+
+def _csv_table(report: Report) -> Table:
+    """Every number with the limits of its interval."""
+    lines = []
+    for row in report.rows:
+        estimates = {name: row.row.estimates[name] for name in report.metrics}
+        estimates |= {"dice_minus_base": row.to_base, "val_dice": row.val}
+        lines.append(
+            {
+                "method": row.method.name,
+                "title": row.method.title,
+                **{f"{name}_{part}": getattr(of, part) for name, of in estimates.items() for part in LIMITS},
+                "p": row.p,
+                "verdict": row.verdict,
+                "dice_spread_over_seeds": row.seed_spread,
+                "minutes": row.cost.minutes,
+                "masks_per_image": row.answers,
+                "labelled_images": row.cost.labelled_images,
+                "trained_parameters": row.cost.parameters,
+                "peak_memory_gib": row.cost.peak_gib,
+                "chosen_on_validation": row.words,
+            }
+        )
+    return Table(tuple(lines[0]), tuple(tuple(line.values()) for line in lines))
+
+
+def _columns(metrics: Iterable[str]) -> list[Column[MethodRow]]:
+    return metric_columns(metrics, lambda row: row.row)
+
+
+def _tex_table(rows: Sequence[MethodRow]) -> Table:
+    """The main columns, with heads in LaTeX."""
+    first, *others = MAIN
+    lines = [
+        (
+            row.method.title,
+            row.row.estimates[first],
+            *(row.row.estimates[name].point() for name in others),
+            row.to_base.signed,
+            p_words(row.p) or "--",
+            row.minutes,
+        )
+        for row in rows
+    ]
+    titles = rf"{TITLES[first]} [95\,\%]", *(TITLES[name] for name in others)
+    return Table(("method", *titles, r"difference [95\,\%]", "$p$", "minutes"), tuple(lines))
+
+
+def _image_lines(report: Report) -> list[list[object]]:
+    """Lines of eval.csv: one per test image, method and seed."""
+    lines: list[list[object]] = [["sample_id", "group_id", "method", "seed", *report.metrics]]
+    for row in report.rows:
+        for result in row.results:
+            values = zip(*(result.test[name] for name in report.metrics), strict=True)
+            for sample, group, numbers in zip(report.images.ids, report.images.groups, values, strict=True):
+                lines.append([sample, group, row.method.name, result.seed, *page.digits(numbers)])
+    return lines
+
+
+def _page(report: Report) -> page.Page:
+    rows, best, cheapest = report.rows, report.row(report.choice.best), report.row(report.choice.cheapest)
+    first: list[Column[MethodRow]] = [("", rows.index), ("method", lambda row: row.method.title)]
+    main: list[Column[MethodRow]] = [
+        *_columns(MAIN),
+        ("Dice less base", lambda row: row.to_base.signed),
+        ("p", lambda row: p_words(row.p)),
+        ("", lambda row: row.verdict),
+    ]
+    if best.seed_spread is not None:
+        main.append(("SD over seeds", lambda row: f"{row.seed_spread:.3f}"))
+    further = _columns(name for name in report.metrics if name not in MAIN)
+    costs: list[Column[MethodRow]] = [
+        ("minutes", lambda row: row.minutes),
+        ("masks", lambda row: f"{row.answers:.3g}"),
+        ("labels", lambda row: row.cost.labelled_images),
+        ("trained parameters", lambda row: f"{row.cost.parameters:,}"),
+        ("memory (GiB)", lambda row: "not recorded" if row.cost.peak_gib is None else f"{row.cost.peak_gib:.1f}"),
+        ("Dice on validation", lambda row: row.val),
+        ("chosen on validation", lambda row: row.words),
+    ]
+    deployed = f"Deployed: {best.method.title}" + (cheapest is not best) * f"; in cheapest/: {cheapest.method.title}"
+    shown, others = [rows[0], *([best] if best is not rows[0] else [])], [row for row in rows[1:] if row is not best]
+    colours = {"true mask": GREEN, "the model as it is": ORANGE} | ({"deployed": BLUE} if len(shown) > 1 else {})
+    return page.Page(
+        "Comparison of all methods",
+        "Which method is worth it on these data?",
+        f"{deployed}.",
+        report.lines[0],
+        "Best, median and worst test image of the model as it is, by Dice, with its mask and that of what is deployed.",
+        [_picture(report, one, shown, colours, truth=True) for one in report.pictures],
+        f"<p>{len(report.images.ids)} test images of {best.to_base.groups} patients; means over patients, with 95 % "
+        f"intervals over patients. p is adjusted for all methods.</p>{table_of(rows, [*first, *main]).html()}",
+        (*report.lines[1:], *report.notes),
+        {
+            "Other metrics, and what the numbers mean": f"<p>{page.text(CONVENTIONS)}</p>"
+            + table_of(rows, [*first, *further]).html(),
+            "What it costs": f"<p>{COSTS}</p>{table_of(rows, [*first, *costs]).html()}",
+            "Plots": f"<p>Numbers are those of the first column.</p>{_plots(report, best)}",
+            "Masks of the other methods": "".join(_picture(report, one, others, {}) for one in report.pictures),
+        },
+        origin=page.Origin(report.facts, report.runs),
+    )
+
+
+def _plots(report: Report, best: MethodRow) -> str:
+    plots = {
+        "Dice of each image, as it is and with the best method": page.slopes(
+            report.row(BASE).dice, best.dice, best.method.title
+        ),
+        "Dice over minutes of training": page.dice_over_minutes(
+            [(row.cost.minutes, row.row.estimates["dice"]) for row in report.rows]
+        ),
+    }
+    scored = {
+        number: (row.row.estimates["dice"].mean, row.row.estimates[SCORE].mean)
+        for number, row in enumerate(report.rows)
+        if SCORE in row.row.estimates
+    }
+    if scored:
+        plots["Reward network's score over Dice"] = page.proxy_over_gold(scored)
+    return "".join(page.figure(plot, title) for title, plot in plots.items())
+
+
+def _picture(
+    report: Report, one: Picture, rows: Sequence[MethodRow], colours: Mapping[str, Colour], truth: bool = False
+) -> str:
+    """HTML of one test image: untouched, with the truth if wanted, and with the masks of some methods."""
+    title, sample, masks = one
+    place = report.images.ids.index(sample.sample_id)
+    shown = [("true mask", sample.load_mask(), GREEN)] if truth else []
+    for row in rows:
+        caption = f"{report.rows.index(row)} {row.method.title}: Dice {row.results[0].test['dice'][place]:.3f}"
+        shown.append((caption, masks[row.method.name], ORANGE if row.method.name == BASE else BLUE))
+    return picture(f"{title}: {sample.sample_id}", sample.load_image(), shown, colours)

@@ -20,9 +20,7 @@ from rl_reward_network.models.default import has_side_network, is_qwen_vl, is_sm
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.ppo import operations, prompts
-from rl_reward_network.ppo.deploy import load_policy, load_policy_of_run
 from rl_reward_network.ppo.settings import Mode
-from rl_reward_network.report.cost import COST, Cost, RunCost
 from rl_reward_network.reward_training.stage import (
     check_no_leak,
     find_reward_network,
@@ -114,9 +112,9 @@ def train_prompt_policy(job: Job, reward: RewardName = "net") -> tuple[Path, boo
     """A prompt policy; unlabelled images join where the reward network alone rewards it."""
     inputs = job.inputs if reward == "net" else job.labelled.inputs
     plan = prompts.policy_plan(job.mode, reward=reward, seed=inputs.config.seed)
-    settings, output_dir = prompts.run_settings(inputs, plan), inputs.config.output_dir
+    where = inputs.config.output_dir, prompts.run_settings(inputs, plan)
     of_network = prompts.has_network(inputs, reward_plan(inputs.config, job.mode), job.network)
-    run = Run.find(POLICY_RUN, output_dir, settings, also=of_network) or Run.create(plan.kind, output_dir, settings)
+    run = Run.find(POLICY_RUN, *where, also=of_network) or Run.create(plan.kind, *where)
     return _completed(job, run, lambda: prompts.run_policy_stage(inputs, plan, job.network, run))
 
 
@@ -124,8 +122,8 @@ def train_operations(job: Job) -> tuple[Path, bool]:
     """The post-processing policy of experiment 2, rewarded by labels."""
     inputs = job.labelled.inputs
     plan = operations.post_plan(job.mode, seed=inputs.config.seed)
-    settings, output_dir = operations.run_settings(inputs, plan), inputs.config.output_dir
-    run = Run.find(POST_RUN, output_dir, settings) or Run.create(POST_RUN, output_dir, settings)
+    where = inputs.config.output_dir, operations.run_settings(inputs, plan)
+    run = Run.find(POST_RUN, *where) or Run.create(POST_RUN, *where)
     return _completed(job, run, lambda: operations.run_post_stage(inputs, plan, None, run))
 
 
@@ -257,39 +255,3 @@ def merge(run: Path) -> None:
         shutil.rmtree(run / MERGED, ignore_errors=True)
         merge_run(run / FINAL, run / MERGED)
         write_json(note, of)
-
-
-def cost_of(run: Path, inputs: RunInputs, searched: bool = False) -> Cost:
-    """What the training of a run cost.
-
-    Args:
-        run: a finished run.
-        inputs: of the comparison.
-        searched: only what was found by search before PPO counts.
-    """
-    return (RunCost.load(run) if (run / COST).exists() else _cost_of_0_12(run, inputs)).total(searched)
-
-
-def _cost_of_0_12(run: Path, inputs: RunInputs) -> RunCost:
-    """The cost of a run of version 0.11 or 0.12, which wrote no cost.json."""
-    if (run / AGREEMENT).exists():
-        result = read_json(run / AGREEMENT)
-        seconds = {name: value for name, value in result["seconds"].items() if name != "comparing"}
-        labels = {"reward": {name: result["used"][name]["images"] for name in ("reward", "val")}}
-        parameters = _count(RewardNetwork.from_pretrained(run / BEST_REWARD_NET))
-        return RunCost(seconds, labels, parameters, result.get("peak_memory_gib"), result.get("resumed", False))
-    config = read_json(run / FINAL / "config.json")
-    seconds, labels, peak = config["seconds"], config["labels"], config.get("peak_memory_gib")
-    if "parameters" in config:  # of GRPO
-        first = sum(sample.labelled for sample in select(inputs.samples, inputs.split, "reward"))
-        reward, chose = min(labels, first), (config.get("validation") or {}).get("labelled", 0)
-        used = {"reward": {"reward": reward, "policy": labels - reward}, "weights": {"val": chose}}
-        trained = sum(count for _, _, count in config["parameters"])
-        return RunCost({"training": 60 * config["minutes"]}, used, trained, peak, resumed=False)
-    policy = load_policy_of_run(run / FINAL)[0] if "operations" in config else load_policy(run / FINAL)
-    labels = labels if "choice" in config["deployment"] else {"reward": labels}  # of 0.11
-    return RunCost(seconds, labels, _count(policy), peak, config.get("resumed", False))
-
-
-def _count(module: torch.nn.Module) -> int:
-    return sum(tensor.numel() for tensor in module.parameters())

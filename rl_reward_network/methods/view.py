@@ -90,11 +90,6 @@ class ImageView:
         self.answers: dict[tuple[str, str], FrozenAnswer] = {}
 
     @property
-    def size(self) -> tuple[int, int]:
-        """(H, W) of the image."""
-        return self.image.shape[0], self.image.shape[1]
-
-    @property
     def has_scorer(self) -> bool:
         """Whether there is a reward network."""
         return self._make_scorer is not None

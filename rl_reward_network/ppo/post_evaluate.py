@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from rl_reward_network.atomic_io import write_json
 from rl_reward_network.env.operations import EditedImage, Operations
 from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.models.reward_network import RewardNetwork
@@ -234,9 +233,7 @@ def _write_report(folder: Path, result: PostResult, origin: page.Origin) -> Path
 
     head: list[object] = ["sample_id", "group_id", "row", "dice", "operations"]
     lines = [head, *result.results.per_image(cells)]
-    header = page.header(origin, folder, ("eval.json", "eval.csv"))
-    write_json(folder / "eval.json", _summary(result))
-    return page.write_files(folder, {"eval.csv": page.csv_text(lines), "report.html": _page(result, header)})
+    return page.write_report(folder, _page(result, origin), _summary(result), {"eval.csv": page.csv_text(lines)})
 
 
 def _summary(result: PostResult) -> dict[str, Any]:
@@ -270,7 +267,7 @@ def _summary(result: PostResult) -> dict[str, Any]:
     }
 
 
-def _page(result: PostResult, header: str) -> str:
+def _page(result: PostResult, origin: page.Origin) -> page.Page:
     results, deployment = result.results, result.deployment
     deployed = f"Deployed: {deployment.words(SEQUENCE, f'the {AS_IS}')}, because {deployment.reason}."
     fixed = f"Best fixed sequence: {deployment.fixed_by}. Best threshold: {result.config['best_threshold']:g}."
@@ -287,25 +284,24 @@ def _page(result: PostResult, header: str) -> str:
     ]
     counts = {name: Counter(result.operations[name]) for name in (DEPLOYED, ORACLE)}
     most = (counts[DEPLOYED] + counts[ORACLE]).most_common(15)
-    return page.report(
+    return page.Page(
         f"Post-processing: {result.verdict.label}",
         "Which operations suit which mask?",
-        header,
-        [result.verdict.sentence],
-        [f"{deployed} {fixed}", f"{len(results.ids)} test images of {results.patients} patients."],
+        f"{deployed} {fixed}",
+        result.verdict.sentence,
+        "Best, median and worst of the deployed choice, by Dice.",
+        [_picture(result, title, number) for title, number in results.picks(DEPLOYED).items()],
+        f"<p>{len(results.ids)} test images; means over {results.patients} patients with {INTERVALS}. p: adjusted for "
+        "all rows. Oracle: greedy by the true mask, with the same operations and steps. Gap closed: share of the "
+        f"oracle's gain over the best fixed sequence.</p>{table_of(results.rows, short).html()}",
         result.notes,
-        [
-            table_of(results.rows, short).html(),
-            f"<p>Means over patients with {INTERVALS}. p: adjusted for all rows. Oracle: greedy by the true mask, with "
-            "the same operations and steps. Gap closed: share of the oracle's gain over the best fixed sequence.</p>",
-            table_of(results.rows, [name, *metric_columns(METRICS, lambda row: row)]).html(),
-            "<h2>Operations</h2>",
-            page.table(
+        {
+            "All metrics": table_of(results.rows, [name, *metric_columns(METRICS, lambda row: row)]).html(),
+            "Operations": page.table(
                 ["operations", *counts], [[one, *(count[one] for count in counts.values())] for one, _ in most], "wrap"
             ),
-            "<h2>Images</h2><p>Best, median and worst of the deployed choice, by Dice.</p>",
-            *(_picture(result, title, number) for title, number in results.picks(DEPLOYED).items()),
-        ],
+        },
+        origin=origin,
     )
 
 

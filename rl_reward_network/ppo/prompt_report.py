@@ -1,4 +1,4 @@
-"""The report of a prompt policy: eval.json, tables per image and per patient, and one HTML page."""
+"""The report of a prompt policy: tables per image and per patient, and the page."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rl_reward_network.atomic_io import write_json
 from rl_reward_network.ppo.baselines import DEFAULT, DEPLOYED, FIXED, NET, POLICY, Comparison
-from rl_reward_network.report import figures, page
+from rl_reward_network.report import page
 from rl_reward_network.report.overlays import BLUE, GREEN, ORANGE, picture
 from rl_reward_network.report.statistics import INTERVALS, group_means
 from rl_reward_network.report.table import (
@@ -25,7 +24,7 @@ from rl_reward_network.report.table import (
     table_of,
 )
 
-VALIDATION = {"custom/val_score": "val: reward net's score (proxy)", "custom/val_gt_dice": "val: Dice (gold)"}
+VALIDATION = {"custom/val_score": f"val: {TITLES[SCORE]} (proxy)", "custom/val_gt_dice": "val: Dice (gold)"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +38,8 @@ class Overlay:
         truth: bool (H, W), or None when unlabelled.
         default: bool (H, W), mask of the default prompt.
         deployed: bool (H, W), mask of the prompt that the deployed choice selects.
-        error_map: float (H, W) in [0, 1], predicted probability that each pixel of `deployed` is wrong.
+        error_map: float (H, W) in [0, 1], predicted probability that each pixel of `deployed` is wrong; None without a
+            reward network.
     """
 
     title: str
@@ -48,7 +48,7 @@ class Overlay:
     truth: np.ndarray | None
     default: np.ndarray
     deployed: np.ndarray
-    error_map: np.ndarray
+    error_map: np.ndarray | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,15 +86,9 @@ class EvaluationResult:
 
 
 def write_report(folder: Path, result: EvaluationResult) -> Path:
-    """Write the report into `folder`, each file whole or not at all; returns the path of report.html, written last.
-
-    Files: eval.json, eval.csv (per image), eval_patients.csv (per patient), report.html.
-    """
+    """Write the report with eval.csv (per image) and eval_patients.csv; returns the path of report.html."""
     tables = {"eval.csv": _per_image(result), "eval_patients.csv": _per_patient(result)}
-    beside = page.header(result.origin, folder, [*tables, "eval.json"])
-    texts = tables | {"report.html": _page(result, beside)}
-    write_json(folder / "eval.json", _summary(result))
-    return page.write_files(folder, texts)
+    return page.write_report(folder, _page(result), _summary(result), tables)
 
 
 def _summary(result: EvaluationResult) -> dict[str, Any]:
@@ -154,22 +148,28 @@ def _per_patient(result: EvaluationResult) -> str:
     return page.csv_text(lines)
 
 
-def _page(result: EvaluationResult, header: str) -> str:
+def _page(result: EvaluationResult) -> page.Page:
     comparison, results = result.comparison, result.comparison.results
-    return page.report(
+    criterion = TITLES[results.criterion]
+    what = comparison.deployment.words(f"{FIXED} (index {comparison.deployment.best_fixed})")
+    curves = page.curves(result.rollouts, {"mean of the greedy policy": VALIDATION}, "prompts tried in training")
+    return page.Page(
         f"Prompt policy: {comparison.verdict.label}",
         "Which prompt suits which image?",
-        header,
-        [comparison.verdict.sentence],
-        [deployed_sentence(comparison), f"{len(results.ids)} test images of {results.patients} patients."],
+        deployed_sentence(comparison),
+        comparison.verdict.sentence,
+        f"Shown is what is deployed: {what}. Best, median and worst are the test images by its {criterion}.",
+        [_picture(result, overlay) for overlay in result.overlays],
+        _table(comparison),
         result.all_notes,
-        [
-            *_tables(comparison),
-            *_choices(result),
-            *_plots(result),
-            *_images(result),
-        ],
+        {
+            "All metrics, and differences": _all_metrics(comparison),
+            "Which prompts are chosen": _choices(result),
+            "Reward and ground truth": _reward_and_truth(comparison),
+            "Training": page.figure(curves, "Reward and Dice in training") if curves else "",
+        },
         result.config,
+        result.origin,
     )
 
 
@@ -180,36 +180,44 @@ def deployed_sentence(comparison: Comparison) -> str:
     return f"Deployed: {deployment.words(FIXED)}, because {deployment.reason}. {fixed}"
 
 
-def _tables(comparison: Comparison) -> list[str]:
-    """HTML: the short table, all metrics, and the differences."""
+NAME: Column[Row] = ("row", lambda row: row.name)
+
+
+def _table(comparison: Comparison) -> str:
+    """HTML: the criterion of each row, its difference to the best fixed prompt, and the gap closed."""
     results = comparison.results
-    rows, criterion = results.rows, TITLES[results.criterion]
-    name: Column[Row] = ("row", lambda row: row.name)
-    short: list[Column[Row]] = [
-        name,
-        (criterion, lambda row: results.value(row).point()),
+    columns: list[Column[Row]] = [
+        NAME,
+        (TITLES[results.criterion], lambda row: results.value(row).point()),
         ("to best fixed", lambda row: results.difference(row, FIXED).point("+")),
         ("gap closed", lambda row: percent(comparison.closed(row))),
     ]
+    return (
+        f"<p>{page.text(TITLES[results.criterion])} on {len(results.ids)} test images, mean over {results.patients} "
+        "patients, in [0, 1]; the difference to the best fixed prompt; and the share of the oracle's gain over that "
+        f"prompt (gap closed).</p>{table_of(results.rows, columns).html()}"
+    )
+
+
+def _all_metrics(comparison: Comparison) -> str:
+    """HTML: all metrics with intervals, and the differences with their p."""
+    results = comparison.results
+    rows, of_default, of_fixed = results.rows, results.p(DEFAULT), results.p(FIXED)
     prompts: Column[Row] = ("prompts per image", lambda row: comparison.prompts_asked[row.name] or "needs truth")
-    of_default, of_fixed = results.p(DEFAULT), results.p(FIXED)
     differences: list[Column[Row]] = [
-        name,
+        NAME,
         ("minus default", lambda row: results.difference(row, DEFAULT)),
         ("p", lambda row: p_words(of_default.get(row.name))),
         ("minus best fixed", lambda row: results.difference(row, FIXED)),
         ("p", lambda row: p_words(of_fixed.get(row.name))),
     ]
-    return [
-        f"<h2>Results</h2><p>{page.text(criterion)}, mean over patients, in [0, 1]; the difference to the best fixed "
-        "prompt; and the share of the oracle's gain over that prompt (gap closed).</p>",
-        table_of(rows, short).html(),
-        f"<p>All metrics with {INTERVALS}. An empty mask scores 1 if the ground truth is "
-        "empty, else 0. Prompts per image: number of prompts that Sa2VA must answer per new image.</p>",
-        table_of(rows, [name, *metric_columns(rows[0].estimates, lambda row: row), prompts]).html(),
-        f"<h2>Differences of {page.text(criterion)}</h2><p>Paired per image; each p is adjusted for all rows.</p>",
-        table_of(rows, differences).html(),
-    ]
+    return (
+        f"<p>{INTERVALS}. An empty mask scores 1 if the ground truth is empty, else 0. Prompts per image: number of "
+        "prompts that Sa2VA must answer per new image.</p>"
+        + table_of(rows, [NAME, *metric_columns(rows[0].estimates, lambda row: row), prompts]).html()
+        + f"<p>Differences of {page.text(TITLES[results.criterion])}, paired per image; each p is adjusted for all "
+        f"rows.</p>{table_of(rows, differences).html()}"
+    )
 
 
 def show_comparison(result: EvaluationResult) -> None:
@@ -227,59 +235,41 @@ def show_comparison(result: EvaluationResult) -> None:
     print("\n".join((comparison.verdict.sentence, deployed_sentence(comparison), *result.all_notes)))
 
 
-def _choices(result: EvaluationResult) -> list[str]:
+def _choices(result: EvaluationResult) -> str:
     """HTML: histogram and table of the selected prompts."""
     comparison = result.comparison
     reference = ORACLE if comparison.labelled else NET
     counts = {name: comparison.weights[name].sum(axis=0) for name in (DEPLOYED, POLICY, reference)}
     chosen = [counts[name].astype(int) for name in (POLICY, DEPLOYED)]
-    return [
-        "<h2>Choices</h2>",
-        page.figure(figures.histogram(counts, "index of the prompt"), "How often each prompt is chosen"),
-        page.table(
-            ["index", "prompt", POLICY, DEPLOYED],
-            zip(range(len(result.prompts)), result.prompts, *chosen, strict=True),
-            "wrap",
-        ),
-    ]
+    lines = zip(range(len(result.prompts)), result.prompts, *chosen, strict=True)
+    return page.figure(page.histogram(counts, "index of the prompt"), "How often each prompt is chosen") + page.table(
+        ["index", "prompt", POLICY, DEPLOYED], lines, "wrap"
+    )
 
 
-def _plots(result: EvaluationResult) -> list[str]:
-    """HTML: Dice over reward, and the validation curves of the training, as far as they exist."""
-    comparison, parts = result.comparison, []
-    if comparison.labelled:
-        every = [np.concatenate([table.column(name) for table in comparison.tables]) for name in (SCORE, "dice")]
-        deployed = comparison.results.row(DEPLOYED).values
-        points = {"all prompts": (every[0], every[1]), DEPLOYED: (deployed[SCORE], deployed["dice"])}
-        words = "The masks of all prompts on all test images, and those of the deployed choice."
-        plot = page.figure(figures.scatter(points), "Reward against Dice")
-        parts.append(f"<h2>Reward and ground truth</h2><p>{words}</p>{plot}")
-    panels = {"mean of the greedy policy": VALIDATION}
-    if curves := figures.curves(result.rollouts, panels, "prompts tried in training"):
-        parts.append("<h2>Training</h2>" + page.figure(curves, "Reward and Dice in training"))
-    return parts
+def _reward_and_truth(comparison: Comparison) -> str:
+    """HTML: Dice over the reward of every mask; "" without either."""
+    if not (comparison.labelled and SCORE in comparison.results.rows[0].values):
+        return ""
+    every = [np.concatenate([table.column(name) for table in comparison.tables]) for name in (SCORE, "dice")]
+    deployed = comparison.results.row(DEPLOYED).values
+    points = {"all prompts": (every[0], every[1]), DEPLOYED: (deployed[SCORE], deployed["dice"])}
+    words = "The masks of all prompts on all test images, and those of the deployed choice."
+    return f"<p>{words}</p>{page.figure(page.scatter(points), 'Reward against Dice')}"
 
 
-def _images(result: EvaluationResult) -> list[str]:
-    """HTML: what is shown, by which measure the images were selected, and the images."""
-    if not result.overlays:
-        return []
+def _picture(result: EvaluationResult, overlay: Overlay) -> str:
+    """HTML of one test image: the true mask, that of the default prompt, and what is deployed with expected errors."""
     comparison, results = result.comparison, result.comparison.results
-    deployment, measure = comparison.deployment, TITLES[results.criterion]
-    what = deployment.words(f"{FIXED} (index {deployment.best_fixed})")
-    words = f"Shown is what is deployed: {what}. Best, median and worst are the test images by its {measure}."
-    shown = [f"<h2>Images</h2><p>{page.text(words)}</p>"]
-    for overlay in result.overlays:
-        masks, colours = [], {}
-        if overlay.truth is not None:
-            masks.append(("truth", overlay.truth, GREEN))
-            colours["truth"] = GREEN
-        for name, mask, colour in ((DEFAULT, overlay.default, ORANGE), (DEPLOYED, overlay.deployed, BLUE)):
-            value = results.row(name).values[results.criterion][overlay.number]
-            caption = f"{name} (index {comparison.prompts(name)[overlay.number]}): {measure} {value:.3f}"
-            masks.append((caption, mask, colour))
-            colours[name] = colour
-        title = f"{overlay.title} of the deployed choice, by {measure}: {result.named(results.ids[overlay.number][0])}"
-        errors = f"{DEPLOYED}: errors expected by the reward net", overlay.error_map
-        shown.append(picture(title, overlay.image, masks, colours, errors))
-    return shown
+    measure = TITLES[results.criterion]
+    masks, colours = [], {DEFAULT: ORANGE, DEPLOYED: BLUE}
+    if overlay.truth is not None:
+        masks, colours = [("truth", overlay.truth, GREEN)], {"truth": GREEN} | colours
+    for name, mask in ((DEFAULT, overlay.default), (DEPLOYED, overlay.deployed)):
+        value = results.row(name).values[results.criterion][overlay.number]
+        caption = f"{name} (index {comparison.prompts(name)[overlay.number]}): {measure} {value:.3f}"
+        masks.append((caption, mask, colours[name]))
+    title = f"{overlay.title} of the deployed choice, by {measure}: {result.named(results.ids[overlay.number][0])}"
+    expected = overlay.error_map
+    errors = None if expected is None else (f"{DEPLOYED}: errors expected by the reward net", expected)
+    return picture(title, overlay.image, masks, colours, errors)

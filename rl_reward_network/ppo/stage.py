@@ -12,8 +12,7 @@ from stable_baselines3 import PPO
 from rl_reward_network.inputs.loading import RunInputs, describe_run
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.ppo.policy import save_network
-from rl_reward_network.report.cost import RunCost
-from rl_reward_network.report.deployment import FOLDS, Deployment, Labels, can_decide, out_of_fold
+from rl_reward_network.report.deployment import FOLDS, Deployment, Labels, RunCost, can_decide, out_of_fold
 from rl_reward_network.run import FINAL, REWARD_NET, Run, peak_memory_gib
 
 

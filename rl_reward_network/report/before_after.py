@@ -1,7 +1,4 @@
-"""The report of a fine-tuned model beside the base model on test items.
-
-Intervals are over groups (images, videos or patients), not over items. Axes: N test items.
-"""
+"""The report of a fine-tuned model beside the base model on N test items, with intervals over groups of items."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
@@ -11,14 +8,23 @@ from typing import Any
 
 import numpy as np
 
-from rl_reward_network.atomic_io import write_json
 from rl_reward_network.report import page
-from rl_reward_network.report.by_name import NamesSection, by_name_html
-from rl_reward_network.report.figures import curves
+from rl_reward_network.report.by_name import EXPLAINED, NamesSection
 from rl_reward_network.report.overlays import BLUE, GREEN, ORANGE, picture
 from rl_reward_network.report.statistics import INTERVALS, Estimate, max_t_of
-from rl_reward_network.report.table import Column, Results, Row, Verdict, gain_verdict, p_words, table_of, word
-from rl_reward_network.rewards.metrics import METRICS
+from rl_reward_network.report.table import (
+    SCORE,
+    TITLES,
+    Column,
+    Results,
+    Row,
+    Table,
+    Verdict,
+    gain_verdict,
+    p_words,
+    table_of,
+    word,
+)
 
 METRIC_TITLES = {
     "cycle_iou": "IoU of mask'",
@@ -27,17 +33,18 @@ METRIC_TITLES = {
     "meteor": "METEOR",
     "expected_meteor": "METEOR, sampled",
     "cycle_meteor": "METEOR of caption'",
-    **{name: metric.column for name, metric in METRICS.items()},
-    "reward_net_score": "reward net's score",
+    **TITLES,
+    "reward_net_score": TITLES[SCORE],
 }
 CURVES = {
     "reward of sampled rollouts (training)": {f"loop{loop}/reward_mean": f"loop {loop}" for loop in (1, 2)},
     "validation": {
-        "val/score": "reward net's score (proxy)",
+        "val/score": f"{TITLES[SCORE]} (proxy)",
         "val/gt_dice": "Dice (gold)",
         **{f"val/{name}": METRIC_TITLES[name] for name in ("cycle_iou", "meteor", "cycle_meteor")},
     },
 }
+SHOWN = 3  # best, median and worst item
 COLOURS = {"truth": GREEN, "before": ORANGE, "after": BLUE}
 MASK_LEGEND = "IoU, Dice, precision and recall are of the mask that answers the item's question."
 CAPTION_LEGEND = (
@@ -80,7 +87,7 @@ class BeforeAfter:
         totals: metrics over all items together, such as cIoU: name -> (before, after).
         config: models, data and settings; JSON values.
         notes: remarks.
-        shown: items with pictures.
+        shown: items with pictures; the first `SHOWN` of them are not folded.
         curves: lines of metrics.jsonl.
         notice: a first sentence that matters more than the verdict, such as that training made the model worse.
         origin: date, version, command and files, for the top of the page alone.
@@ -135,18 +142,13 @@ class BeforeAfter:
 
 
 def write_before_after(folder: Path, result: BeforeAfter) -> Path:
-    """Write eval.json, eval.csv and report.html, each whole or not at all; returns the path of report.html."""
+    """Write the report with eval.csv (one line per model and item); returns the path of report.html."""
     metrics = list(result.gains)
     lines = result.results.per_image(
         lambda row, number: [row.name, *page.digits(row.values[metric][number] for metric in metrics)]
     )
-    header = page.header(result.origin, folder, ["eval.csv", "eval.json"])
-    texts = {
-        "eval.csv": page.csv_text([["sample_id", "group_id", "model", *metrics], *lines]),
-        "report.html": _page(result, header),
-    }
-    write_json(folder / "eval.json", summary(result))
-    return page.write_files(folder, texts)
+    table = page.csv_text([["sample_id", "group_id", "model", *metrics], *lines])
+    return page.write_report(folder, _page(result), summary(result), {"eval.csv": table})
 
 
 def summary(result: BeforeAfter) -> dict[str, Any]:
@@ -173,8 +175,7 @@ def summary(result: BeforeAfter) -> dict[str, Any]:
     }
 
 
-def _page(result: BeforeAfter, header: str) -> str:
-    """The HTML file."""
+def _page(result: BeforeAfter) -> page.Page:
     columns: list[Column[str]] = [
         ("metric", result.label),
         ("before", lambda metric: result.before.estimates[metric]),
@@ -183,42 +184,45 @@ def _page(result: BeforeAfter, header: str) -> str:
         ("p", lambda metric: p_words(result.p[metric])),
         ("", result.verdict_of),
     ]
-    totals = [[name, f"{old:.3f}", f"{new:.3f}"] for name, (old, new) in result.totals.items()]
-    plot = curves(result.curves, CURVES, "optimisation step")
     about = (
         f"{len(result.results.ids)} test items; means over groups. Groups are patients, or else images: {INTERVALS}. "
-        f"p is adjusted for all {len(result.gains)} metrics."
+        f"p is adjusted for all {len(result.gains)} metrics. {legend(result.gains)}"
     )
-    return page.report(
+    totals = [[name, f"{old:.3f}", f"{new:.3f}"] for name, (old, new) in result.totals.items()]
+    plot = page.curves(result.curves, CURVES, "optimisation step")
+    names = result.by_name.tables() if result.by_name else {}
+    pictures = [_item(item) for item in result.shown]
+    return page.Page(
         f"Fine-tuning: {result.verdict.label}",
         "What did fine-tuning change?",
-        header,
-        [result.verdict.sentence],
-        [about],
+        f"Deployed: the fine-tuned model (after), weights {result.config.get('weights', 'not recorded')}.",
+        result.verdict.sentence,
+        _about_images(result),
+        pictures[:SHOWN],
+        f"<p>{about}</p>{table_of(result.gains, columns).html()}",
         result.notes,
-        [
-            table_of(result.gains, columns).html(),
-            f"<p>{legend(result.gains)}</p>",
-            page.table(["over all items", "before", "after"], totals) if totals else "",
-            *by_name_html(result.by_name),
-            "<h2>Training</h2>\n" + page.figure(plot, "Rewards and validation") if plot else "",
-            _images_heading(result) if result.shown else "",
-            *(_item(item) for item in result.shown),
-        ],
+        {
+            "Over all items together": page.table(["", "before", "after"], totals) if totals else "",
+            "Classes by name": f"<p>{EXPLAINED}</p>" * bool(names)
+            + "".join(f"<p>{title}:</p>{table.html()}" for title, table in names.items()),
+            "Training": page.figure(plot, "Rewards and validation") if plot else "",
+            "More images: largest gains and losses": "".join(pictures[SHOWN:]),
+        },
         result.config,
+        result.origin,
     )
 
 
-def _images_heading(result: BeforeAfter) -> str:
-    """HTML: what is shown and how many captions got worse."""
-    words = "The images are selected by the measure in their title: its value after training, and the change."
+def _about_images(result: BeforeAfter) -> str:
+    """What is shown, and how many captions got worse."""
+    words = "The measure in a title selected the image: its value after training, and the change."
     if "meteor" in result.before.values:
         falls = (result.after.values["meteor"] < result.before.values["meteor"]).sum()
         words += (
             " Masks before and after are segmented from the model's own caption (mask')."
             f" METEOR fell for {falls} of {len(result.results.ids)} captions."
         )
-    return f"<h2>Images</h2><p>{words}</p>"
+    return words
 
 
 def _item(item: ReportItem) -> str:
@@ -230,20 +234,13 @@ def _item(item: ReportItem) -> str:
 
 def show_changes(result: BeforeAfter) -> None:
     """Print the means of both models and the verdict."""
-    lines: list[tuple[str, ...]] = [
-        (result.label(metric), *(row.estimates[metric].point() for row in (result.before, result.after)), gain.signed)
-        for metric, gain in result.gains.items()
-    ]
-    totals = [(name, f"{old:.3f}", f"{new:.3f}", f"{new - old:+.3f}") for name, (old, new) in result.totals.items()]
-    words = [*map(result.verdict_of, result.gains), *[""] * len(totals)]
-    columns: list[Column[tuple[tuple[str, ...], str]]] = [
-        ("", lambda line: line[0][0]),
-        ("before", lambda line: line[0][1]),
-        ("after", lambda line: line[0][2]),
-        ("change [95 %]", lambda line: line[0][3]),
-        ("", lambda line: line[1]),
-    ]
-    table_of(zip([*lines, *totals], words, strict=True), columns).show(
+    lines: list[tuple[str, ...]] = []
+    for metric, gain in result.gains.items():
+        means = (row.estimates[metric].point() for row in (result.before, result.after))
+        lines.append((result.label(metric), *means, gain.signed, result.verdict_of(metric)))
+    for name, (old, new) in result.totals.items():
+        lines.append((name, f"{old:.3f}", f"{new:.3f}", f"{new - old:+.3f}", ""))
+    Table(("", "before", "after", "change [95 %]", ""), tuple(lines)).show(
         "means over groups, before and after fine-tuning"
     )
     for title, table in result.by_name.tables(intervals=False).items() if result.by_name else ():

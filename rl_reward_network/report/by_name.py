@@ -6,6 +6,7 @@ Axes: N questions, each about one class in one image; M models (or wordings) ans
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,12 @@ from rl_reward_network.report.statistics import (
 from rl_reward_network.report.table import Column, Table, table_of, word
 
 ALL_CLASSES = "mean of classes"
+EXPLAINED = (
+    "Each image is asked for the classes by name. An absent class is recognised where the mask is empty; every other "
+    "answer is a false alarm. Missed: an empty mask of a class that is there, whose Dice is 0. The mean of classes "
+    "weighs them alike. Words are adjusted for all classes; fewer than six groups have neither words nor intervals. "
+    "The held-out wording is in no training question."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,12 +108,17 @@ class NamesSection:
 
     def tables(self, intervals: bool = True) -> dict[str, Table]:
         """Title -> table; with `intervals` False of means alone, for a terminal."""
+
+        def cell(key: str, number: int, interval: bool, row: ClassRow) -> str:
+            estimate: Estimate | None = getattr(row, key)[number]
+            return "-" if estimate is None else str(estimate) if interval else estimate.point()
+
         found: list[Column[ClassRow]] = [("class", lambda row: row.name), ("images", lambda row: row.images)]
         absent: list[Column[ClassRow]] = [("class", lambda row: row.name), ("absent in", lambda row: row.absent)]
         for number, model in enumerate(self.models):
-            found.append((f"Dice, {model}", partial(_cell, "dice", number, intervals)))
-            found.append((f"missed, {model}", partial(_cell, "missed", number, False)))
-            absent.append((f"recognised, {model}", partial(_cell, "recognised", number, intervals)))
+            found.append((f"Dice, {model}", partial(cell, "dice", number, intervals)))
+            found.append((f"missed, {model}", partial(cell, "missed", number, False)))
+            absent.append((f"recognised, {model}", partial(cell, "recognised", number, intervals)))
         if any(row.verdict for row in self.rows):
             found.append((f"{self.models[1]} against {self.models[0]}", lambda row: row.verdict))
         tables = {"classes that are there": table_of([row for row in self.rows if row.images], found)}
@@ -116,49 +128,28 @@ class NamesSection:
 
 
 def names_section(questions: Questions, models: Mapping[str, Answers], seed: int = 0) -> NamesSection:
-    """The section of N questions.
+    """The section of N questions, from the answers of models by their titles; `seed` is of the bootstrap."""
+    answers, names = list(models.values()), np.asarray(questions.names)
+    there, p = questions.there, dict[str, float]()
+    if len(answers) > 1:
+        change = answers[1].dice - answers[0].dice
+        known = {name: there & (names == name) for name in dict.fromkeys(questions.names)}
+        p = max_t_of({name: np.where(of, change, np.nan) for name, of in known.items() if of.any()}, questions.groups)
 
-    Args:
-        questions: N.
-        models: title -> its answers.
-        seed: of the bootstrap.
-    """
-    answers = list(models.values())
-    columns: dict[str, tuple[list[np.ndarray], np.ndarray]] = {
-        "dice": ([one.dice for one in answers], questions.there),
-        "missed": ([one.empty.astype(float) for one in answers], questions.there),
-        "recognised": ([one.empty.astype(float) for one in answers], ~questions.there),
-    }
-    p, rows = _p_of_classes(questions, answers), []
+    def estimates(columns: Sequence[np.ndarray], counted: np.ndarray) -> tuple[Estimate | None, ...]:
+        if not counted.any():
+            return (None,) * len(columns)
+        groups = list(compress(questions.groups, counted))
+        return tuple(mean_of_classes(column[counted], names[counted].tolist(), groups, seed) for column in columns)
+
+    dice, empty = [one.dice for one in answers], [one.empty.astype(float) for one in answers]
+    rows = []
     for name in (*dict.fromkeys(questions.names), ALL_CLASSES):
-        own = np.array([name in (one, ALL_CLASSES) for one in questions.names])
-        estimates = {
-            key: tuple(_estimate(column, own & counted, questions, seed) for column in of_models)
-            for key, (of_models, counted) in columns.items()
-        }
-        images, absent = int((own & questions.there).sum()), int((own & ~questions.there).sum())
-        dices, missed, recognised = (estimates[key] for key in columns)
-        rows.append(ClassRow(name, images, dices, missed, absent, recognised, p.get(name)))
+        own = (names == name) | (name == ALL_CLASSES)
+        has, lacks = own & there, own & ~there
+        of_images = int(has.sum()), estimates(dice, has), estimates(empty, has)
+        rows.append(ClassRow(name, *of_images, int(lacks.sum()), estimates(empty, lacks), p.get(name)))
     return NamesSection(tuple(models), tuple(rows))
-
-
-def _p_of_classes(questions: Questions, answers: Sequence[Answers]) -> dict[str, float]:
-    """Class that is there -> p-value of the second model's Dice less the first's; {} without a second model."""
-    if len(answers) < 2:
-        return {}
-    change, names = answers[1].dice - answers[0].dice, np.asarray(questions.names)
-    there = {name: questions.there & (names == name) for name in dict.fromkeys(questions.names)}
-    known = {name: np.where(of, change, np.nan) for name, of in there.items() if of.any()}
-    return max_t_of(known, questions.groups)
-
-
-def _estimate(values: np.ndarray, counted: np.ndarray, questions: Questions, seed: int) -> Estimate | None:
-    """The mean over the classes of the counted questions; None without any."""
-    picked = np.flatnonzero(counted).tolist()
-    if not len(picked):
-        return None
-    names = [questions.names[number] for number in picked]
-    return mean_of_classes(values[picked], names, [questions.groups[number] for number in picked], seed)
 
 
 def mean_of_classes(
@@ -191,25 +182,3 @@ def mean_of_classes(
     unbiased = np.sqrt(counts / np.maximum(counts - 1, 1) * (count - 1) / count) if count > 1 else 1.0
     influence = np.nan_to_num(means - of_classes) * count / counts * unbiased
     return interval_of(of_classes.mean() + influence.mean(axis=0), seed, resamples, bounds)
-
-
-def _cell(key: str, number: int, interval: bool, row: ClassRow) -> str:
-    """An estimate of a row, or its mean alone; "-" without one."""
-    estimate: Estimate | None = getattr(row, key)[number]
-    return "-" if estimate is None else str(estimate) if interval else estimate.point()
-
-
-def by_name_html(section: NamesSection | None) -> list[str]:
-    """HTML of the section; [] without one."""
-    if section is None:
-        return []
-    parts = ["<h2>By name</h2>", f"<p>{EXPLAINED}</p>"]
-    return [*parts, *(f"<p>{title}:</p>{table.html()}" for title, table in section.tables().items())]
-
-
-EXPLAINED = (
-    "Each image is asked for the classes by name. An absent class is recognised where the mask is empty; every other "
-    "answer is a false alarm. Missed: an empty mask of a class that is there, whose Dice is 0. The mean of classes "
-    "weighs them alike. Words are adjusted for all classes; fewer than six groups have neither words nor intervals. "
-    "The held-out wording is in no training question."
-)

@@ -1,17 +1,20 @@
-"""What to deploy: the policy, one choice for all images, or the model as it is.
+"""What to deploy: the policy, one choice for all images, or the model as it is; and what a training cost.
 
 Only what has beaten the model as it is on labelled patients is deployed. The candidates are every fixed choice (each
 prompt, each sequence of operations) and the policy, and they are tested together (`max_t`), because the best of many is
 too good by chance. The policy is judged out of fold: on patients that neither trained it nor chose its weights.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from sklearn.model_selection import GroupKFold
 
+from rl_reward_network.atomic_io import read_json, write_json
 from rl_reward_network.report.metrics import SampleTable
 from rl_reward_network.report.statistics import (
     CHANGE,
@@ -26,6 +29,8 @@ from rl_reward_network.report.statistics import (
     sign_of,
 )
 
+COST = "cost.json"  # of each run
+AFTER_SEARCH = ("PPO", "decision")  # seconds that a method does not need which uses what was found by search
 FOLDS = 3  # fits of the policy for its own decision; each takes as long as the training
 AS_IT_IS = 0  # index of the fixed choice that leaves the model as it is: the default prompt, no operation
 Choice = Literal["policy", "fixed", "as it is"]
@@ -42,7 +47,7 @@ class Deployment:
     """What is deployed, and why.
 
     Args:
-        choice: what is deployed.
+        choice: of the three.
         best_fixed: index of the best fixed choice.
         fixed_by: metric and data that selected it, in words.
         patients: labelled patients of the decision.
@@ -72,8 +77,7 @@ class Deployment:
         """
         if "choice" not in value:
             reason = "version 0.11 or earlier did not test against it; train again to have it tested"
-            fixed = value["best_fixed"], value["fixed_by"]
-            return cls("as it is", *fixed, 0, None, None, None, None, None, reason)
+            return cls("as it is", value["best_fixed"], value["fixed_by"], 0, None, None, None, None, None, reason)
         names = ("policy_gain", "fixed_gain", "difference")
         return cls(**{**value, **{name: value[name] and Estimate(**value[name]) for name in names}})
 
@@ -108,14 +112,14 @@ def decide(
     Args:
         values: float (P, N), Dice of P fixed choices on N labelled images of no test patient; row `AS_IT_IS` is the
             model as it is.
-        policy: float (N,), Dice of the policy's choices out of fold, see `held_out`; None if `can_decide` is false.
+        policy: float (N,), Dice of the policy's choices out of fold, see `out_of_fold`; None if `can_decide` is false.
         groups: the patient of each image.
         fixed: the best fixed choice and what selected it, in words; by default the best of `values`.
         name: of the best fixed choice, in words.
         seed: of the bootstrap.
     """
-    best, fixed_by = fixed or (best_choice(values, groups), f"Dice on {len(set(groups))} labelled patients")
     patients = len(set(groups))
+    best, fixed_by = fixed or (best_choice(values, groups), f"Dice on {patients} labelled patients")
     if policy is None or not can_decide(groups):
         few = f"{patients or 'no'} labelled patient{'s' * (patients > 1)}"
         reason = f"{few} outside the test split: below {MIN_PATIENTS} no test can tell whether anything is better"
@@ -123,7 +127,10 @@ def decide(
     gains = np.vstack([values, policy]) - values[AS_IT_IS]
     tested = max_t(gains, groups)
     difference = policy - best_out_of_fold(values, groups)
-    choice = _choice(tested.signs[-1] > 0, tested.signs[best] > 0, sign_of(difference, groups) > 0)
+    fixed_better = tested.signs[best] > 0
+    choice: Choice = "fixed" if fixed_better else "as it is"
+    if tested.signs[-1] > 0 and (not fixed_better or sign_of(difference, groups) > 0):
+        choice = "policy"
     fixed_gain, policy_gain, measured = (
         mean_interval(of, groups, seed, bounds=CHANGE) for of in (gains[best], gains[-1], difference)
     )
@@ -139,13 +146,6 @@ def decide(
     return Deployment(choice, best, fixed_by, patients, policy_gain, policy_p, fixed_gain, fixed_p, measured, reason)
 
 
-def _choice(policy: bool, fixed: bool, policy_over_fixed: bool) -> Choice:
-    """What is deployed, given which of both has beaten the model as it is."""
-    if policy and (policy_over_fixed or not fixed):
-        return "policy"
-    return "fixed" if fixed else "as it is"
-
-
 def labels_sentence(labels: Labels) -> str:
     """Which labels of a run chose what, in a sentence; those of its reward network are not counted."""
     uses = [(USES[use], of) for use, of in labels.items() if of]
@@ -153,31 +153,16 @@ def labels_sentence(labels: Labels) -> str:
     return f"Labelled images, besides those of a reward network: {'; '.join(parts) or 'none'}."
 
 
-def labels_of_splits(labels: Labels) -> dict[str, int]:
-    """Split -> number of labelled images that were used for anything; the uses of a split share its images."""
-    counts: dict[str, int] = {}
-    for of in labels.values():
-        counts |= {split: max(images, counts.get(split, 0)) for split, images in of.items()}
-    return counts
-
-
-def held_out(groups: Sequence[str]) -> Iterator[tuple[frozenset[str], np.ndarray]]:
-    """`FOLDS` folds by patient: the patients that are held out, and the indices of their images, int (n,)."""
-    names = np.asarray(groups)
-    for _, indices in GroupKFold(min(FOLDS, len(set(groups)))).split(names, groups=names):
-        yield frozenset(names[indices].tolist()), indices
-
-
 def out_of_fold(groups: Sequence[str], measure: Callable[[frozenset[str], np.ndarray], np.ndarray]) -> np.ndarray:
-    """float64 (N,): a value per image, by what has not seen its patient.
+    """float64 (N,): a value per image, by what has not seen its patient, in `FOLDS` folds by patient.
 
     Args:
         groups: the patient of each of N images.
         measure: (patients that are held out, indices int (n,) of their images) -> float (n,) of these images.
     """
-    values = np.empty(len(groups))
-    for patients, indices in held_out(groups):
-        values[indices] = measure(patients, indices)
+    values, names = np.empty(len(groups)), np.asarray(groups)
+    for _, indices in GroupKFold(min(FOLDS, len(set(groups)))).split(names, groups=names):
+        values[indices] = measure(frozenset(names[indices].tolist()), indices)
     return values
 
 
@@ -202,15 +187,17 @@ def best_fixed_prompt(tables: Sequence[SampleTable]) -> tuple[int, str]:
     The metric is Dice on labelled images. If these are of fewer than `MIN_PATIENTS` patients and other images are
     unlabelled, it is the score on all images.
     """
-    compared, column = [table for table in tables if np.isfinite(table.scores).all()], "score"
-    indices, criterion = comparable(tables)
-    if criterion == "dice":
-        labelled = [tables[index] for index in indices]
-        if not compared or len(labelled) == len(tables) or len({table.group_id for table in labelled}) >= MIN_PATIENTS:
-            compared, column = labelled, "dice"
+    compared, column, by = (
+        [table for table in tables if np.isfinite(table.scores).all()],
+        "score",
+        "the reward net on {}",
+    )
+    labelled = [table for table in tables if table.metrics is not None]
+    enough = len({table.group_id for table in labelled}) >= MIN_PATIENTS
+    if labelled and (enough or not compared or len(labelled) == len(tables)):
+        compared, column, by = labelled, "dice", "Dice on {} labelled"
     groups = [table.group_id for table in compared]
-    by = f"Dice on {len(set(groups))} labelled" if column == "dice" else f"the reward net on {len(set(groups))}"
-    return best_choice(stack(compared, column).T, groups), f"{by} patients"
+    return best_choice(stack(compared, column).T, groups), f"{by.format(len(set(groups)))} patients"
 
 
 def oracle_gap(tables: Sequence[SampleTable], best_fixed: int, seed: int) -> Estimate | None:
@@ -233,3 +220,82 @@ def comparable(tables: Sequence[SampleTable]) -> tuple[list[int], str]:
 def stack(tables: Sequence[SampleTable], column: str) -> np.ndarray:
     """float64 (N, P): a column of N images."""
     return np.stack([table.column(column) for table in tables])
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a method costs: the total of the runs that it needs.
+
+    Args:
+        minutes: of training.
+        labels: split -> labelled images that training learned from, or that chose weights, parameters or what is
+            deployed; those of the validation split too.
+        parameters: number of trained parameters.
+        peak_gib: largest memory of a training process, in GiB; None if not recorded.
+        resumed: a run was interrupted, and its minutes are those of its last process alone.
+    """
+
+    minutes: float = 0.0
+    labels: dict[str, int] = field(default_factory=dict)
+    parameters: int = 0
+    peak_gib: float | None = None
+    resumed: bool = False
+
+    @property
+    def labelled_images(self) -> int:
+        """Number of labelled images."""
+        return sum(self.labels.values())
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """What one run cost, the content of its cost.json.
+
+    Args:
+        seconds: phase -> its duration.
+        labels: use, as in `USES` -> split -> labelled images.
+        parameters: number of trained parameters.
+        peak_memory_gib: of the process while it trained; None if not recorded.
+        resumed: the run was interrupted, and `seconds` are those of its last process.
+    """
+
+    seconds: Mapping[str, float]
+    labels: Labels
+    parameters: int
+    peak_memory_gib: float | None
+    resumed: bool
+
+    def save(self, run: Path) -> None:
+        """Write cost.json; it must be there before the run counts as finished."""
+        write_json(run / COST, asdict(self))
+
+    @classmethod
+    def load(cls, run: Path) -> "RunCost":
+        """Read what `save` wrote."""
+        return cls(**read_json(run / COST))
+
+    def total(self, searched: bool = False) -> Cost:
+        """All phases and uses; with `searched` only what was found by search, before PPO began."""
+        seconds = sum(value for name, value in self.seconds.items() if not (searched and name in AFTER_SEARCH))
+        labels: Counter[str] = Counter()
+        for use, of in self.labels.items():
+            if not (searched and use == "weights"):
+                labels |= Counter(of)  # the uses of a split share its images
+        parameters = 0 if searched else self.parameters
+        return Cost(seconds / 60, dict(sorted(labels.items())), parameters, self.peak_memory_gib, self.resumed)
+
+
+def total_cost(costs: Iterable[Cost]) -> Cost:
+    """The cost of several runs together; runs that learn from one split share its labels."""
+    costs = list(costs)
+    labels: Counter[str] = Counter()
+    for cost in costs:
+        labels |= Counter(cost.labels)  # the larger number of each split: budgets are nested
+    peaks = [cost.peak_gib for cost in costs if cost.peak_gib is not None]
+    return Cost(
+        sum(cost.minutes for cost in costs),
+        dict(sorted(labels.items())),
+        sum(cost.parameters for cost in costs),
+        max(peaks, default=None),
+        any(cost.resumed for cost in costs),
+    )

@@ -15,8 +15,6 @@ PANEL = 400  # pixels of the longer side of a picture in a report
 TINT = 0.3  # default opacity of a mask's inside
 GREEN, ORANGE, BLUE = (0, 200, 90), (255, 160, 0), (60, 150, 255)  # ground truth, baseline, what is evaluated
 COVERED = 64  # of 255: the share of a pixel that a shrunk mask must cover; nearest neighbour would lose thin vessels
-
-
 GREY = 128  # of 255: brightness of the image below the colours of the scale
 Colour = tuple[int, int, int]  # RGB, 0..255
 
@@ -39,10 +37,13 @@ def picture(
     """
     panels = [("image", draw_mask(image, None, GREEN))]
     panels += [(caption, draw_mask(image, mask, colour)) for caption, mask, colour in masks]
-    legend = mask_legend(colours) if colours else ""
+    squares = (f'<span style="color: rgb{colour}">&#9632;</span> {page.text(name)}' for name, colour in colours.items())
+    legend = f'<p class="legend">Masks, tinted and outlined: {", ".join(squares)}.</p>' if colours else ""
     if errors is not None:
         panels.append((errors[0], draw_errors(image, errors[1])))
-        legend += error_legend()
+        words = "Expected errors: predicted probability that the mask is wrong at a pixel"
+        scale = page.figure(error_scale(), "Colour scale from 0 to 1")
+        legend += f'<p class="legend">{words}. {scale}</p>'
     return page.panels(title, panels, legend)
 
 
@@ -99,18 +100,6 @@ def _jpeg(pixels: np.ndarray) -> bytes:
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, format="JPEG", quality=90, subsampling=0)
     return file.getvalue()
-
-
-def mask_legend(colours: Mapping[str, Colour]) -> str:
-    """HTML: a square in the colour of each mask, and its name."""
-    squares = (f'<span style="color: rgb{colour}">&#9632;</span> {page.text(name)}' for name, colour in colours.items())
-    return f'<p class="legend">Masks, tinted and outlined: {", ".join(squares)}.</p>'
-
-
-def error_legend() -> str:
-    """HTML: the colours of `draw_errors` with their values."""
-    words = "Expected errors: predicted probability that the mask is wrong at a pixel"
-    return f'<p class="legend">{words}. {page.figure(error_scale(), "Colour scale from 0 to 1")}</p>'
 
 
 def error_scale() -> Figure:

@@ -1,4 +1,4 @@
-"""Parts of a report: a self-contained HTML page, its header, tables, embedded pictures, CSV text, and their files."""
+"""A report: its files, and its HTML page with tables, plots and pictures, which needs no other file."""
 
 import base64
 import csv
@@ -10,16 +10,20 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 from urllib.parse import quote
 
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
 from rl_reward_network import __version__
-from rl_reward_network.atomic_io import whole_file
+from rl_reward_network.atomic_io import whole_file, write_json
+from rl_reward_network.report.statistics import Estimate
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+LABEL_PIXELS = 12  # about the height of a label at 100 dots per inch
 _DENSE = {7: "dense", 8: "densest"}  # tables with more columns have smaller type; at last, intervals wrap, too
 _STYLE = """
 body { font-family: system-ui, sans-serif; max-width: 64rem; margin: 0 auto; padding: 0 1rem 3rem; line-height: 1.45; }
@@ -34,6 +38,9 @@ td span { white-space: nowrap; }
 .dense th, .dense td { padding: .25rem .35rem; }
 .densest th, .densest td { padding: .25rem .2rem; }
 .densest td span { white-space: normal; }
+details { border-top: 1px solid #ccc; padding: .4rem 0; }
+summary { cursor: pointer; font-weight: 600; }
+.notes { font-size: .9rem; }
 .facts { font-size: .85rem; }
 .facts th { font-weight: normal; color: #555; }
 .facts th, .facts td { border: 0; padding: .1rem .7rem .1rem 0; }
@@ -51,6 +58,7 @@ img { max-width: 100%; height: auto; }
   .dense, .densest { font-size: 7pt; }
   h2, h3 { break-after: avoid; }
   tr, section, .verdict { break-inside: avoid; }
+  details::details-content { content-visibility: visible; height: auto; }
 }
 """
 
@@ -92,13 +100,76 @@ def made_by(command: str, flags: Mapping[str, object], data: str, model: str, tr
     return Origin(facts | {"TensorBoard": shlex.join(["tensorboard", "--logdir", str(logs)])}, {"TensorBoard": logs})
 
 
-def header(origin: Origin, folder: Path, written: Sequence[str] = ()) -> str:
-    """HTML at the top of a report: the facts, and links to files.
+@dataclass(frozen=True, eq=False)
+class Page:
+    """What a report shows, in the order of every report. Sentences and settings are escaped, HTML is not.
 
     Args:
-        origin: facts and files; without facts the header is empty.
-        folder: of the report; links are relative to it, so that it can be moved with the files.
-        written: names of the files that are written beside the report.
+        title: of the window.
+        question: that the report answers, its heading.
+        deployed: what is deployed, in a sentence.
+        verdict: the sentence on it.
+        shown: what the pictures show, in a sentence.
+        pictures: HTML of test images with their masks, see `overlays.picture`.
+        table: HTML of the one table that is not folded, with its explanation.
+        notes: limits of the data.
+        folded: title -> HTML of everything else; parts without any are left out.
+        settings: what was evaluated.
+        origin: date, version, command and files.
+    """
+
+    title: str
+    question: str
+    deployed: str
+    verdict: str
+    shown: str
+    pictures: Sequence[str]
+    table: str
+    notes: Sequence[str] = ()
+    folded: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
+    origin: Origin = field(default_factory=Origin)
+
+    def html(self, folder: Path, written: Sequence[str]) -> str:
+        """The HTML file in a folder, which links the files that are written beside it."""
+        about = table(["setting", "value"], self.settings.items(), "wrap") if self.settings else ""
+        folded = {
+            **self.folded,
+            "What was evaluated": about,
+            "Where it comes from": header(self.origin, folder, written),
+        }
+        notes = "".join(f"<li>{text(note)}</li>" for note in self.notes)
+        return whole_page(
+            self.title,
+            [
+                f"<h1>{text(self.question)}</h1>",
+                f"<p>{text(self.deployed)}</p>",
+                f'<p class="verdict">{text(self.verdict)}</p>',
+                f"<h2>Images</h2><p>{text(self.shown)}</p>" if self.pictures else "",
+                *self.pictures,
+                f"<h2>Results</h2>{self.table}",
+                f'<ul class="notes">{notes}</ul>' if notes else "",
+                *(f"<details><summary>{text(name)}</summary>{part}</details>" for name, part in folded.items() if part),
+            ],
+        )
+
+
+def write_report(folder: Path, page: Page, summary: Mapping[str, Any], tables: Mapping[str, str]) -> Path:
+    """Write eval.json, the tables (name of the file -> text), and report.html last, whose path is returned.
+
+    Each file is written whole or not at all.
+    """
+    write_json(folder / "eval.json", summary)
+    for name, content in {**tables, "report.html": page.html(folder, [*tables, "eval.json"])}.items():
+        with whole_file(folder / name) as temporary:
+            temporary.write_text(content, encoding="utf-8", newline="")
+    return folder / "report.html"
+
+
+def header(origin: Origin, folder: Path, written: Sequence[str] = ()) -> str:
+    """HTML of the facts, and of links to the files `written` beside the report and to those that exist; "" without.
+
+    Links are relative to the folder of the report, so that it can be moved with the files.
     """
     if not origin.facts:
         return ""
@@ -125,43 +196,6 @@ def whole_page(title: str, parts: Iterable[str]) -> str:
     return head + "<body>\n" + "\n".join(part for part in parts if part) + "\n</body></html>\n"
 
 
-def report(
-    title: str,
-    question: str,
-    header: str,
-    verdict: Iterable[str],
-    sentences: Iterable[str],
-    notes: Iterable[str],
-    parts: Iterable[str],
-    settings: Mapping[str, object] | None = None,
-) -> str:
-    """The HTML file of a report.
-
-    Args:
-        title: of the window.
-        question: that the report answers, its heading.
-        header: see `header`.
-        verdict: sentences that come first.
-        sentences: what else must be known, such as what is deployed.
-        notes: limits of the data.
-        parts: HTML of the tables, plots and pictures.
-        settings: what was evaluated, at the end.
-    """
-    about = ["<h2>What was evaluated</h2>", table(["setting", "value"], settings.items(), "wrap")] if settings else []
-    return whole_page(
-        title,
-        [
-            f"<h1>{text(question)}</h1>",
-            header,
-            "".join(f'<p class="verdict">{text(sentence)}</p>' for sentence in verdict),
-            *(f"<p>{text(sentence)}</p>" for sentence in sentences),
-            "".join(f"<p>Note: {text(note)}</p>" for note in notes),
-            *parts,
-            *about,
-        ],
-    )
-
-
 def text(value: object) -> str:
     """HTML-escaped text."""
     return html.escape(str(value))
@@ -176,13 +210,9 @@ def table(header: Sequence[str], rows: Iterable[Iterable[object]], style: str = 
     if style == "scroll":
         style = next((name for columns, name in reversed(_DENSE.items()) if len(header) > columns), style)
     head = "".join(f"<th>{text(name)}</th>" for name in header)
-    body = "".join("<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
+    spans = partial(re.sub, r"\[[-+\d., ]+\]", r"<span>\g<0></span>")  # around an interval such as [0.1, 0.2]
+    body = "".join("<tr>" + "".join(f"<td>{spans(text(cell))}</td>" for cell in row) + "</tr>\n" for row in rows)
     return f'<div class="{style}"><table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>'
-
-
-def _cell(value: object) -> str:
-    """HTML-escaped text, with intervals such as [0.1, 0.2] in spans."""
-    return re.sub(r"\[[-+\d., ]+\]", r"<span>\g<0></span>", text(value))
 
 
 def image(data: bytes, kind: str, description: str) -> str:
@@ -191,14 +221,14 @@ def image(data: bytes, kind: str, description: str) -> str:
     return f'<img src="data:image/{kind};base64,{encoded}" alt="{text(description)}">'
 
 
-def png(plot: "Figure") -> bytes:
+def png(plot: Figure) -> bytes:
     """A plot as PNG; equal plots give equal bytes."""
     file = io.BytesIO()
     plot.savefig(file, format="png", dpi=110, metadata={"Software": None})
     return file.getvalue()
 
 
-def figure(plot: "Figure", description: str) -> str:
+def figure(plot: Figure, description: str) -> str:
     """A plot embedded in the page."""
     return image(png(plot), "png", description)
 
@@ -224,9 +254,113 @@ def digits(numbers: Iterable[float]) -> list[str]:
     return [f"{number:.6f}" for number in numbers]
 
 
-def write_files(folder: Path, texts: dict[str, str]) -> Path:
-    """Write text files in the given order, each whole or not at all; returns the path of the last."""
-    for name, content in texts.items():
-        with whole_file(folder / name) as temporary:
-            temporary.write_text(content, encoding="utf-8", newline="")
-    return folder / name
+def histogram(counts: Mapping[str, np.ndarray], xlabel: str) -> Figure:
+    """How often each choice is taken: bars side by side for each name, float (P,)."""
+    figure = Figure(figsize=(7, 3), layout="constrained")
+    axes = figure.subplots()
+    for number, (name, heights) in enumerate(counts.items()):
+        axes.bar(np.arange(len(heights)) + 0.27 * (number - 1), heights, 0.27, label=name)
+    axes.set(xlabel=xlabel, ylabel="test images", xticks=np.arange(len(heights)))
+    axes.legend()
+    return figure
+
+
+def scatter(points: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Figure:
+    """Dice over reward of masks: the proxy that PPO maximises, and the goal; the first of the names are in the back."""
+    figure, axes = _unit_square("reward network's score", "Dice", margin=0.03)
+    for number, (name, (scores, dices)) in enumerate(points.items()):
+        axes.scatter(scores, dices, s=14 if number else 8, alpha=1 if number else 0.3, label=name)
+    axes.legend()
+    return figure
+
+
+def slopes(start: np.ndarray, end: np.ndarray, title: str) -> Figure:
+    """Dice of each test image: a line from the model as it is to another method; green rises, red falls."""
+    figure = Figure(figsize=(5, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for left, right in zip(start, end, strict=True):
+        axes.plot([0, 1], [left, right], color="tab:green" if right >= left else "tab:red", alpha=0.4, linewidth=0.9)
+    axes.plot([0, 1], [start.mean(), end.mean()], color="black", marker="o", label="mean over images")
+    axes.set(ylabel="Dice", ylim=(-0.02, 1.02), xlim=(-0.1, 1.1))
+    axes.set_xticks([0, 1], ["as it is", title], wrap=True)
+    axes.legend(loc="lower right")
+    return figure
+
+
+def dice_over_minutes(methods: Sequence[tuple[float, Estimate]]) -> Figure:
+    """Dice on test patients over minutes of training: a point with interval for each method, with its number."""
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    for number, (minutes, dice) in enumerate(methods):
+        low, high = (dice.mean if limit is None else limit for limit in (dice.low, dice.high))
+        error = [[dice.mean - low], [high - dice.mean]]
+        axes.errorbar(minutes, dice.mean, yerr=error, fmt="o", color=f"C{number % 10}")
+    axes.set(xlabel="minutes of training, everything the method needs", ylabel="Dice on test patients")
+    _label(axes, {number: (minutes, dice.mean) for number, (minutes, dice) in enumerate(methods)})
+    return figure
+
+
+def proxy_over_gold(points: Mapping[int, tuple[float, float]]) -> Figure:
+    """Score of the reward network over Dice, mean of each method, with its number."""
+    figure, axes = _unit_square("Dice (gold)", "reward network's score (proxy)")
+    for number, point in points.items():
+        axes.plot(*point, "o", color=f"C{number % 10}")
+    _label(axes, dict(points))
+    return figure
+
+
+def curves(lines: Sequence[dict[str, Any]], panels: Mapping[str, Mapping[str, str]], xlabel: str) -> Figure | None:
+    """What was logged, one panel beside the other; None without any of it.
+
+    Args:
+        lines: of metrics.jsonl, each with `step`.
+        panels: title -> tag -> name in the legend.
+        xlabel: what a step is.
+    """
+    logged = {tag for line in lines for tag in line}
+    shown = {
+        title: {tag: name for tag, name in names.items() if tag in logged}
+        for title, names in panels.items()
+        if logged & names.keys()
+    }
+    if not shown:
+        return None
+    figure = Figure(figsize=(5 * len(shown), 3), layout="constrained")
+    for axes, (title, tags) in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown.items(), strict=True):
+        for number, (tag, name) in enumerate(tags.items()):
+            steps, values = np.array([(line["step"], line[tag]) for line in lines if tag in line], dtype=float).T
+            width, colour = len(values) // 10, f"C{number}"
+            if width < 2:
+                axes.plot(steps, values, marker="o", color=colour, label=name)
+            else:  # a pale line, and its running mean
+                mean = np.convolve(values, np.ones(width) / width, "valid")
+                axes.plot(steps, values, alpha=0.3, color=colour)
+                axes.plot(steps[width - 1 :], mean, color=colour, label=name)
+        axes.set(xlabel=xlabel, title=title)
+        axes.legend()
+    return figure
+
+
+def _unit_square(xlabel: str, ylabel: str, margin: float = 0.0) -> tuple[Figure, Axes]:
+    """Axes from 0 to 1 with a diagonal."""
+    figure = Figure(figsize=(5, 4.5), layout="constrained")
+    axes = figure.subplots()
+    axes.plot([0, 1], [0, 1], color="grey", linewidth=0.8)
+    limits = (-margin, 1 + margin)
+    axes.set(xlabel=xlabel, ylabel=ylabel, xlim=limits, ylim=limits, aspect="equal")
+    return figure, axes
+
+
+def _label(axes: Axes, points: dict[int, tuple[float, float]]) -> None:
+    """The numbers of the methods beside their points; methods at one place share a label."""
+    axes.figure.draw_without_rendering()  # type: ignore[union-attr]  # now data have places in pixels
+    labels: list[tuple[np.ndarray, list[int]]] = []  # place in pixels of the first, and all numbers there
+    for number, point in points.items():
+        place = axes.transData.transform(point)
+        near = next((numbers for other, numbers in labels if np.abs(place - other).max() < LABEL_PIXELS), None)
+        if near is None:
+            labels.append((place, [number]))
+        else:
+            near.append(number)
+    for _, numbers in labels:
+        axes.annotate(", ".join(map(str, numbers)), points[numbers[0]], xytext=(4, 4), textcoords="offset points")

@@ -150,13 +150,8 @@ def _resamples(count: int, seed: int, resamples: int) -> np.ndarray:
 def _studentised(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Of rows (m, G), NaN where unknown: their standard deviations, and the t of resamples about the observed means.
 
-    Args:
-        values: float64 (m, G); each row has a value.
-        weights: float64 (R, G), from `_resamples`.
-
-    Returns:
-        float64 (m,), population standard deviations of the patients, and float64 (R, m), (mean of the resample - mean)
-        / standard deviation of the resample: infinite where a resample repeats one value that is not the mean.
+    With weights float64 (R, G) of `_resamples`: float64 (m,), and float64 (R, m), (mean of the resample - mean) /
+    standard deviation of the resample, infinite where a resample repeats one value that is not the mean.
     """
     known = ~np.isnan(values)
     counts = known.sum(axis=1, keepdims=True)

@@ -4,8 +4,9 @@ All reports are made of rows: the prompt policy and the policy of operations bes
 after fine-tuning, and the comparison of methods. Axes: N test images (or items).
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import compress
 from typing import Any, TypeVar
 
@@ -41,10 +42,14 @@ def bounds_of(metric: str) -> tuple[float, float]:
     return UNIT if highest == 1 else (0.0, np.inf if highest is None else highest)
 
 
+def _change_bounds(metric: str) -> tuple[float, float]:
+    highest = bounds_of(metric)[1]
+    return -highest, highest
+
+
 def change_interval(metric: str, change: np.ndarray, groups: Sequence[str], seed: int = 0) -> Estimate:
     """The mean difference of a metric, float (N,), with its interval within what is possible."""
-    highest = bounds_of(metric)[1]
-    return mean_interval(change, groups, seed, bounds=(-highest, highest))
+    return mean_interval(change, groups, seed, bounds=_change_bounds(metric))
 
 
 def word(metric: str, change: float, p: float) -> str:
@@ -83,35 +88,26 @@ def make_row(
 ) -> Row:
     """A row with its intervals; rows of one seed resample the same patients.
 
-    An estimate is that of the images which have a value; without any it is left out.
-
-    Args:
-        name: of the method.
-        values: metric -> float64 (N,).
-        differences: name of another row -> metric -> float64 (N,), the row less that row.
-        groups: patient of each image.
-        seed: of the bootstrap.
+    An estimate is that of the images which have a value; without any it is left out. `differences` are those of each
+    image, name of another row -> metric -> float64 (N,); the rest is as in `Row`.
     """
-    means = {
-        metric: mean_interval(*_known(of, groups), seed, bounds=bounds_of(metric))
-        for metric, of in values.items()
-        if not np.isnan(of).all()
-    }
-    changes = {
-        other: {
-            metric: change_interval(metric, *_known(of, groups), seed)
-            for metric, of in columns.items()
-            if not np.isnan(of).all()
-        }
-        for other, columns in differences.items()
-    }
-    return Row(name, values, means, changes)
+    changes = {other: _estimates(columns, groups, seed, _change_bounds) for other, columns in differences.items()}
+    return Row(name, values, _estimates(values, groups, seed, bounds_of), changes)
 
 
-def _known(values: np.ndarray, groups: Sequence[str]) -> tuple[np.ndarray, list[str]]:
-    """The values that are not NaN, and their groups."""
-    known = ~np.isnan(values)
-    return values[known], list(compress(groups, known))
+def _estimates(
+    columns: Mapping[str, np.ndarray],
+    groups: Sequence[str],
+    seed: int,
+    bounds: Callable[[str], tuple[float, float]],
+) -> dict[str, Estimate]:
+    """Metric -> mean over the patients who have a value; without any it is left out."""
+    found = {}
+    for metric, values in columns.items():
+        known = ~np.isnan(values)
+        if known.any():
+            found[metric] = mean_interval(values[known], list(compress(groups, known)), seed, bounds=bounds(metric))
+    return found
 
 
 def paired_rows(
@@ -121,19 +117,14 @@ def paired_rows(
 
     Each metric is that of the images for which both have a value, in both rows; without such images it is left out.
     """
-    first: dict[str, Estimate] = {}
-    second: dict[str, Estimate] = {}
-    gains: dict[str, Estimate] = {}
-    for metric in before:
-        known = ~(np.isnan(before[metric]) | np.isnan(after[metric]))
-        if known.any():
-            of_known = [group for group, is_known in zip(groups, known, strict=True) if is_known]
-            old, new = before[metric][known], after[metric][known]
-            first[metric], second[metric] = (
-                mean_interval(values, of_known, seed, bounds=bounds_of(metric)) for values in (old, new)
-            )
-            gains[metric] = change_interval(metric, new - old, of_known, seed)
-    return Row("before", before, first, {}), Row("after", after, second, {"before": gains})
+    gains = {metric: after[metric] - before[metric] for metric in before}
+    gains = {metric: gain for metric, gain in gains.items() if not np.isnan(gain).all()}
+
+    def row_of(name: str, values: Mapping[str, np.ndarray], differences: Mapping[str, Mapping[str, np.ndarray]]) -> Row:
+        shared = {metric: np.where(np.isnan(gain), np.nan, values[metric]) for metric, gain in gains.items()}
+        return replace(make_row(name, shared, differences, groups, seed), values=values)
+
+    return row_of("before", before, {}), row_of("after", after, {"before": gains})
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,8 +207,6 @@ def policy_verdict(
 ) -> Verdict:
     """The verdict on a policy that chooses by the image: better only if it beats every single choice for all images.
 
-    Fewer than `MIN_PATIENTS` test patients are neither better nor worse.
-
     Args:
         gain: Dice of the policy less that of the best fixed choice, on test patients.
         p: of the gain, from `max_t`.
@@ -260,23 +249,15 @@ class Table:
 
     def csv(self) -> str:
         """CSV text; numbers with six digits, empty for None."""
-        return page.csv_text([self.head, *([_csv_cell(cell) for cell in line] for line in self.lines)])
+        lines = [[f"{cell:.6g}" if isinstance(cell, int | float) else cell for cell in line] for line in self.lines]
+        return page.csv_text([self.head, *lines])
 
     def tex(self) -> str:
         """A LaTeX table, the first column to the left; it needs the package booktabs. The head is LaTeX already."""
-        rows = [" & ".join(_tex_cell(str(cell)) for cell in line) + r" \\" for line in self.lines]
-        return "\n".join(
-            [
-                rf"\begin{{tabular}}{{l{'r' * (len(self.head) - 1)}}}",
-                r"\toprule",
-                " & ".join(self.head) + r" \\",
-                r"\midrule",
-                *rows,
-                r"\bottomrule",
-                r"\end{tabular}",
-                "",
-            ]
-        )
+        start = rf"\begin{{tabular}}{{l{'r' * (len(self.head) - 1)}}}"
+        rows = [" & ".join(_tex_cell(cell) for cell in line) + r" \\" for line in self.lines]
+        head = " & ".join(self.head) + r" \\"
+        return "\n".join([start, r"\toprule", head, r"\midrule", *rows, r"\bottomrule", r"\end{tabular}", ""])
 
     def show(self, title: str) -> None:
         """Print it in a terminal; words of the first column wrap where it is narrow, numbers do not."""
@@ -293,14 +274,9 @@ class Table:
         Console().print(table)
 
 
-def _csv_cell(cell: object) -> object:
-    return "" if cell is None else f"{cell:.6g}" if isinstance(cell, int | float) else cell
-
-
-def _tex_cell(cell: str) -> str:
-    for letter in "&%_#":
-        cell = cell.replace(letter, f"\\{letter}")
-    return cell.replace("<", "$<$").replace("≥", r"$\geq$")
+def _tex_cell(cell: object) -> str:
+    escaped = re.sub("([&%_#])", r"\\\1", str(cell))
+    return escaped.replace("<", "$<$").replace("≥", r"$\geq$")
 
 
 def table_of(shown: Iterable[Shown], columns: Sequence[Column[Shown]]) -> Table:

@@ -21,7 +21,7 @@ from rl_reward_network.models.reward_network import (
     RewardNetworkConfig,
     interval_unit,
 )
-from rl_reward_network.report.agreement import agreement
+from rl_reward_network.report.metrics import agreement
 from rl_reward_network.reward_training.masks import (
     DAMAGED,
     OWN,

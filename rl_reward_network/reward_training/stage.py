@@ -25,8 +25,8 @@ from rl_reward_network.data_import.write import import_notes
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, describe_run
 from rl_reward_network.models.reward_network import DiceInterval, RewardNetwork, RewardNetworkConfig, error_map
-from rl_reward_network.report.agreement import AgreementRow, agreement, coverage
-from rl_reward_network.report.cost import RunCost
+from rl_reward_network.report.deployment import RunCost
+from rl_reward_network.report.metrics import AgreementRow, agreement, coverage
 from rl_reward_network.reward_training.calibration import (
     CLIMBERS,
     calibrated,

@@ -23,7 +23,7 @@ from rl_reward_network.atomic_io import weights_fingerprint, whole_file
 from rl_reward_network.bit_depth import GreyWindow, window_for
 from rl_reward_network.data.images import IMAGE_SUFFIXES, image_size, load_for_model
 from rl_reward_network.inputs.loading import located_model
-from rl_reward_network.methods.deployed import load_deployed
+from rl_reward_network.methods.compare import load_deployed
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.generation_sa2va import Segmentation, image_features

@@ -6,7 +6,7 @@ from scipy.special import expit, logit
 
 from benchmarks import transfer
 from benchmarks.transfer import MEAN, NETWORK, SoftMasks, best_weight, fused_rows, mean_in_logits, scores, show_rows
-from rl_reward_network.methods.fusion import FUSION_WEIGHTS
+from rl_reward_network.methods.methods import FUSION_WEIGHTS
 from tests.models.test_reward_network import network_of
 
 

@@ -1,6 +1,8 @@
 """Adaptation: what it trains and deploys, when it deploys nothing, resume, and what it refuses to claim."""
 
+import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 
 from rl_reward_network.atomic_io import read_json, weights_fingerprint
+from rl_reward_network.cli.adapt import Args, check
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
 from rl_reward_network.grpo.plan import PlanArgs, TrainablePartsArgs, make_plan
 from rl_reward_network.grpo.settings import GRPOPlan
@@ -17,6 +20,7 @@ from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.methods import adapt
 from rl_reward_network.methods.adapt import (
     AdaptPlan,
+    AdaptResult,
     StageResult,
     check_labels,
     decide,
@@ -32,6 +36,7 @@ from tests.conftest import write_tiny_data
 
 LABELLED = 8
 SIDE = 128  # pixels of the side network, in place of 512: the same code in a sixteenth of the time
+STAGES = ("supervised", "mean_teacher")
 
 
 @pytest.fixture(scope="module")
@@ -47,28 +52,44 @@ def plan(images: GRPOInputs) -> AdaptPlan:
     return make_adapt_plan(images, "quick", max_labelled=LABELLED)
 
 
-@pytest.fixture(autouse=True)
-def two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = {"quick": 2}
-    monkeypatch.setattr(adapt, "STEPS_OF", {adapt.SUPERVISED: steps, adapt.TEACHER: steps})
-    monkeypatch.setattr(
-        adapt,
-        "TrainablePartsArgs",
-        lambda side_network: TrainablePartsArgs(side_network, SIDE if side_network else 512),
-    )
+@pytest.fixture(scope="module", autouse=True)
+def two_steps() -> Iterator[None]:
+    def parts(side_network: bool) -> TrainablePartsArgs:
+        return TrainablePartsArgs(side_network, SIDE if side_network else 512)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adapt, "STEPS_OF", {stage: {"quick": 2} for stage in STAGES})
+        patch.setattr(adapt, "TrainablePartsArgs", parts)
+        yield
 
 
-def answers(monkeypatch: pytest.MonkeyPatch, *gains: float, test: tuple[float, float] = (0.0, 0.0)) -> None:
-    """Make each stage, in its order, that much better at its only look; and on test patients, before and after."""
+def adapted(images: GRPOInputs, plan: AdaptPlan, run: Run, *gains: float, test: tuple[float, float]) -> AdaptResult:
+    """Adapt as if each stage, in its order, were that much better at its only look; and on test patients."""
     stages, models = iter(gains), iter(test)
-    names = [str(number) for number in range(8)]
 
     def looks(folder: Path) -> tuple[np.ndarray, list[str]]:
         assert looks_of(folder)[0].shape[1] == 6, "the run wrote the looks at its validation patients"
-        return np.array([[0.5] * 8, [0.5 + next(stages)] * 8]), names
+        return np.array([[0.5] * 8, [0.5 + next(stages)] * 8]), [str(number) for number in range(8)]
 
-    monkeypatch.setattr(adapt, "looks_of", looks)
-    monkeypatch.setattr(adapt, "dice_of", lambda inputs, model, prompts: np.full(len(prompts), 0.5 + next(models)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adapt, "looks_of", looks)
+        patch.setattr(adapt, "dice_of", lambda inputs, model, prompts: np.full(len(prompts), 0.5 + next(models)))
+        return run_adapt_stage(images, plan, run)
+
+
+@pytest.fixture(scope="module")
+def both(images: GRPOInputs, plan: AdaptPlan, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, AdaptResult]:
+    """A run of which both stages are kept."""
+    run = Run(tmp_path_factory.mktemp("both") / "adapt", ADAPT_RUN)
+    return run, adapted(images, plan, run, 0.1, 0.2, test=(0.0, 0.15))
+
+
+@pytest.fixture
+def again(both: tuple[Run, AdaptResult], tmp_path: Path) -> Run:
+    """The same run, interrupted after the first stage."""
+    left = shutil.ignore_patterns("mean_teacher", "adapted", "adapt.json", "done.json")
+    shutil.copytree(both[0].path, tmp_path / "again", ignore=left)
+    return Run(tmp_path / "again", ADAPT_RUN)
 
 
 def fingerprint(folder: Path) -> str:
@@ -100,63 +121,53 @@ def test_looks_without_a_gain_are_not_kept() -> None:
 
 
 def test_both_stages_train_and_the_last_kept_one_is_deployed_with_its_report(
-    images: GRPOInputs, plan: AdaptPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    images: GRPOInputs, plan: AdaptPlan, both: tuple[Run, AdaptResult]
 ) -> None:
-    assert plan.stages == ("supervised", "mean_teacher")
-    answers(monkeypatch, 0.1, 0.2, test=(0.0, 0.15))
-    run = Run(tmp_path / "adapt", ADAPT_RUN)
-    result = run_adapt_stage(images, plan, run)
-    report = result.report
-    assert [(stage.stage, stage.kept) for stage in result.stages] == [("supervised", True), ("mean_teacher", True)]
-    assert report == tmp_path / "adapt" / "mean_teacher" / "evaluation" / "report.html"
-    assert report.exists()
+    run, result = both
+    assert plan.stages == STAGES
+    assert [(stage.stage, stage.kept) for stage in result.stages] == [(stage, True) for stage in STAGES]
+    assert result.report == run / "mean_teacher" / "evaluation" / "report.html"
+    assert result.report.exists()
     assert result.test is not None
-    assert result.test.mean == pytest.approx(0.15)
-    assert read_json(run / "adapt.json")["test"]["mean"] == pytest.approx(0.15)
+    assert result.test.mean == read_json(run / "adapt.json")["test"]["mean"] == pytest.approx(0.15)
     assert result.lines[-1].startswith("against the model before, on ")
-    assert result.lines[-1] in (run / "adapted" / "README.md").read_text()
+    card = (run / "adapted" / "README.md").read_text()
+    assert result.lines[-1] in card
+    assert "Before and after" in card
     assert fingerprint(run / "adapted") == fingerprint(run / "mean_teacher" / "merged")
-    assert "Before and after" in (run / "adapted" / "README.md").read_text()
     assert read_json(run / "mean_teacher" / "config.json")["labels"] == 8
-    objectives = [
-        read_json(run / stage / "config.json")["settings"]["training"]["objective"]
-        for stage in ("supervised", "mean_teacher")
-    ]
-    assert objectives == ["supervised", "mean_teacher"]
-    model, _ = load_sa2va_model(str(run / "adapted"))
-    assert model.config.side_pixels == SIDE
-    adapted = open_grpo_inputs(
-        RunConfig(data_root=images.config.data_root, model_path=str(run / "adapted"), gpu=-1), images.regions
-    )
-    after = make_adapt_plan(adapted, "quick", max_labelled=LABELLED)
+    configs = [read_json(run / stage / "config.json") for stage in STAGES]
+    assert [config["settings"]["training"]["objective"] for config in configs] == list(STAGES)
+    config = RunConfig(data_root=images.config.data_root, model_path=str(run / "adapted"), gpu=-1)
+    after = make_adapt_plan(open_grpo_inputs(config, images.regions), "quick", max_labelled=LABELLED)
     assert after.stages == ("mean_teacher",), "a side network that is there stays"
     assert after.model_fingerprint == fingerprint(run / "adapted")
+    assert load_sa2va_model(str(run / "adapted"))[0].config.side_pixels == SIDE
     assert make_adapt_plan(images, "quick", side_network=False).stages == ("mean_teacher",)
 
 
 @pytest.mark.slow
 def test_resumed_after_the_first_stage_it_ends_in_the_same_weights(
-    images: GRPOInputs, plan: AdaptPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    images: GRPOInputs, plan: AdaptPlan, both: tuple[Run, AdaptResult], again: Run
 ) -> None:
-    answers(monkeypatch, 0.1, 0.2, test=(0.0, 0.15))
-    run = Run(tmp_path / "adapt", ADAPT_RUN)
-    run_adapt_stage(images, plan, run)
-    again = Run(tmp_path / "again", ADAPT_RUN)
-    shutil.copytree(
-        run.path, again.path, ignore=shutil.ignore_patterns("mean_teacher", "adapted", "adapt.json", "done.json")
-    )
-    answers(monkeypatch, 0.1, 0.2, test=(0.0, 0.15))
-    run_adapt_stage(images, plan, again)
-    assert fingerprint(again / "adapted") == fingerprint(run / "adapted")
-    with pytest.raises(ValueError, match="max_labelled"):
-        again.check_same(settings_of(images, replace(plan, max_labelled=4)))
-    with pytest.raises(ValueError, match="model_fingerprint"):
-        again.check_same(settings_of(images, replace(plan, model_fingerprint="other")))
+    adapted(images, plan, again, 0.1, 0.2, test=(0.0, 0.15))
+    assert fingerprint(again / "adapted") == fingerprint(both[0] / "adapted")
+
+
+def test_nothing_is_deployed_where_no_stage_is_better(images: GRPOInputs, plan: AdaptPlan, again: Run) -> None:
+    result = adapted(images, plan, again, -0.1, 0.0, test=(0.0, 0.0))
+    assert (result.report, result.test) == (None, None)
+    assert not any(stage.kept for stage in result.stages)
+    assert not (again / "adapted").exists()
+    assert read_json(again / "adapt.json")["deployed"] is None
+    assert read_json(again / "mean_teacher" / "config.json")["inputs"]["model_path"].endswith("sa2va-nano")
 
 
 @pytest.mark.parametrize(
     ("part", "setting", "value"),
     [
+        ("plan", "max_labelled", 4),
+        ("plan", "model_fingerprint", "other"),
         ("regions", "quantization", "4bit"),
         ("regions", "use_flash_attn", True),
         ("regions", "max_dynamic_patch", 4),
@@ -167,43 +178,25 @@ def test_resumed_after_the_first_stage_it_ends_in_the_same_weights(
 def test_an_adaptation_is_not_resumed_with_settings_that_shape_its_result(
     images: GRPOInputs, plan: AdaptPlan, part: str, setting: str, value: Any
 ) -> None:
-    other = replace(images, **{part: replace(getattr(images, part), **{setting: value})})
-    (difference,) = differences(settings_of(images, plan), settings_of(other, plan))
+    other, changed = images, {setting: value}
+    if part != "plan":
+        other, changed = replace(images, **{part: replace(getattr(images, part), **changed)}), {}
+    (difference,) = differences(settings_of(images, plan), settings_of(other, replace(plan, **changed)))
     assert difference.startswith(setting)
-    if setting != "dtype":  # which changes the weights' fingerprint
+    if part != "plan" and setting != "dtype":  # which changes the weights' fingerprint
         stage = GRPOPlan("quick")
         (difference,) = differences(wanted_settings(images, stage), wanted_settings(other, stage))
         assert difference.startswith(setting)
 
 
-def test_nothing_is_deployed_where_no_stage_is_better(
-    images: GRPOInputs, plan: AdaptPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answers(monkeypatch, -0.1, 0.0)
-    run = Run(tmp_path / "adapt", ADAPT_RUN)
-    result = run_adapt_stage(images, plan, run)
-    assert result.report is None
-    assert result.test is None
-    assert not any(stage.kept for stage in result.stages)
-    assert not (run / "adapted").exists()
-    assert read_json(run / "adapt.json")["deployed"] is None
-    assert read_json(run / "mean_teacher" / "config.json")["inputs"]["model_path"].endswith("sa2va-nano")
-
-
-def test_without_masks_it_says_what_cannot_be_known(tmp_path: Path) -> None:
-    import json
-
+def test_without_masks_it_says_what_cannot_be_known(images: GRPOInputs, tmp_path: Path) -> None:
     data = write_tiny_data(tmp_path / "data", images=40, size=64)
     records: list[dict[str, Any]] = json.loads((data / "annotations.json").read_text())
-    (data / "annotations.json").write_text(
-        json.dumps([{name: value for name, value in record.items() if name != "mask_png"} for record in records])
-    )
+    bare = [{name: value for name, value in record.items() if name != "mask_png"} for record in records]
+    (data / "annotations.json").write_text(json.dumps(bare))
     inputs = open_grpo_inputs(RunConfig(data_root=data, output_dir=tmp_path / "out", gpu=-1))
     with pytest.raises(ValueError, match="Without masks it cannot be known whether a changed model is better or worse"):
         check_labels(inputs)
-
-
-def test_images_that_all_train_with_their_masks_are_refused(images: GRPOInputs) -> None:
     with pytest.raises(ValueError, match=r"all \d+ training images .* --unlabelled_root or a smaller --max_labelled"):
         check_labels(images)
     check_labels(images, LABELLED)
@@ -213,10 +206,8 @@ def test_images_that_all_train_with_their_masks_are_refused(images: GRPOInputs) 
 def test_every_model_takes_the_same_steps_of_as_many_images(images: GRPOInputs, plan: AdaptPlan, small: bool) -> None:
     for stage in plan.stages:
         inputs = replace(images.config, model_path="sa2va-nano" if small else "owner/Sa2VA-4B")
-        args = PlanArgs(
-            "quick", inputs, grpo=stage_settings(plan, stage), adapters=TrainablePartsArgs(stage == "supervised")
-        )
-        of_stage = make_plan(args, images, None)
+        parts = TrainablePartsArgs(stage == "supervised")
+        of_stage = make_plan(PlanArgs("quick", inputs, grpo=stage_settings(plan, stage), adapters=parts), images, None)
         assert of_stage.settings.max_steps == 2
         assert captions_of(of_stage.settings) // of_stage.settings.num_generations == 8
         assert not of_stage.own_batch, "so that fewer labelled images are taken as they are"
@@ -227,19 +218,19 @@ def test_the_plan_reads_files_and_loads_no_model(images: GRPOInputs, monkeypatch
         raise AssertionError("a model of billions of parameters would take its memory twice")
 
     monkeypatch.setattr("rl_reward_network.models.sa2va.modeling_sa2va.Sa2VAForConditionalGeneration.__init__", refuse)
-    assert make_adapt_plan(images, "full").stages == ("supervised", "mean_teacher")
+    assert make_adapt_plan(images, "full").stages == STAGES
 
 
-def test_real_models_are_not_adapted_to_rendered_data_that_nobody_named(tmp_path: Path) -> None:
-    from rl_reward_network.cli.adapt import Args, check
-
-    with pytest.raises(ValueError, match="no data are named for it"):
-        check(Args(inputs=RunConfig(model_path=str(tmp_path), gpu=-1)))
-
-
-def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rl_reward_network.cli.adapt import Args, check
-
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="adapt runs in one process; on several GPUs call its stages"):
-        check(Args(inputs=RunConfig(data_root=tmp_path, gpu=-1)))
+@pytest.mark.parametrize(
+    ("inputs", "processes", "message"),
+    [
+        ({"model_path": "."}, "1", "no data are named for it"),
+        ({"data_root": Path()}, "2", "adapt runs in one process; on several GPUs call its stages"),
+    ],
+)
+def test_what_can_be_refused_is_refused_before_anything_is_read(
+    inputs: dict[str, Any], processes: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", processes)
+    with pytest.raises(ValueError, match=message):
+        check(Args(inputs=RunConfig(**inputs, gpu=-1)))

@@ -17,17 +17,15 @@ from rl_reward_network.cli import segment
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.methods import compare
-from rl_reward_network.methods.compare import ComparePlan, Progress, run_compare_stage
-from rl_reward_network.methods.deployed import load_deployed
-from rl_reward_network.methods.measure import measure_method
+from rl_reward_network.methods.compare import ComparePlan, Progress, load_deployed, measure_method, run_compare_stage
 from rl_reward_network.methods.methods import METHODS, POST, PROMPTS_LABELS, PROMPTS_NET, TRAINED, Method
 from rl_reward_network.methods.training import REWARD_NET, digest
-from rl_reward_network.methods.view import FrozenModel, ImageView, Trained
+from rl_reward_network.methods.view import BASE, FrozenModel, ImageView, Trained
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.ppo.operations import post_plan, run_post_stage
 from rl_reward_network.ppo.prompts import policy_plan, run_policy_stage
 from rl_reward_network.ppo.settings import PPOSettings
-from rl_reward_network.report.cost import COST
+from rl_reward_network.report.deployment import COST
 from rl_reward_network.reward_training.stage import run_reward_stage
 from rl_reward_network.rewards.learned import ImageScorer
 from rl_reward_network.run import COMPARE_RUN, POLICY_RUN, POST_RUN, REWARD_RUN, Run
@@ -99,7 +97,8 @@ def test_every_method_stands_in_the_table_with_its_cost(run: Path) -> None:
 
 def test_the_report_is_one_file_with_every_method_on_the_same_images(run: Path) -> None:
     page = (run / "report.html").read_text()
-    assert len(re.findall("<figure>", page)) == 3 * (2 + 14)
+    assert len(re.findall("<figure>", page)) == 3 * (2 + 14 + 1), "the untouched image above and below"
+    assert page.index("Best, median and worst test image") < page.index("<h2>Results") < page.index("<details>")
     assert "typed" in page
     assert 'src="http' not in page
     assert r"\toprule" in (run / "table.tex").read_text()
@@ -122,11 +121,9 @@ class Killed(BaseException):
 def test_killed_between_two_methods_it_ends_in_the_same_table(
     inputs: RunInputs, runs: dict[str, Path], run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    results = inputs.config.output_dir / compare.RESULTS
-    for path in results.glob("fusion_*"):
-        path.unlink()
-    for path in results.glob("ascent_*"):
-        path.unlink()
+    for name in ("fusion", "ascent"):
+        for path in (inputs.config.output_dir / compare.RESULTS).glob(f"{name}_*"):
+            path.unlink()
 
     def killed(method, *args):  # type: ignore[no-untyped-def]
         if method.name == "ascent":
@@ -171,18 +168,28 @@ def test_best_and_cheapest_segment_new_images(run: Path, tmp_path: Path, capsys:
         load_deployed(tmp_path, "cpu")
 
 
-def test_what_was_trained_again_is_not_deployed(run: Path, tmp_path: Path) -> None:
-    saved = read_json(run / "best" / "method.json")
-    runs = {part: f"../{path}" for part, path in read_json(run / "eval.json")["config"]["runs"].items()}
-    runs = {POST: str((run / runs[POST].removeprefix("../")).resolve())}
-    write_json(run / "other" / "method.json", saved | {"method": POST, "runs": runs, "trained": {POST: "of before"}})
+def deployed(run: Path, name: str, **changed: Any) -> Path:
+    """A folder beside best/ that deploys another method of the comparison."""
+    saved, evaluation = read_json(run / "best" / "method.json"), read_json(run / "eval.json")
+    row = next(row for row in evaluation["rows"] if row["method"] == name)
+    parameter = float(row["chosen_on_validation"]) if name == "fusion" else None
+    runs = evaluation["config"]["runs"]
+    trained = {part: digest(run / path) for part, path in runs.items()}
+    saved |= {"method": name, "parameter": parameter, "runs": runs, "trained": trained, "weights": "base"} | changed
+    write_json(run / "other" / "method.json", saved)
+    return run / "other"
+
+
+def test_what_was_trained_again_is_not_deployed(run: Path) -> None:
+    runs = read_json(run / "eval.json")["config"]["runs"]
     with pytest.raises(ValueError, match="was trained again since"):
-        load_deployed(run / "other", "cpu")
-    trained = {part: digest(Path(path)) for part, path in runs.items()}
-    other = saved | {"method": POST, "runs": runs, "trained": trained, "model_fingerprint": "of another model"}
-    write_json(run / "other" / "method.json", other)
+        load_deployed(deployed(run, POST, trained=dict.fromkeys(runs, "of before")), "cpu")
+    with pytest.raises(ValueError, match=r"the run .*gone is missing; put it back"):
+        load_deployed(deployed(run, POST, runs={POST: "gone"}), "cpu")
+    with pytest.raises(ValueError, match="'magic' is unknown in this version"):
+        load_deployed(deployed(run, BASE, method="magic"), "cpu")
     with pytest.warns(UserWarning, match="measured with other weights"):
-        load_deployed(run / "other", "cpu")
+        load_deployed(deployed(run, POST, model_fingerprint="of another model"), "cpu")
 
 
 @pytest.mark.parametrize(
@@ -190,19 +197,11 @@ def test_what_was_trained_again_is_not_deployed(run: Path, tmp_path: Path) -> No
     ["base", "experiment1", "experiment3", "experiment2", "fusion", "reward_net_segmentation", "weighted_mean"],
 )
 def test_a_deployed_method_gives_the_mask_that_was_measured(inputs: RunInputs, run: Path, method: str) -> None:
-    saved = read_json(run / "best" / "method.json")
-    row = next(row for row in read_json(run / "eval.json")["rows"] if row["method"] == method)
-    runs = {part: f"../{path}" for part, path in read_json(run / "eval.json")["config"]["runs"].items()}
-    runs = {part: path.removeprefix("../") for part, path in runs.items()}
-    parameter = float(row["chosen_on_validation"]) if method == "fusion" else None
-    trained = {part: digest(run / path) for part, path in runs.items()}
-    changed = {"method": method, "parameter": parameter, "runs": runs, "trained": trained, "weights": "base"}
-    write_json(run / "one" / "method.json", saved | changed)
-    deployed = load_deployed(run / "one", "cpu")
     with (run / "eval.csv").open(newline="") as file:
         line = next(line for line in csv.DictReader(file) if line["method"] == method)
     sample = next(sample for sample in inputs.samples if sample.sample_id == line["sample_id"])
-    mask, truth = deployed.mask(sample.load_image()), sample.load_mask()
+    mask, truth = load_deployed(deployed(run, method), "cpu").mask(sample.load_image()), sample.load_mask()
+    assert mask is not None
     assert truth is not None
     overlap = 2 * (mask & truth).sum() / max(1, mask.sum() + truth.sum())
     assert overlap == pytest.approx(float(line["dice"]), abs=2e-3)

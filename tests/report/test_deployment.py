@@ -6,15 +6,16 @@ import pytest
 
 from rl_reward_network.report.deployment import (
     FOLDS,
+    Cost,
     Deployment,
+    RunCost,
     best_fixed_prompt,
     decide,
-    held_out,
-    labels_of_splits,
     labels_sentence,
     out_of_fold,
+    total_cost,
 )
-from rl_reward_network.report.statistics import MIN_PATIENTS, Estimate
+from rl_reward_network.report.statistics import MIN_PATIENTS
 from tests.ppo.test_baselines import tables
 
 PATIENTS = [f"p{index}" for index in range(30)]
@@ -116,32 +117,50 @@ def test_in_null_worlds_next_to_nothing_is_deployed():
 
 
 def test_folds_hold_out_each_patient_once():
-    groups = ["a", "a", "b", "c", "d", "e", "e"]
-    folds = list(held_out(groups))
-    assert len(folds) == FOLDS
-    assert sorted(index for _, indices in folds for index in indices) == list(range(7))
-    for patients, indices in folds:
+    groups, folds = ["a", "a", "b", "c", "d", "e", "e"], []
+
+    def measure(patients, indices):
+        folds.append(indices.tolist())
         assert {groups[index] for index in indices} == patients
-    seen = out_of_fold(groups, lambda patients, indices: np.array([groups[index] in patients for index in indices]))
-    assert seen.all()
-    assert len(list(held_out(["a", "b", "b"]))) == 2, "no more folds than patients"
+        return np.ones(len(indices))
+
+    assert out_of_fold(groups, measure).all()
+    assert len(folds) == FOLDS
+    assert sorted(index for fold in folds for index in fold) == list(range(7))
+    folds.clear()
+    groups = ["a", "b", "b"]
+    out_of_fold(groups, measure)
+    assert len(folds) == 2, "no more folds than patients"
 
 
 def test_a_deployment_survives_json_and_an_old_one_deploys_nothing():
     for found in (decide(LOOKS, RIGHT, PATIENTS), decide(LOOKS[:, :3], None, PATIENTS[:3])):
         assert Deployment.from_json(asdict(found)) == found
-    old = {"policy": True, "best_fixed": 9, "fixed_by": "Dice on 3 training patients", "criterion": "dice"}
-    old |= {"difference": asdict(Estimate(0.1, 0.05, 0.2, 8)), "reason": "it was better"}
-    found = Deployment.from_json(old)
+    found = Deployment.from_json({"policy": True, "best_fixed": 9, "fixed_by": "Dice on 3 training patients"})
     assert (found.choice, found.best_fixed) == ("as it is", 9)
     assert "train again" in found.reason
     assert found.words("best fixed prompt") == "the model as it is (default prompt)"
 
 
-def test_labels_are_counted_once_per_split_and_named_by_use():
-    labels = {"reward": {}, "weights": {"val": 48}, "deployment": {"policy": 20, "val": 40}}
-    assert labels_of_splits(labels) == {"val": 48, "policy": 20}
-    sentence = labels_sentence(labels)
+def test_labels_are_named_by_use():
+    sentence = labels_sentence({"reward": {}, "weights": {"val": 48}, "deployment": {"policy": 20, "val": 40}})
     assert sentence.startswith("Labelled images, besides those of a reward network: 48 of val chose when")
     assert "20 of policy and 40 of val chose the best fixed choice and what is deployed" in sentence
     assert labels_sentence({"reward": {}, "weights": {}, "deployment": {}}).endswith("reward network: none.")
+
+
+def test_runs_that_learn_from_one_split_share_its_labels():
+    both = total_cost([Cost(2, {"reward": 50}, 10, 1.5), Cost(3, {"policy": 20, "reward": 40}, 5, None)])
+    assert both == Cost(5, {"policy": 20, "reward": 50}, 15, 1.5)
+    assert both.labelled_images == 70
+    assert total_cost([]) == Cost()
+
+
+def test_the_cost_of_a_run_is_read_as_it_was_written(tmp_path):
+    seconds = {"masks and scores": 30, "PPO": 50, "decision": 10}
+    labels = {"reward": {}, "weights": {"val": 48}, "deployment": {"policy": 20, "val": 40}}
+    RunCost(seconds, labels, 7, None, resumed=True).save(tmp_path)
+    run = RunCost.load(tmp_path)
+    assert run.total() == Cost(1.5, {"policy": 20, "val": 48}, 7, None, resumed=True)
+    searched = Cost(0.5, {"policy": 20, "val": 40}, 0, None, resumed=True)
+    assert run.total(searched=True) == searched

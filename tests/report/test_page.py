@@ -3,6 +3,7 @@
 import base64
 import csv
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from PIL import Image
 from skimage.segmentation import find_boundaries
 
 from rl_reward_network import __version__
-from rl_reward_network.report import figures, overlays, page
+from rl_reward_network.report import overlays, page
 from rl_reward_network.report.overlays import BLUE, GREY, ORANGE, PANEL, draw_errors, draw_mask, paint_mask
 from rl_reward_network.report.statistics import Estimate
 from tests.report.html_page import Page
@@ -22,20 +23,28 @@ MASK = np.zeros((90, 120), bool)
 MASK[20:60, 30:50] = True
 
 
-def test_text_is_never_markup() -> None:
-    assert page.text("<b>\"a\" & 'b'</b>") == "&lt;b&gt;&quot;a&quot; &amp; &#x27;b&#x27;&lt;/b&gt;"
-
-
-def test_a_report_nests_and_leaves_empty_parts_out() -> None:
-    whole = page.report("a < b", "What?", "", ["Better."], ["<i>"], ["<em>"], ["", "<p>Two</p>"], {"mode": "<s>"})
+def test_every_report_has_one_order_and_leaves_empty_parts_out(tmp_path: Path) -> None:
+    pictures = [overlays.picture("best: <u>s1", IMAGE, [("true mask", MASK, BLUE)], {"<after>": BLUE})]
+    made = page.Page(
+        "a < b", "What?", "Deployed: <q>.", "<i>Better.", "Best.", pictures, page.table(["Dice"], [["0.9"]]), ["<em>"],
+        {"Costs": "<p>Two</p>", "Empty": ""}, {"mode": "<s>"}, page.Origin({"command": "a b"}),
+    )  # fmt: skip
+    assert page.write_report(tmp_path, made, {"verdict": 1}, {"eval.csv": "1\r\n"}) == tmp_path / "report.html"
+    whole = (tmp_path / "report.html").read_text(encoding="utf-8")
     shown = Page(whole)
     assert whole.startswith('<!DOCTYPE html>\n<html lang="en">')
     assert "<title>a &lt; b</title>" in whole
-    assert "<body>\n<h1>What?</h1>\n<p class=" in whole
-    assert not {"i", "em", "s"} & set(shown.tags)
-    order = [shown.text.index(words) for words in ("What?", "Better.", "<i>", "Note: <em>", "Two", "mode")]
-    assert order == sorted(order)
     assert "landscape" in whole
+    assert not {"i", "em", "s", "q", "u", "after"} & set(shown.tags)
+    words = "What?|Deployed: <q>.|<i>Better.|Best.|<u>s1|Results|0.9|<em>|Costs|Two|mode|a b|eval.csv, eval.json"
+    order = [shown.text.index(part) for part in words.split("|")]
+    assert order == sorted(order)
+    assert "Empty" not in shown.text
+    assert whole.index("<details>") > whole.index("&lt;em&gt;"), "pictures, the table and notes are not folded"
+    assert (tmp_path / "eval.csv").read_bytes() == b"1\r\n"
+    with pytest.raises(UnicodeEncodeError):
+        page.write_report(tmp_path, replace(made, verdict="\ud800"), {}, {})
+    assert (tmp_path / "report.html").read_text(encoding="utf-8") == whole, "whole or not written"
 
 
 @pytest.mark.parametrize(
@@ -70,14 +79,6 @@ def test_csv_comes_back_as_it_was() -> None:
     lines = [["id", "said"], ["1", 'a "red", round\ncircle'], ["2", ""]]
     assert list(csv.reader(io.StringIO(page.csv_text(lines), newline=""))) == lines
     assert page.digits([1 / 3, -2.0, np.nan]) == ["0.333333", "-2.000000", "nan"]
-
-
-def test_files_are_written_in_order_and_whole(tmp_path: Path) -> None:
-    assert page.write_files(tmp_path, {"a.csv": "1\r\n", "b.html": "é"}) == tmp_path / "b.html"
-    assert (tmp_path / "a.csv").read_bytes() == b"1\r\n"
-    with pytest.raises(UnicodeEncodeError):
-        page.write_files(tmp_path, {"a.csv": "2", "b.html": "\ud800"})
-    assert (tmp_path / "b.html").read_text(encoding="utf-8") == "é"
 
 
 def test_the_facts_say_when_by_what_and_how(tmp_path: Path) -> None:
@@ -165,26 +166,19 @@ def test_a_picture_holds_every_mask_with_its_caption_and_the_legend() -> None:
     assert Page(errors).tags.count("img") == 3, "image, errors, and the scale"
 
 
-def test_plots_show_what_they_are_given() -> None:
-    bars = figures.histogram({"deployed": np.array([3, 0]), "PPO": np.array([1, 2])}, "prompt").axes[0]
-    assert [bar.get_height() for bar in bars.patches] == [3, 0, 1, 2]
-    assert [text.get_text() for text in bars.get_legend().get_texts()] == ["deployed", "PPO"]  # type: ignore[union-attr]
-    points = {"all": (np.array([0.5, 0.2]), np.array([0.9, 0.1])), "deployed": (np.array([0.5]), np.array([0.9]))}
-    every, chosen = (part.get_offsets() for part in figures.scatter(points).axes[0].collections)
-    np.testing.assert_allclose(every, [[0.5, 0.9], [0.2, 0.1]])
-    np.testing.assert_allclose(chosen, [[0.5, 0.9]])
-    lines = figures.slopes(np.array([0.2, 0.8]), np.array([0.4, 0.6]), "best").axes[0].lines
+def test_plots_are_repeatable_and_methods_at_one_place_share_a_label() -> None:
+    lines = page.slopes(np.array([0.2, 0.8]), np.array([0.4, 0.6]), "best").axes[0].lines
     assert [line.get_color() for line in lines] == ["tab:green", "tab:red", "black"]
     same = [(0.0, Estimate(0.5, 0.4, 0.6, 9)), *[(9.0, Estimate(0.9, None, None, 1))] * 2]
-    assert [text.get_text() for text in figures.dice_over_minutes(same).axes[0].texts] == ["0", "1, 2"], "one place"
-    assert page.png(figures.proxy_over_gold({0: (0.5, 0.6)})) == page.png(figures.proxy_over_gold({0: (0.5, 0.6)}))
+    assert [text.get_text() for text in page.dice_over_minutes(same).axes[0].texts] == ["0", "1, 2"]
+    assert page.png(page.proxy_over_gold({0: (0.5, 0.6)})) == page.png(page.proxy_over_gold({0: (0.5, 0.6)}))
 
 
 def test_curves_show_what_was_logged_and_smooth_long_lines() -> None:
     lines = [{"step": step, "reward": step / 10} for step in range(1, 31)]
     lines += [{"step": step, "score": 0.5 + step / 100, "dice": 0.5 - step / 100} for step in (0, 15, 30)]
     panels = {"training": {"reward": "loop 1"}, "validation": {"score": "proxy", "dice": "gold", "gone": "no"}}
-    figure = figures.curves(lines, panels, "step")
+    figure = page.curves(lines, panels, "step")
     assert figure is not None
     left, right = figure.axes
     assert [axes.get_title() for axes in (left, right)] == ["training", "validation"]
@@ -192,4 +186,4 @@ def test_curves_show_what_was_logged_and_smooth_long_lines() -> None:
     shown = {str(line.get_label()): (line.get_xdata(), line.get_ydata()) for line in right.get_lines()}
     assert list(shown) == ["proxy", "gold"]
     np.testing.assert_allclose(shown["gold"], [[0, 15, 30], [0.5, 0.35, 0.2]])
-    assert figures.curves([{"step": 1, "loss/mask": 0.1}], panels, "step") is None
+    assert page.curves([{"step": 1, "loss/mask": 0.1}], panels, "step") is None

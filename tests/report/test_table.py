@@ -75,33 +75,27 @@ def test_results_pick_images_and_list_them():
 
 
 UP, DOWN = Estimate(0.03, 0.01, 0.05, 8), Estimate(-0.03, -0.05, -0.01, 8)
-BOTH, FEW = Estimate(0.01, -0.01, 0.03, 8), Estimate(0.03, None, None, 5)
+FEW = Estimate(0.03, None, None, 5)
 RARE = "loss larger than any seen, in up to 3/8 of the patients, cannot be excluded"
+HELPS = f"Better: choosing the prompt per image helps. Measured. More. A {RARE}."
 
 
 @pytest.mark.parametrize(
-    ("gain", "p", "enough", "rival", "label", "sentence"),
+    ("gain", "p", "enough", "rival", "sentence"),
     [
-        (UP, 0.01, "", "", "better", f"Better: choosing the prompt per image helps. Measured. More. A {RARE}."),
-        (DOWN, 0.01, "", "", "worse", "Worse: one prompt for all images is better than this policy. Measured. More."),
-        (UP, 0.051, "", "", "cannot tell", "Cannot tell: p 0.051, and 0.05 is needed. Measured. More."),
-        (FEW, 0.0625, "", "", "cannot tell", "Cannot tell: fewer than 6 test patients. Measured."),
-        (UP, 0.01, "", "prompt 5", "cannot tell", "Cannot tell: it does not beat prompt 5. Measured."),
-        (DOWN, 0.01, "one is enough", "", "no gap", "No gap: one is enough. Measured."),
-        (FEW, 0.0625, "one is enough", "prompt 5", "no gap", "No gap: one is enough. Measured."),
-        (
-            UP,
-            0.01,
-            "one is enough",
-            "",
-            "better",
-            f"Better: choosing the prompt per image helps. Measured. More. A {RARE}.",
-        ),
+        (UP, 0.01, "", "", HELPS),
+        (UP, 0.01, "one is enough", "", HELPS),
+        (DOWN, 0.01, "", "", "Worse: one prompt for all images is better than this policy. Measured. More."),
+        (UP, 0.051, "", "", "Cannot tell: p 0.051, and 0.05 is needed. Measured. More."),
+        (FEW, 0.0625, "", "", "Cannot tell: fewer than 6 test patients. Measured."),
+        (UP, 0.01, "", "prompt 5", "Cannot tell: it does not beat prompt 5. Measured."),
+        (DOWN, 0.01, "one is enough", "", "No gap: one is enough. Measured."),
+        (FEW, 0.0625, "one is enough", "prompt 5", "No gap: one is enough. Measured."),
     ],
 )
-def test_the_verdict_on_a_policy(gain, p, enough, rival, label, sentence):
+def test_the_verdict_on_a_policy(gain, p, enough, rival, sentence):
     verdict = policy_verdict(gain, p, "prompt", "the prompt", "Measured.", enough, rival, " More.")
-    assert (verdict.label, verdict.sentence) == (label, sentence)
+    assert (verdict.label, verdict.sentence) == (sentence.split(":")[0].lower(), sentence)
 
 
 @pytest.mark.parametrize(
