@@ -26,7 +26,7 @@ from rl_reward_network.grpo.merge import merge_run
 from rl_reward_network.grpo.plan import RewardArgs
 from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL, TrainingItem
 from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings, RewardWeights
-from rl_reward_network.grpo.stage import describe
+from rl_reward_network.grpo.stage import wanted_settings
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig, pick_fields
 from rl_reward_network.inputs.loading import open_inputs, portable_settings, read_samples
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
@@ -341,8 +341,8 @@ def test_a_merged_model_is_measured_on_nothing_that_has_trained_it(
 def test_a_resumed_run_has_the_same_unlabelled_images(inputs: GRPOInputs, run: Path, plan: GRPOPlan) -> None:
     config = read_json(run / "config.json")
     fingerprint = config["settings"]["model_fingerprint"]
-    Run(run, GRPO_RUN).check_same(describe(inputs, plan, fingerprint))
-    without = describe(replace(inputs, unlabelled=None), plan, fingerprint)
+    Run(run, GRPO_RUN).check_same(wanted_settings(inputs, plan, fingerprint))
+    without = wanted_settings(replace(inputs, unlabelled=None), plan, fingerprint)
     with pytest.raises(ValueError, match=r"--resume: it began with other settings .*unlabelled"):
         Run(run, GRPO_RUN).check_same(without)
     old = {**config, "settings": {name: value for name, value in config["settings"].items() if name != "unlabelled"}}

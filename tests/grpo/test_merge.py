@@ -19,7 +19,7 @@ from rl_reward_network.grpo.inputs import GRPOInputs
 from rl_reward_network.grpo.merge import merge_run
 from rl_reward_network.grpo.prompts import DESCRIBE
 from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings
-from rl_reward_network.grpo.stage import describe
+from rl_reward_network.grpo.stage import wanted_settings
 from rl_reward_network.inputs.config import RegionConfig, RunConfig
 from rl_reward_network.models.lora import save_trainable
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
@@ -44,7 +44,7 @@ def write_run(run: Path, plan: GRPOPlan = PLAN, model_path: str = "sa2va-nano") 
     base, _ = load_sa2va_model("sa2va-nano")
     config = {
         "stage": "grpo",
-        "settings": describe(inputs, plan, weights_fingerprint(base)),
+        "settings": wanted_settings(inputs, plan, weights_fingerprint(base)),
         "inputs": {"model_path": model_path, "max_dynamic_patch": 1},
         "data": inputs.summary,
         "meteor_variant": "exact+stem",

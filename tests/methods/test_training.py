@@ -177,7 +177,7 @@ def test_weights_are_reused_only_with_the_same_model_dtype_and_prompt(
     settings = GRPOSettings(max_steps=training.GRPO_STEPS["quick"])
     plan = training.grpo_plan(Job("quick", small, None, {}), begun, settings, None)
     folder = tmp_path / "sa2va_grpo_20260101_000000_00000000"
-    Run(folder, GRPO_RUN).begin(grpo_stage.describe(begun, plan, weights_fingerprint(model)), {})
+    Run(folder, GRPO_RUN).begin(grpo_stage.wanted_settings(begun, plan, weights_fingerprint(model)), {})
     write_json(folder / "final_model" / "config.json", {})
     Run(folder, GRPO_RUN).finish()
     limits, questions = small.prompt_config, small.prompts
