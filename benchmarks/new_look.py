@@ -32,9 +32,9 @@ from rl_reward_network.data.items import Sample
 from rl_reward_network.data.splits import subsample
 from rl_reward_network.embedded.angiograms import LOOKS
 from rl_reward_network.embedded.datasets import write_angiograms
+from rl_reward_network.grpo.final_model import load_base
 from rl_reward_network.grpo.image_context import FeatureCache
 from rl_reward_network.grpo.measure import measure
-from rl_reward_network.grpo.merge import load_base
 from rl_reward_network.grpo.prompts import image_prompt
 from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.inputs.config import RegionConfig

@@ -4,7 +4,6 @@ Nothing here imports torch or transformers, so that `--help` is fast, and most f
 read.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -80,11 +79,10 @@ class RewardArgs:
     """Let a language model compare captions as well (loop 1)."""
     use_llm_judge_loop2: Rare[bool] = False
     """Let the judge compare captions in loop 2; given alone, in loop 2 alone."""
-    iou_weight: Rare[float] = 1.0
-    """Loop 1: IoU of the mask drawn from the caption with the region."""
     caption_weight: Rare[float | None] = None
-    """Loop 1: the caption against its reference: METEOR, or 0.25 METEOR + 0.75 judge with the LLM judge. 1, or 0
-    without captions; at 0 captions drift into words that only the EMA teacher understands (docs/log.md)."""
+    """Loop 1: the caption against its reference (METEOR, or 0.25 METEOR + 0.75 judge with the LLM judge), beside the
+    IoU of the mask drawn from it, whose weight is 1: 1, or 0 without captions. At 0 captions drift into words that only
+    the EMA teacher understands (docs/log.md)."""
     loop2_caption_weight: Rare[float | None] = None
     """Loop 2: the caption of the sampled mask against the reference: 1, or 0 without captions or with a reward
     network."""
@@ -167,13 +165,17 @@ class PlanArgs:
 
 # ---- which settings act ---------------------------------------------------------------------------------------------
 
+LOOP1 = "on sampled captions: --objective grpo on captioned regions, with --mask_to_caption_weight above 0"
+LOOP2 = "on the rewards of sampled masks: --objective grpo with --caption_to_mask_weight above 0"
+TRUTH = "on true masks: --objective supervised or mean_teacher"
+
 
 @dataclass(frozen=True)
 class Chosen:
     """A run as its flags and data describe it; what is not known yet may be.
 
     Args:
-        args: flags.
+        args: flags; hyperparameters are None where the preset counts.
         learned: whether there is a reward network.
         captions: whether the data are captioned regions; None before they are read.
         several: whether images are asked for more than one class; None as before.
@@ -185,53 +187,19 @@ class Chosen:
     several: bool | None = None
 
     @property
-    def grpo(self) -> GRPOSettings:
-        """The hyperparameters, None where the preset counts."""
-        return self.args.grpo
-
-    @property
-    def objective(self) -> str:
-        """What is learned."""
-        return self.grpo.objective
-
-    @property
-    def rewarded(self) -> bool:
-        """Whether rewards are."""
-        return self.objective == "grpo"
-
-    @property
-    def captioned(self) -> bool:
-        """Whether there are captions to learn or to sample."""
-        return self.objective in LOOPED and self.captions is not False
-
-    @property
-    def loop1(self) -> bool:
-        """Whether the rewards of sampled captions count."""
-        return self.rewarded and self.captioned and bool(self.grpo.mask_to_caption_weight)
-
-    @property
-    def loop2(self) -> bool:
-        """Whether the rewards of sampled masks count."""
-        return self.rewarded and bool(self.grpo.caption_to_mask_weight)
-
-    @property
-    def true_masks(self) -> bool:
-        """Whether true masks are learned."""
-        return self.objective in OF_LABELS and bool(self.grpo.caption_to_mask_weight)
-
-    @property
     def pathwise(self) -> bool:
         """Whether the gradient of the reward network trains."""
         by_default = self.learned and self.captions is not True and not self.args.shuffle_rewards
-        weight = self.grpo.pathwise_weight
-        return self.rewarded and (by_default if weight is None else bool(weight))
+        weight = self.args.grpo.pathwise_weight
+        return self.args.grpo.objective == "grpo" and (by_default if weight is None else bool(weight))
 
     @property
     def reaches_masks(self) -> bool:
         """Whether a loss on masks, and not on the [SEG] embedding alone, has a gradient."""
-        policy = self.grpo.mask_policy or default_mask_policy(self.captions is not False)
-        cells = self.loop2 and policy == "bernoulli"
-        return self.true_masks or self.objective == DPO or self.pathwise or cells
+        grpo = self.args.grpo
+        policy = grpo.mask_policy or default_mask_policy(self.captions is not False)
+        direct = grpo.objective in OF_LABELS or (grpo.objective == "grpo" and policy == "bernoulli")
+        return grpo.objective == DPO or self.pathwise or (direct and bool(grpo.caption_to_mask_weight))
 
     @property
     def trains_side(self) -> bool:
@@ -239,60 +207,50 @@ class Chosen:
         has = self.args.adapters.side_network or has_side_network(self.args.inputs.model_path)
         return has and self.reaches_masks
 
-
-LOOP1 = "on sampled captions: --objective grpo on captioned regions, with --mask_to_caption_weight above 0"
-LOOP2 = "on the rewards of sampled masks: --objective grpo with --caption_to_mask_weight above 0"
-TRUTH = "on true masks: --objective supervised or mean_teacher"
-# Settings -> when they act, as words behind "it acts" and as a condition.
-WHEN: dict[str, tuple[str, Callable[[Chosen], Any]]] = {
-    "temperature entropy_coef epsilon iou_weight caption_weight mask_rewards use_llm_judge": (
-        LOOP1,
-        lambda run: run.loop1,
-    ),
-    "mask_to_caption_weight max_completion_length": (
-        "on captioned regions with --objective grpo or supervised",
-        lambda run: run.captioned,
-    ),
-    "caption_to_mask_weight": ("with --objective grpo or supervised", lambda run: run.objective in LOOPED),
-    "beta scale_rewards pathwise_weight shuffle_rewards log_completions": (
-        "with --objective grpo",
-        lambda run: run.rewarded,
-    ),
-    "num_mask_generations mask_policy": (
-        "on sampled masks: --objective grpo with --caption_to_mask_weight above 0, or dpo",
-        lambda run: run.loop2 or run.pathwise or run.objective == DPO,
-    ),
-    "ema_decay": (
-        "on the EMA teacher: --objective mean_teacher, dpo, or grpo on captioned regions",
-        lambda run: run.objective in (TEACHER, DPO) or (run.rewarded and run.captioned),
-    ),
-    "loop2_iou_weight confidence_weight loop2_mask_rewards": (LOOP2, lambda run: run.loop2),
-    "loop2_caption_weight use_llm_judge_loop2": (
-        f"{LOOP2}, on captioned regions",
-        lambda run: run.loop2 and run.captioned,
-    ),
-    "llm_judge_base_url llm_judge_model llm_judge_cache": (
-        "with --use_llm_judge or --use_llm_judge_loop2",
-        lambda run: run.args.rewards.judged_loops,
-    ),
-    "bce_weight dice_weight": (f"{TRUTH}, or dpo", lambda run: run.true_masks or run.objective == DPO),
-    "cldice_weight": (f"{TRUTH}, or with --pathwise_weight above 0", lambda run: run.true_masks or run.pathwise),
-    "contrast_weight": (
-        "with --objective supervised on images of several phrases",
-        lambda run: run.objective == "supervised" and run.true_masks and run.several is not False,
-    ),
-    "max_labelled": ("with --objective supervised or mean_teacher", lambda run: run.objective in OF_LABELS),
-    "consistency_weight": ("with --objective mean_teacher", lambda run: run.objective == TEACHER),
-    "preferred_by": ("with --objective dpo", lambda run: run.objective == DPO),
-    "freeze_embeddings": (
-        "on a Qwen-VL, whose recipe trains them",
-        lambda run: is_qwen_vl(run.args.inputs.model_path) is not False,
-    ),
-    "max_dynamic_patch": (
-        "on an InternVL, which sees an image as tiles",
-        lambda run: not is_qwen_vl(run.args.inputs.model_path),
-    ),
-}
+    def acting(self) -> dict[str, tuple[Any, str]]:
+        """Settings -> whether they act in this run, and when they do, as words behind "it acts"."""
+        grpo, objective = self.args.grpo, self.args.grpo.objective
+        rewarded, of_labels, masks = objective == "grpo", objective in OF_LABELS, grpo.caption_to_mask_weight
+        captioned = objective in LOOPED and self.captions is not False
+        loop1, loop2 = rewarded and captioned and grpo.mask_to_caption_weight, rewarded and masks
+        sampled, teaches = loop2 or self.pathwise or objective == DPO, objective in (TEACHER, DPO)
+        contrasts = objective == "supervised" and masks and self.several is not False
+        judged, qwen = self.args.rewards.judged_loops, is_qwen_vl(self.args.inputs.model_path)
+        return {
+            "temperature entropy_coef epsilon caption_weight mask_rewards use_llm_judge": (loop1, LOOP1),
+            "mask_to_caption_weight max_completion_length": (
+                captioned,
+                "on captioned regions with --objective grpo or supervised",
+            ),
+            "caption_to_mask_weight": (objective in LOOPED, "with --objective grpo or supervised"),
+            "beta scale_rewards pathwise_weight shuffle_rewards log_completions": (rewarded, "with --objective grpo"),
+            "num_mask_generations mask_policy": (
+                sampled,
+                "on sampled masks: --objective grpo with --caption_to_mask_weight above 0, or dpo",
+            ),
+            "ema_decay": (
+                teaches or (rewarded and captioned),
+                "on the EMA teacher: --objective mean_teacher, dpo, or grpo on captioned regions",
+            ),
+            "loop2_iou_weight confidence_weight loop2_mask_rewards": (loop2, LOOP2),
+            "loop2_caption_weight use_llm_judge_loop2": (loop2 and captioned, f"{LOOP2}, on captioned regions"),
+            "llm_judge_base_url llm_judge_model llm_judge_cache": (
+                judged,
+                "with --use_llm_judge or --use_llm_judge_loop2",
+            ),
+            "bce_weight dice_weight": ((of_labels and masks) or objective == DPO, f"{TRUTH}, or dpo"),
+            "cldice_weight": ((of_labels and masks) or self.pathwise, f"{TRUTH}, or with --pathwise_weight above 0"),
+            "contrast_weight": (contrasts, "with --objective supervised on images of several phrases"),
+            "side_learning_rate": (
+                self.trains_side,
+                "on a side network, added or the model's own, where a loss on masks has a gradient",
+            ),
+            "max_labelled": (of_labels, "with --objective supervised or mean_teacher"),
+            "consistency_weight": (objective == TEACHER, "with --objective mean_teacher"),
+            "preferred_by": (objective == DPO, "with --objective dpo"),
+            "freeze_embeddings": (qwen is not False, "on a Qwen-VL, whose recipe trains them"),
+            "max_dynamic_patch": (not qwen, "on an InternVL, which sees an image as tiles"),
+        }
 
 
 def check_acts(run: Chosen) -> None:
@@ -308,8 +266,8 @@ def check_acts(run: Chosen) -> None:
         for one in fields(part)
         if getattr(part, one.name) != one.default
     }
-    for names, (words, acts) in WHEN.items():
-        if idle := [name for name in names.split() if name in given and not acts(run)]:
+    for names, (acts, words) in run.acting().items():
+        if not acts and (idle := [name for name in names.split() if name in given]):
             flag, value = FLAGS.get(idle[0], idle[0]), "" if given[idle[0]] is True else f" {given[idle[0]]}"
             raise ValueError(f"--{flag}{value} does nothing in this run: it acts {words}; leave it out")
 
@@ -328,11 +286,12 @@ def make_plan(args: PlanArgs, inputs: "GRPOInputs", network: "RewardNetwork | No
     run = Chosen(args, learned, captions, len({prompt.name for prompt in inputs.prompts}) > 1)
     check_acts(run)
     labels = args.rewards.loop2_iou_weight is not None or args.rewards.loop2_mask_rewards
-    if run.rewarded and not (captions or learned or labels):
+    objective, loop2 = args.grpo.objective, args.grpo.caption_to_mask_weight
+    if objective == "grpo" and not (captions or learned or labels):
         raise ValueError("annotated images have no captions to close a loop: give --reward_net or --loop2_iou_weight")
-    if run.objective in (TEACHER, DPO) and (inputs.by_name or captions):
+    if objective in (TEACHER, DPO) and (inputs.by_name or captions):
         raise ValueError(
-            f"--objective {run.objective} is for annotated images with one question, but these data have "
+            f"--objective {objective} is for annotated images with one question, but these data have "
             "captions or several classes; give --objective supervised"
         )
     if inputs.by_name and learned:
@@ -346,7 +305,7 @@ def make_plan(args: PlanArgs, inputs: "GRPOInputs", network: "RewardNetwork | No
     if added and not run.reaches_masks:
         gaussian = "--mask_policy gaussian samples the [SEG] embedding, and its gradient ends there"
         raise ValueError(
-            f"{added[0]} would not train, for {gaussian if run.loop2 else '--caption_to_mask_weight is 0'}: give "
+            f"{added[0]} would not train, for {gaussian if loop2 else '--caption_to_mask_weight is 0'}: give "
             "--objective supervised, --mask_policy bernoulli or, without --shuffle_rewards, --reward_net, whose "
             "gradient passes the masks"
         )
@@ -374,7 +333,7 @@ def make_plan(args: PlanArgs, inputs: "GRPOInputs", network: "RewardNetwork | No
 
 def _hyperparameters(run: Chosen) -> GRPOSettings:
     """Hyperparameters with the presets of mode, of what trains, and of the data."""
-    args, captions, chosen = run.args, bool(run.captions), run.grpo
+    args, captions, chosen = run.args, bool(run.captions), run.args.grpo
     if captions and chosen.augment:
         raise ValueError("--augment turns images, but captions may say where a region is; leave it out")
     of_true = run.trains_side and chosen.objective == "supervised"
@@ -395,7 +354,7 @@ def _weights(rewards: RewardArgs, captions: bool, learned: bool) -> RewardWeight
         ValueError: the judge compares captions in a loop in which they have no weight.
     """
     weights = RewardWeights(
-        rewards.iou_weight,
+        1.0,
         _or(rewards.caption_weight, 1.0 if captions else 0.0),
         _or(rewards.loop2_caption_weight, 1.0 if captions and not learned else 0.0),
         _or(rewards.loop2_iou_weight, 0.0 if learned else 1.0),

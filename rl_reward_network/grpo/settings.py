@@ -41,9 +41,10 @@ class GRPOSettings:
     gradient_accumulation_steps: Rare[int] = 1
     """Forward passes per optimisation step."""
     learning_rate: float | None = None
-    """Peak learning rate of AdamW, falling to 0: 1e-3 on a model of the embedded one's size, else 1e-5. That of a side
-    network is 3e-3 on true masks and where it is new, else 1e-3; that of the encoder of SAM 2 is a tenth of it."""
-    side_learning_rate: InPython[float | None] = None  # of a side network
+    """Peak learning rate of AdamW, falling to 0: 1e-3 on a model of the embedded one's size, else 1e-5."""
+    side_learning_rate: Rare[float | None] = None
+    """Peak learning rate of a side network, with every model: 3e-3 of a new one and on true masks (objective
+    supervised), else 1e-3."""
     encoder_learning_rate: InPython[float | None] = None  # of SAM 2's image encoder, if all of it trains
     optim: Rare[Optimizer | None] = None
     """Optimiser, by transformers' name; those of 8 bit keep its moments in a quarter of the memory (pip

@@ -31,7 +31,7 @@ from rl_reward_network.atomic_io import (
 )
 from rl_reward_network.data.identity import copy_pictures, thumbnail, together
 from rl_reward_network.data.splits import Split, save_split, select
-from rl_reward_network.grpo.card import card_text
+from rl_reward_network.grpo.final_model import card_text
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.inputs import (
     GRPOInputs,
@@ -87,8 +87,7 @@ WHY_FROZEN = {
 }
 ALIKE = {
     "grpo": "the rewards of every group were all alike",
-    "dpo": "no two masks of an image differed by more than the noise of --preferred_by; lower dpo_gap, or prefer by "
-    "something else",
+    "dpo": "no two masks of an image differed by more than the noise of --preferred_by; prefer by something else",
 }
 VALIDATIONS = 4  # at least, in a run of epochs
 ONLY_SCORES = "no loss of this run asks the reward network: it scores the validation items alone (val/score)"
@@ -172,14 +171,9 @@ def load_model(
     dtype: Dtype = "auto",
     quantization: Quantization | None = None,
 ) -> tuple[Sa2VAForConditionalGeneration, Sa2VAProcessor]:
-    """Model and processor of a run.
+    """Model and processor of a run, as `load_sa2va_model`; FlashAttention in the vision tower alone.
 
-    Args:
-        model_path: folder, hub id or name of an embedded model.
-        device: of the model.
-        use_flash_attn: FlashAttention in the vision tower alone: the language model is trained on packed rows, whose
-            mask FlashAttention does not take.
-        dtype, quantization: see `load_sa2va_model`.
+    The language model is trained on packed rows, whose mask FlashAttention does not take.
     """
     model, processor = load_sa2va_model(model_path, device, dtype=dtype, quantization=quantization)
     if use_flash_attn:
@@ -187,20 +181,18 @@ def load_model(
     return model, processor
 
 
-def training_arguments(inputs: GRPOInputs, plan: GRPOPlan, run: Path) -> Sa2VAGRPOConfig:
+def training_arguments(inputs: GRPOInputs, plan: GRPOPlan, folder: Path) -> Sa2VAGRPOConfig:
     """The Trainer's configuration for this run: the one place where the plan's settings become its arguments."""
-    cuda = inputs.device != "cpu"
-    settings = {name: value for name, value in asdict(plan.settings).items() if value is not None}
     return Sa2VAGRPOConfig(
-        output_dir=str(run),
+        output_dir=str(folder),
         seed=inputs.config.seed,
         data_seed=inputs.config.seed,
-        use_cpu=not cuda,
+        use_cpu=inputs.device == "cpu",
         bf16=weight_dtype(inputs.device, inputs.config.dtype) == torch.bfloat16,
         feature_cache_gib=inputs.regions.feature_cache_gib,
         report_to="none",
         disable_tqdm=True,
-        **settings,
+        **{name: value for name, value in asdict(plan.settings).items() if value is not None},
     )
 
 
@@ -262,25 +254,23 @@ def _training_prompts(inputs: GRPOInputs, plan: GRPOPlan, rewards: LoopRewards, 
             it.
     """
     prompts = inputs.pick("policy") if learned else inputs.pick("reward", "policy")
-    if plan.settings.objective in OF_LABELS:
-        labelled = labelled_prompts(prompts, f"objective {plan.settings.objective}")
-        if plan.max_labelled is not None:
-            labelled = within_budget(inputs, labelled, plan.max_labelled)
-        check_foreground(labelled, f"objective {plan.settings.objective}")
-        if plan.settings.objective == "supervised":
-            return labelled
-        used = {prompt.sample_id for prompt in labelled}
-        return labelled + without_masks([prompt for prompt in prompts if prompt.sample_id not in used])
-    if plan.settings.objective == "dpo":
+    objective = plan.settings.objective
+    needed = [f"objective {objective}"]
+    if objective == "dpo":
         needed = ["preferred_by truth"] if plan.settings.preferred_by == "truth" else []
-    else:
+    elif objective == "grpo":
         terms = rewards["loop2"].items()
         needed = [f"loop2 reward {name}" for name, term in terms if term.weight and name in MASK_REWARDS]
-    if needed:
-        labelled = labelled_prompts(prompts, needed[0])
-        check_foreground(labelled, needed[0])
-        return labelled if plan.settings.objective == "dpo" else prompts
-    return prompts
+    if not needed:
+        return prompts
+    labelled = labelled_prompts(prompts, needed[0])
+    if objective in OF_LABELS and plan.max_labelled is not None:
+        labelled = within_budget(inputs, labelled, plan.max_labelled)
+    check_foreground(labelled, needed[0])
+    if objective == "mean_teacher":
+        used = {prompt.sample_id for prompt in labelled}
+        return labelled + without_masks([prompt for prompt in prompts if prompt.sample_id not in used])
+    return prompts if objective == "grpo" else labelled
 
 
 def _train(training: _Training, judge: Judge | None, resume: bool, wandb: bool, log_completions: bool) -> None:
@@ -352,40 +342,35 @@ def startup_lines(trainer: Sa2VAGRPOTrainer, frozen: list[str], domain: DomainCh
         yield domain.sentence
     for part, count in Counter(".".join(name.split(".")[:3]) for name in frozen).items():
         yield f"frozen, since no enabled loss reaches it: {part} ({count} tensors, named in config.json)"
-    yield f"EMA teacher: {_teacher(trainer)}"
+    teacher, ema, steps = "the model itself", trainer.ema, trainer.planned_steps
+    if trainer.args.objective == "supervised":
+        teacher = "none, supervised training has none"
+    elif ema is not None:  # its decay is below the setting if a short run ends in the warm-up
+        reached, half_life = ema.decay_after(steps), ema.half_life_after(steps)
+        setting = "" if reached == ema.decay else f" (setting {ema.decay:g})"
+        teacher = f"moving average, decay {reached:.4g}{setting} after {steps} steps, half-life {half_life:.0f} steps"
+    yield f"EMA teacher: {teacher}"
 
 
 def _step(trainer: Sa2VAGRPOTrainer) -> str:
     """Regions, or images with all their questions, x captions and masks of one optimisation step."""
-    args, whole = trainer.args, len(trainer.taken_together) < len(trainer.prompts)
-    regions = args.prompts_per_step * args.gradient_accumulation_steps * args.world_size
+    args, passes = trainer.args, trainer.args.gradient_accumulation_steps
     loops = {
         "captions": (args.mask_to_caption_weight, args.num_generations),
         "masks": (args.caption_to_mask_weight, args.num_mask_generations),
     }
-    made = " and ".join(f"{count} {name}" for name, (weight, count) in loops.items() if weight) or "their masks"
+    enabled = {name: count for name, (weight, count) in loops.items() if weight}
+    made = " and ".join(f"{count} {name}" for name, count in enabled.items()) or "their masks"
     if args.objective in OF_LABELS:
-        made = f"true {' and '.join(name for name, (weight, _) in loops.items() if weight)}"
+        made = f"true {' and '.join(enabled)}"
     if args.objective == "dpo":
         made = "a pair of masks"
     if args.objective == "mean_teacher":
         made += " of half of them, the teacher's of the others"
-    shares = (
-        f"{args.world_size} processes x {args.gradient_accumulation_steps} forward passes x {args.prompts_per_step}"
-    )
+    whole = len(trainer.taken_together) < len(trainer.prompts)
+    shares = f"{args.world_size} processes x {passes} forward passes x {args.prompts_per_step}"
+    regions = args.prompts_per_step * passes * args.world_size
     return f"{regions} {'images with all their questions' if whole else 'regions'} x {made} ({shares})"
-
-
-def _teacher(trainer: Sa2VAGRPOTrainer) -> str:
-    """The decay at the end of the run, which is below the setting if a short run ends in the warm-up."""
-    ema, steps = trainer.ema, trainer.planned_steps
-    if trainer.args.objective == "supervised":
-        return "none, supervised training has none"
-    if ema is None:
-        return "the model itself"
-    reached, half_life = ema.decay_after(steps), ema.half_life_after(steps)
-    setting = "" if reached == ema.decay else f" (setting {ema.decay:g})"
-    return f"moving average, decay {reached:.4g}{setting} after {steps} steps, half-life {half_life:.0f} steps"
 
 
 # ---- the run's folder -----------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ NOT_FINITE = [
 OUT_OF_RANGE = [
     (*GRPO, "--max_grad_norm", "-1"),
     (*GRPO, "--learning_rate", "-1e-3"),
-    (*GRPO, "--iou_weight", "-1"),
+    (*GRPO, "--caption_weight", "-1"),
     (*GRPO, "--confidence_weight", "-0.5"),
     (*GRPO, "--loop2_mask_rewards", "dice", "-1"),
     (*GRPO, "--eval_steps", "-1"),

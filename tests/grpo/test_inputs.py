@@ -21,8 +21,8 @@ from rl_reward_network.embedded import datasets as embedded
 from rl_reward_network.embedded.regions import write_regions
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.grpo import inputs as inputs_file
+from rl_reward_network.grpo.final_model import merge_run
 from rl_reward_network.grpo.inputs import GRPOInputs, check_prompts, open_grpo_inputs, with_unlabelled, within_budget
-from rl_reward_network.grpo.merge import merge_run
 from rl_reward_network.grpo.plan import RewardArgs
 from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL, TrainingItem
 from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings, RewardWeights
@@ -204,16 +204,6 @@ def test_a_split_without_items_says_so(captioned: Path) -> None:
 def test_settings_nothing_can_be_done_with(changed: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
         opened(Path("nowhere"), **changed)
-
-
-def test_the_device_is_the_one_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert [RunConfig(gpu=gpu).rank_device for gpu in (None, 0, -1)] == ["cuda:0", "cuda:0", "cpu"]
-    monkeypatch.setenv("LOCAL_RANK", "3")
-    assert RunConfig().rank_device == "cuda:3"
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert RunConfig().rank_device == "cpu"
 
 
 def test_the_default_scenes_are_rendered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

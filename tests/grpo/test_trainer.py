@@ -239,10 +239,10 @@ def test_pathwise_without_a_network_is_refused(tmp_path: Path) -> None:
 
 def test_an_answer_that_drifts_is_brought_back(tmp_path: Path) -> None:
     """Losses on masks alone leave it where it is: an answer without [SEG] has no mask, and so no gradient."""
-    drift, silent = {}, [replace(prompt, caption="") for prompt in regions()]
+    drift, bare = {}, [replace(p, labelled=False, load=lambda p=p: (p.load()[0], None)) for p in regions()]  # no masks
     for weight in (0.0, 1.0):
-        quiet = {"caption_to_mask_weight": 0.0, "max_steps": 8 if weight else 1, "seg_text_weight": weight}
-        trainer = make_trainer(tmp_path / str(weight), silent, objective="supervised", **quiet)
+        quiet = {"mask_to_caption_weight": 0.0, "max_steps": 8 if weight else 1, "seg_text_weight": weight}
+        trainer = make_trainer(tmp_path / str(weight), bare, objective="supervised", **quiet)
         shake(trainer.sa2va, 0.15)
         rollouts = trainer.rollout_generator.references(regions()[:4]).rollouts
         before = answer_loss(trainer.policy(rollouts)[0].answer_log_probs, 8.0).item()
