@@ -147,8 +147,8 @@ def _measure_batch(
     if all(prompt.caption for prompt in prompts):
         captions, drawn, of_captions = _measure_captions(batch, context, masks, max_completion_length, expected, seed)
         values |= of_captions
-    packed = ([None if mask is None else to_rle(mask) for mask in some] for some in (masks, drawn))
-    return Measured(values, captions, *packed, overlap)
+    packed = [[None if mask is None else to_rle(mask) for mask in some] for some in (masks, drawn)]
+    return Measured(values, captions, packed[0], packed[1], overlap)
 
 
 def _measure_captions(

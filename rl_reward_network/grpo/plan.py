@@ -311,6 +311,7 @@ def make_plan(args: PlanArgs, inputs: "GRPOInputs", network: "RewardNetwork | No
         )
     r = _or(parts.lora_r, LORA_R["small" if args.small else "large"])
     lora = {"train": "lora", "lora_r": ENCODER_LORA_R}
+    encoders: dict[str, dict[str, Any] | None] = {"frozen": None, "full": {"train": "full"}, "lora": lora}
     more = {"loop1": rewards.mask_rewards, "loop2": rewards.loop2_mask_rewards}
     return GRPOPlan(
         args.mode,
@@ -326,7 +327,7 @@ def make_plan(args: PlanArgs, inputs: "GRPOInputs", network: "RewardNetwork | No
         max_labelled=args.max_labelled,
         freeze_embeddings=parts.freeze_embeddings or None,
         side_network={"pixels": parts.side_pixels} if parts.side_network else None,
-        encoder={"frozen": None, "full": {"train": "full"}, "lora": lora}[parts.encoder],
+        encoder=encoders[parts.encoder],
         own_batch=args.grpo.per_device_train_batch_size is not None or None,
     )
 

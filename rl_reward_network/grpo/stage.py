@@ -96,18 +96,11 @@ PROBED = 4  # prompts on which unreached tensors are found
 
 @dataclass(frozen=True)
 class _Training:
-    """A run that is about to train.
+    """A run that is about to train."""
 
-    Args:
-        settings: those that a resumed run must share.
-        trainer: on the run's prompts.
-        domain: how many images the reward network cannot judge; None without one.
-        validation: None if the plan has none.
-    """
-
-    settings: dict[str, Any]
+    settings: dict[str, Any]  # those that a resumed run must share
     trainer: Sa2VAGRPOTrainer
-    domain: DomainCheck | None
+    domain: DomainCheck | None  # how many images the reward network cannot judge; None without one
     validation: ValidationCallback | None
 
 
