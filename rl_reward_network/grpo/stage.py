@@ -103,6 +103,11 @@ class _Training:
     domain: DomainCheck | None  # how many images the reward network cannot judge; None without one
     validation: ValidationCallback | None
 
+    @property
+    def folder(self) -> Path:
+        """The run's."""
+        return Path(str(self.trainer.args.output_dir))
+
 
 def run_grpo_stage(
     inputs: GRPOInputs,
@@ -203,7 +208,7 @@ def _open(
     side = None if plan.side_network is None else side_network_config(plan.side_network)
     prepare_model(model, plan.lora_r, plan.lora_alpha, 0.0, bool(plan.freeze_embeddings), side, plan.encoder)
     args = training_arguments(inputs, plan, folder)
-    maps = None if network is None else ForegroundMaps.beside(Path(args.output_dir), network.to(inputs.device))
+    maps = None if network is None else ForegroundMaps.beside(folder, network.to(inputs.device))
     rewards = loop_rewards(plan, inputs.kind, judge, maps)
     pathwise = None if maps is None else PathwiseReward(maps, processor.sam_image_size)
     asked = network is not None and asks_network(plan)
@@ -269,7 +274,7 @@ def _training_prompts(inputs: GRPOInputs, plan: GRPOPlan, rewards: LoopRewards, 
 def _train(training: _Training, judge: Judge | None, resume: bool, wandb: bool, log_completions: bool) -> None:
     """Run the Trainer's loop, from the last checkpoint of a run that is resumed."""
     trainer, validation = training.trainer, training.validation
-    sampled, folder = (lambda: trainer.sampled) if log_completions else None, Path(trainer.args.output_dir)
+    sampled, folder = (lambda: trainer.sampled) if log_completions else None, training.folder
     logs = GRPOLogs(folder, lambda: trainer.last_rollouts, wandb, judge, sampled, lambda: trainer.timings)
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
@@ -403,7 +408,7 @@ def find_grpo_run(inputs: GRPOInputs, plan: GRPOPlan, also: Callable[[Run], bool
 
 def _facts(inputs: GRPOInputs, training: _Training, frozen: list[str], network: RewardNetwork | None) -> dict[str, Any]:
     """What config.json says of a run beside the settings that a resumed run must share."""
-    model, folder = training.trainer.sa2va, Path(training.trainer.args.output_dir)
+    model, folder = training.trainer.sa2va, training.folder
     return {
         "inputs": portable_settings(folder, inputs.config, inputs.regions),
         "kind": inputs.kind,
@@ -422,7 +427,7 @@ def _facts(inputs: GRPOInputs, training: _Training, frozen: list[str], network: 
 
 def _write_inputs(inputs: GRPOInputs, training: _Training, network: RewardNetwork | None) -> None:
     """Write the reward network, split.json, and thumbnails of the images of the run and of those of its base model."""
-    folder = Path(training.trainer.args.output_dir)
+    folder = training.folder
     if network is not None:
         network.save_pretrained(folder / REWARD_NET)
     validated = training.validation.prompts if training.validation else []
@@ -454,7 +459,7 @@ def _save(inputs: GRPOInputs, training: _Training, resumed: bool) -> None:
         trainer.take_teacher()
     if not args.should_save:
         return
-    folder, peak = Path(args.output_dir), peak_memory_gib(inputs.device)
+    folder, peak = training.folder, peak_memory_gib(inputs.device)
     validated = count_images([p for p in validation.prompts if p.labelled]) if validation else 0
     labels = {"reward": _labels_used(trainer, inputs.split), "weights": {"val": validated}}
     trained = sum(count for _, _, count in parameter_table(trainer.sa2va))
