@@ -33,7 +33,7 @@ QUICK = {
     "shuffled rewards": "--shuffle_rewards",
     "loop 1 alone": "--caption_to_mask_weight 0",
     "loop 2 alone": "--mask_to_caption_weight 0",
-    "no EMA": "--no_ema",
+    "no EMA": "--ema_decay 0",
     "Gaussian masks": "--mask_policy gaussian",
     "curriculum": "--curriculum",
     "adaptive loop weights": "--adaptive_loop_weights",

@@ -28,7 +28,7 @@ from benchmarks.common import call, show, train_once
 from benchmarks.named_unet import named_images, segment, train_unet
 from rl_reward_network.atomic_io import read_json, write_json
 from rl_reward_network.cli.app import run
-from rl_reward_network.grpo.by_name import held_out_prompts
+from rl_reward_network.grpo.evaluate import held_out_prompts
 from rl_reward_network.grpo.image_context import FeatureCache
 from rl_reward_network.grpo.inputs import GRPOInputs, of_images, open_grpo_inputs, within_budget
 from rl_reward_network.grpo.measure import measure, unpacked

@@ -20,7 +20,7 @@ OURS = {  # name there -> where it is here
     "Sa2VAFinetuneEnv": "env.sa2va_finetune_env.Sa2VAFinetuneEnv",
     "Sa2VAGRPOConfig": "grpo.grpo_config.Sa2VAGRPOConfig",
     "Sa2VAGRPOTrainer": "grpo.trainer.Sa2VAGRPOTrainer",
-    "create_model_card": "grpo.card.card_text",
+    "create_model_card": "grpo.final_model.card_text",
     "freeze_parameters": "models.lora.freeze_parameters",
     "setup_lora": "models.lora.setup_lora",
     "wrap_llm_lora": "models.lora.setup_lora",

@@ -21,7 +21,7 @@ from rl_reward_network.cli import grpo as train_sa2va_rl
 from rl_reward_network.cli import prompts as finetune_sa2va_with_rl
 from rl_reward_network.cli import reward as train_reward_network
 from rl_reward_network.embedded.regions import write_regions
-from rl_reward_network.grpo.card import card_text
+from rl_reward_network.grpo.final_model import card_text
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.inputs import check_config, open_grpo_inputs
 from rl_reward_network.grpo.plan import make_plan

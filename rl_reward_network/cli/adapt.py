@@ -18,8 +18,7 @@ import tyro
 
 from rl_reward_network.cli.app import show_ending
 from rl_reward_network.flags import Rare, check_at_least
-from rl_reward_network.grpo.effects import Chosen, check_acts
-from rl_reward_network.grpo.plan import PlanArgs
+from rl_reward_network.grpo.plan import Chosen, PlanArgs, check_acts
 from rl_reward_network.inputs.config import RegionConfig, RunConfig
 from rl_reward_network.ppo.settings import Mode
 from rl_reward_network.run import ADAPT_RUN, Run, check_folder

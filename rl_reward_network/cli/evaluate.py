@@ -45,7 +45,7 @@ def main(args: Args) -> None:
     """Evaluate the newest of the named runs and show its table."""
     check_at_least(args, 1, "images", "segment_batch")
     check_at_least(args, -1, "gpu")
-    from rl_reward_network.grpo.merge import grpo_model
+    from rl_reward_network.grpo.final_model import grpo_model
 
     folder = newest(args.model_path)
     if final_model := grpo_model(folder):
@@ -59,8 +59,8 @@ def main(args: Args) -> None:
 
 
 def _evaluate_grpo(final_model: Path, args: Args) -> Path:
-    from rl_reward_network.grpo.card import write_results
     from rl_reward_network.grpo.evaluate import run_grpo_evaluation
+    from rl_reward_network.grpo.final_model import write_results
     from rl_reward_network.report.before_after import show_changes
 
     if args.show_names:

@@ -40,7 +40,7 @@ class Args(PlanArgs):
     run_folder: Rare[Path | None] = None
     """Folder of this run; by default <output_dir>/sa2va_grpo_<time>."""
     resume: bool = False
-    """Resume the newest run of these settings, or that of --run_folder."""
+    """Resume the newest run of these settings, or that in the named folder."""
 
 
 def check(args: Args) -> None:

@@ -35,7 +35,7 @@ class Args:
 
 def main(args: Args) -> None:
     """Merge and write."""
-    from rl_reward_network.grpo.merge import merge_run
+    from rl_reward_network.grpo.final_model import merge_run
 
     if (path := args.path or args.model_path) is None or (args.path and args.model_path):
         raise ValueError(f"path is {args.path} and model_path {args.model_path}, expected one; name what was trained")

@@ -1,7 +1,6 @@
 """The evaluation of a GRPO run: the base model and the fine-tuned one on prompts of groups held out from training."""
 
 import json
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,14 +10,19 @@ from typing import Any
 import numpy as np
 import torch
 
+from rl_reward_network.data.annotations import phrase_key
 from rl_reward_network.data.splits import subsample
 from rl_reward_network.data_import.write import import_notes
-from rl_reward_network.grpo.by_name import answers_of, exact_share, held_out_prompts, picked, questions_of
-from rl_reward_network.grpo.card import training_facts
+from rl_reward_network.grpo.final_model import (
+    evaluation_folder,
+    load_base,
+    load_trained,
+    trained_config,
+    training_facts,
+)
 from rl_reward_network.grpo.image_context import FeatureCache
 from rl_reward_network.grpo.inputs import GRPOInputs, count_images, of_images, open_grpo_inputs
 from rl_reward_network.grpo.measure import Measured, iou_of_captions, measure, unpacked
-from rl_reward_network.grpo.merge import evaluation_folder, load_base, load_trained, trained_config
 from rl_reward_network.grpo.policy import prepare_model
 from rl_reward_network.grpo.prompts import TrainingItem
 from rl_reward_network.grpo.validation import notice, scores
@@ -28,7 +32,7 @@ from rl_reward_network.models.ema import copied, swapped
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.side_network import side_network_config
 from rl_reward_network.report.before_after import BeforeAfter, ReportItem, label, write_before_after
-from rl_reward_network.report.by_name import NamesSection, names_section
+from rl_reward_network.report.by_name import Answers, NamesSection, Questions, names_section
 from rl_reward_network.report.page import Origin, made_by
 from rl_reward_network.report.statistics import few_patients_note, plain_segmenter
 from rl_reward_network.report.table import Results, paired_rows, picks
@@ -187,12 +191,36 @@ def by_name_section(
         held: the trained model, asked in the held-out wordings; None without them.
         seed: of the bootstrap.
     """
-    labelled = np.array([prompt.labelled for prompt in prompts])
-    if not labelled.any():
+    labelled = [number for number, prompt in enumerate(prompts) if prompt.labelled]
+    if not labelled:
         return None
-    columns = {"before": before, "after": after, **({"held-out wording": held} if held else {})}
-    models = {title: answers_of(picked(measured, labelled)) for title, measured in columns.items()}
-    return names_section(questions_of([prompt for prompt in prompts if prompt.labelled]), models, seed)
+    asked = [prompts[number] for number in labelled]
+    truths = (prompt.load()[1] for prompt in asked)
+    there = np.array([truth is not None and bool(truth.any()) for truth in truths])
+    questions = Questions([prompt.name for prompt in asked], [prompt.group_id for prompt in asked], there)
+    models = {}
+    for title, measured in {"before": before, "after": after, "held-out wording": held}.items():
+        if measured is not None:
+            masks = (unpacked(measured.masks[number]) for number in labelled)
+            empty = np.array([mask is None or not mask.any() for mask in masks])
+            models[title] = Answers(measured.values["dice"][labelled], empty)
+    return names_section(questions, models, seed)
+
+
+def held_out_prompts(prompts: Sequence[TrainingItem]) -> list[TrainingItem]:
+    """The prompts in their held-out wording; [] unless all have one."""
+    return [replace(prompt, question=prompt.held_out) for prompt in prompts] if all(p.held_out for p in prompts) else []
+
+
+def exact_share(prompts: Sequence[TrainingItem], measured: Measured) -> float:
+    """Share of the captions that are the reference but for case, a final dot and an article."""
+    said, references = ([*map(_bare, texts)] for texts in (measured.captions, [p.caption for p in prompts]))
+    return float(np.mean([one == other for one, other in zip(said, references, strict=True)]))
+
+
+def _bare(caption: str) -> str:
+    first, _, rest = phrase_key(caption).partition(" ")
+    return rest if first in ("a", "an", "the") and rest else phrase_key(caption)
 
 
 def segmenter_note(maps: ForegroundMaps, prompts: list[TrainingItem], after: Measured) -> tuple[str, ...]:
@@ -200,18 +228,13 @@ def segmenter_note(maps: ForegroundMaps, prompts: list[TrainingItem], after: Mea
     labelled = np.flatnonzero(np.isfinite(after.values["dice"]))
     if not len(labelled):
         return ()
-    network_dice = np.array([_network_dice(maps, prompts[number]) for number in labelled])
+    network_dice = np.full(len(labelled), np.nan)  # of an empty true mask
+    for place, number in enumerate(labelled):
+        image, truth = prompts[number].load()
+        if truth is not None and truth.any():
+            network_dice[place] = dice(maps.scorer(image).own_mask[None], truth[None])[0]
     groups, name = [prompts[number].group_id for number in labelled], "the fine-tuned model"
     return (plain_segmenter(network_dice, after.values["dice"][labelled], groups, name, name),)
-
-
-def _network_dice(maps: ForegroundMaps, prompt: TrainingItem) -> float:
-    """Dice of the network's own segmentation; NaN where the true mask is empty."""
-    image, truth = prompt.load()
-    assert truth is not None
-    if not truth.any():
-        return math.nan
-    return float(dice(maps.scorer(image).own_mask[None], truth[None])[0])
 
 
 def pictured(prompts: list[TrainingItem], before: Measured, after: Measured, criterion: str) -> tuple[ReportItem, ...]:
@@ -232,16 +255,11 @@ def pictured(prompts: list[TrainingItem], before: Measured, after: Measured, cri
     shown += [("lost most", "meteor", n) for n in np.argsort(falls, kind="stable")[:PICTURED] if falls[n] < 0]
     items = []
     for title, metric, n in shown:
-        change = f"{label(metric, '')}: {after.values[metric][n]:.3f} ({gains[metric][n]:+.3f})"
-        items.append(_report_item(prompts[n], before, after, n, f"{title}, {change}"))
+        heading = f"{title}, {label(metric, '')}: {after.values[metric][n]:.3f} ({gains[metric][n]:+.3f})"
+        image, truth = prompts[n].load()
+        texts = (prompts[n].caption or prompts[n].question, before.captions[n], after.captions[n])
+        items.append(ReportItem(heading, image, truth, unpacked(before.drawn[n]), unpacked(after.drawn[n]), texts))
     return tuple(items)
-
-
-def _report_item(prompt: TrainingItem, before: Measured, after: Measured, number: int, heading: str) -> ReportItem:
-    image, truth = prompt.load()
-    texts = (prompt.caption or prompt.question, before.captions[number], after.captions[number])
-    masks = unpacked(before.drawn[number]), unpacked(after.drawn[number])
-    return ReportItem(heading, image, truth, *masks, texts)
 
 
 def _origin(inputs: GRPOInputs, config: dict[str, Any], trained: Path, flags: dict[str, Any]) -> Origin:

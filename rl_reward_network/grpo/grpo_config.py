@@ -15,20 +15,21 @@ from rl_reward_network.grpo.settings import (
     MaskPolicyName,
     check_settings,
 )
+from rl_reward_network.rewards.combine import Scale
 
 
 @dataclass
 class Sa2VAGRPOConfig(TrainingArguments, GRPOSettings):  # type: ignore[misc]  # None of the latter means a preset
     """Configuration of `Sa2VAGRPOTrainer`.
 
-    The fields are those of `TrainingArguments`, with its defaults except the learning rate, those of `GRPOSettings`,
-    and:
+    The fields are those of `TrainingArguments`, with its defaults except the learning rate, those of `GRPOSettings`
+    (TRL explains `epsilon_high`, `loss_type` and `importance_sampling_level`), and:
 
     Args:
+        seg_learning_rate, decoder_learning_rate: of `text_hidden_fcs` and SAM 2's mask decoder; None is learning_rate.
         reward_floor: see `group_advantages`.
         mask_truncated_completions: captions cut off by the limit do not count.
         mask_epsilon: clip range of loop 2's ratio, whose log-probability is a mean over dimensions.
-        supervised_mask_weight: weight of the mask losses of supervised training.
         feature_cache_gib: main memory for image features, in GiB.
         rows_at_once: most sequences decoded at once.
     """
@@ -36,7 +37,10 @@ class Sa2VAGRPOConfig(TrainingArguments, GRPOSettings):  # type: ignore[misc]  #
     learning_rate: float = 1e-5
     side_learning_rate: float = SIDE_LEARNING_RATE
     encoder_learning_rate: float = 1e-6
+    seg_learning_rate: float | None = None
+    decoder_learning_rate: float | None = None
     mask_beta: float = 0.04
+    scale_rewards: Scale = "group"
     max_completion_length: int = 64
     mask_policy: MaskPolicyName = "gaussian"
     pathwise_weight: float = 0.0
@@ -45,7 +49,6 @@ class Sa2VAGRPOConfig(TrainingArguments, GRPOSettings):  # type: ignore[misc]  #
     reward_floor: float = 0.05
     mask_truncated_completions: bool = True
     mask_epsilon: float = 1e-3
-    supervised_mask_weight: float = 1.0
     feature_cache_gib: float = 4.0
     rows_at_once: int = ROWS_AT_ONCE
     remove_unused_columns: bool = field(default=False)
@@ -60,7 +63,6 @@ class Sa2VAGRPOConfig(TrainingArguments, GRPOSettings):  # type: ignore[misc]  #
         check_settings(self)
         check_at_least(self, 1, "rows_at_once")
         check_range(self, "mask_epsilon", "reward_floor", above=True)
-        check_range(self, "supervised_mask_weight")
 
     @property
     def n_gpu(self) -> int:

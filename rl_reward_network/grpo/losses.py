@@ -366,7 +366,7 @@ def labelled_loss(
     if labelled := [(image, logits) for image, logits in masks if image.truth is not None]:
         losses = supervised_mask_losses(labelled, config.bce_weight, config.dice_weight, config.cldice_weight)
         metrics["loss/mask"] = losses.detach().mean()
-        total = total + config.supervised_mask_weight * losses.sum() / counts.true_masks
+        total = total + losses.sum() / counts.true_masks
     names = [answer.name for answer in answers]
     if config.contrast_weight and len(set(names)) > 1:
         contrasts = name_contrast_losses(torch.stack(list(embeddings)), names)

@@ -144,11 +144,10 @@ def _measure_batch(
     values, overlap = _against_truth(masks, batch.truths)
     captions, drawn = [""] * len(prompts), masks
     if all(prompt.caption for prompt in prompts):
-        captions, drawn, caption_values = _measure_captions(
-            batch, context, masks, max_completion_length, expected, seed
-        )
-        values |= caption_values
-    return Measured(values, captions, _packed(masks), _packed(drawn), overlap)
+        captions, drawn, of_captions = _measure_captions(batch, context, masks, max_completion_length, expected, seed)
+        values |= of_captions
+    packed = [[None if mask is None else to_rle(mask) for mask in some] for some in (masks, drawn)]
+    return Measured(values, captions, packed[0], packed[1], overlap)
 
 
 def _measure_captions(
@@ -165,7 +164,10 @@ def _measure_captions(
     captions = batch.captions(context, rows, truths, max_completion_length)
     sampled = [[text] for text in captions]
     if expected:
-        sampled = _sampled_captions(batch, context, truths, max_completion_length, seed)
+        questions = [batch.caption_question(row, truth) for row, truth in enumerate(truths)]
+        decoding = Decoding(max_completion_length, 1.0, generator=seeded_generator(seed))
+        answers = batch.answer_regions(context, questions, decoding, SAMPLED)
+        sampled = [[batch.text(answer) for answer in of_row] for of_row in answers]
     pairs = [(row, text) for row in rows for text in (captions[row], *sampled[row])]
     drawn = batch.masks_from_captions(context, [row for row, _ in pairs], [text for _, text in pairs])
     overlap = {key: _iou(mask, truths[key[0]]) for key, mask in drawn.items()}
@@ -177,32 +179,17 @@ def _measure_captions(
         "expected_cycle_iou": [np.mean([overlap.get((row, text), 0.0) for text in sampled[row]]) for row in rows],
         "meteor": meteor(captions, references, normalise=True),
         "expected_meteor": [
-            meteor(sampled[row], references[row : row + 1] * len(sampled[row]), True).mean() for row in rows
+            meteor(said, [truth] * len(said), True).mean() for said, truth in zip(sampled, references, strict=True)
         ],
         "cycle_meteor": meteor([cycle.get(row, "") for row in rows], references, normalise=True),
     }
-    drawn_masks = _thresholded([drawn.get((row, captions[row])) for row in rows])
     kept = {name: np.asarray(column) for name, column in values.items() if expected or not name.startswith("expected")}
-    return captions, drawn_masks, kept
-
-
-def _sampled_captions(
-    batch: PromptBatch, context: ImageContext, regions: Sequence[np.ndarray], max_completion_length: int, seed: Seed
-) -> list[list[str]]:
-    """Captions of each region at temperature 1."""
-    questions = [batch.caption_question(row, region) for row, region in enumerate(regions)]
-    decoding = Decoding(max_completion_length, 1.0, generator=seeded_generator(seed))
-    answers = batch.answer_regions(context, questions, decoding, SAMPLED)
-    return [[batch.text(answer) for answer in row_answers] for row_answers in answers]
+    return captions, _thresholded([drawn.get((row, captions[row])) for row in rows]), kept
 
 
 def unpacked(mask: PackedMask) -> Mask:
     """Bool (H, W) of a mask in `Measured`."""
     return None if mask is None else coco.decode(mask).astype(bool)
-
-
-def _packed(masks: Sequence[Mask]) -> list[PackedMask]:
-    return [None if mask is None else to_rle(mask) for mask in masks]
 
 
 def _thresholded(probabilities: Sequence[Mask]) -> list[Mask]:

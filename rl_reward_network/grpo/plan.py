@@ -1,6 +1,7 @@
-"""What a user chooses for a GRPO run, as flags or in Python, and the complete plan it gives.
+"""What a user chooses for a GRPO run, as flags or in Python; which of it acts; and the complete plan it gives.
 
-Nothing here imports torch or transformers, so that `--help` is fast.
+Nothing here imports torch or transformers, so that `--help` is fast, and most flags are checked before anything is
+read.
 """
 
 from dataclasses import dataclass, field, fields, replace
@@ -10,23 +11,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from rl_reward_network.flags import Rare, changed, check_at_least, check_range
-from rl_reward_network.grpo.effects import DPO, TEACHER, Chosen, check_acts
 from rl_reward_network.grpo.settings import (
+    FLAGS,
     LORA_R,
     MASK_LOSSES,
+    OF_LABELS,
+    SIDE_LEARNING_RATE,
+    WITH_VIEWS,
     GRPOPlan,
     GRPOSettings,
     Mode,
     RewardWeights,
-    check_lora_dropout,
     check_settings,
     default_mask_policy,
+    filled,
     of_masks,
     with_preset,
-    with_side_network,
 )
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig
-from rl_reward_network.models.default import is_small
+from rl_reward_network.models.default import has_side_network, is_qwen_vl, is_small
 from rl_reward_network.rewards.judge import JudgeConfig
 from rl_reward_network.rewards.table import WeightedName, needs_truth
 
@@ -34,31 +37,14 @@ if TYPE_CHECKING:
     from rl_reward_network.grpo.inputs import GRPOInputs
     from rl_reward_network.models.reward_network import RewardNetwork
 
+TEACHER, DPO, LOOPED = "mean_teacher", "dpo", ("grpo", "supervised")  # the last two learn captions and masks
 VALIDATION_STEPS = {"quick": 35, "full": 100}  # optimisation steps between validations
-
-
-@dataclass(frozen=True)
-class LoRAArgs:
-    """LoRA on the language model."""
-
-    lora_r: Rare[int | None] = None
-    """Rank of LoRA: 16 on a model of the embedded one's size, else 128."""
-    lora_alpha: Rare[int | None] = None
-    """Scale of LoRA: twice the rank."""
-    lora_dropout: Rare[float] = 0.0
-    """Must be 0: dropout would change log-probabilities at random."""
-    freeze_embeddings: Rare[bool] = False
-    """Do not train the token embeddings and the head of a Qwen-VL, which its own recipe trains; saves many GiB."""
-
-    def __post_init__(self) -> None:
-        """Refuse numbers out of range."""
-        check_at_least(self, 1, "lora_r", "lora_alpha")
-        check_lora_dropout(self.lora_dropout)
+ENCODER_LORA_R = 16  # its scale is twice the rank
 
 
 @dataclass(frozen=True)
 class TrainablePartsArgs:
-    """What may adapt beside the parts that Sa2VA's own fine-tuning trains."""
+    """LoRA on the language model, and what may adapt beside the parts that Sa2VA's own fine-tuning trains."""
 
     side_network: bool = False
     """Add a side network, a small U-Net that refines masks at a finer resolution: for thin objects
@@ -66,31 +52,20 @@ class TrainablePartsArgs:
     side_pixels: Rare[int] = 512
     """Side in pixels of the square that the side network sees, and of its masks; a multiple of 64."""
     encoder: Rare[Literal["frozen", "lora", "full"]] = "frozen"
-    """What trains of SAM 2's image encoder: nothing, LoRA on its blocks, or all of it. Its features are then computed
-    anew in every step."""
-    encoder_lora_r: Rare[int] = 16
-    """Rank of LoRA on SAM 2's image encoder; its scale is twice the rank."""
+    """What trains of SAM 2's image encoder: nothing, LoRA of rank 16 on its blocks, or all of it, at a tenth of the
+    learning rate. Its features are then computed anew in every step."""
+    lora_r: Rare[int | None] = None
+    """Rank of LoRA: 16 on a model of the embedded one's size, else 128. Its scale, alpha, is twice the rank."""
+    freeze_embeddings: Rare[bool] = False
+    """Do not train the token embeddings and the head of a Qwen-VL, which its own recipe trains; saves many GiB."""
 
     def __post_init__(self) -> None:
-        """Refuse a size that does not fit, and one without a side network."""
+        """Refuse sizes that do not fit, and one without a side network."""
+        check_at_least(self, 1, "lora_r")
         if self.side_pixels < 64 or self.side_pixels % 64:
             raise ValueError(f"side_pixels is {self.side_pixels}, expected a multiple of 64")
-        check_at_least(self, 1, "encoder_lora_r")
-        if self.encoder != "lora" and changed(self, "encoder_lora_r"):
-            raise ValueError("--encoder_lora_r does nothing without --encoder lora; leave it out, or give both")
         if not self.side_network and changed(self, "side_pixels"):
             raise ValueError("--side_pixels does nothing without --side_network; leave it out, or give both")
-
-    @property
-    def side(self) -> dict[str, Any] | None:
-        """Fields of `SideNetworkConfig` for the plan; None without a side network."""
-        return {"pixels": self.side_pixels} if self.side_network else None
-
-    @property
-    def encoder_plan(self) -> dict[str, Any] | None:
-        """As `GRPOPlan.encoder`."""
-        plans = {"frozen": None, "full": {"train": "full"}, "lora": {"train": "lora", "lora_r": self.encoder_lora_r}}
-        return plans[self.encoder]
 
 
 @dataclass(frozen=True)
@@ -98,51 +73,38 @@ class RewardArgs:
     """Rewards: their weights, the reward network, the LLM judge."""
 
     reward_net: Path | None = None
-    """Folder of a reward network (REWARD_NET); with it annotated images need no labels."""
+    """Folder of a reward network (REWARD_NET): its score of the sampled mask is a reward of loop 2, of weight 1, so
+    that annotated images need no labels."""
     use_llm_judge: bool = False
     """Let a language model compare captions as well (loop 1)."""
     use_llm_judge_loop2: Rare[bool] = False
-    """Let the judge compare captions in loop 2; without --use_llm_judge in loop 2 alone."""
-    iou_weight: Rare[float] = 1.0
-    """Loop 1: IoU of the mask drawn from the caption with the region."""
+    """Let the judge compare captions in loop 2; given alone, in loop 2 alone."""
     caption_weight: Rare[float | None] = None
-    """Loop 1: the caption against its reference: METEOR, or 0.25 METEOR + 0.75 judge with --use_llm_judge. 1, or 0
-    without captions; at 0 captions drift into words that only the EMA teacher understands (docs/log.md)."""
+    """Loop 1: the caption against its reference (METEOR, or 0.25 METEOR + 0.75 judge with the LLM judge), beside the
+    IoU of the mask drawn from it, whose weight is 1: 1, or 0 without captions. At 0 captions drift into words that only
+    the EMA teacher understands (docs/log.md)."""
     loop2_caption_weight: Rare[float | None] = None
-    """Loop 2: the caption of the sampled mask against the reference: 1, or 0 without captions or with --reward_net."""
+    """Loop 2: the caption of the sampled mask against the reference: 1, or 0 without captions or with a reward
+    network."""
     loop2_iou_weight: Rare[float | None] = None
-    """Loop 2: IoU of the sampled mask with the true one: 1, or 0 with --reward_net, which needs no labels."""
+    """Loop 2: IoU of the sampled mask with the true one: 1, or 0 with a reward network, which needs no labels."""
     mask_rewards: Rare[dict[WeightedName, float] | None] = None
     """Loop 1: more rewards of the mask drawn from the caption, as names and weights, such as: cldice 0.5; also
     functions of the Python file that SA2VA_RL_REWARDS names."""
     loop2_mask_rewards: Rare[dict[WeightedName, float] | None] = None
-    """Loop 2: more rewards of the sampled mask, as --mask_rewards."""
-    learned_weight: Rare[float | None] = None
-    """Loop 2: the reward network's score of the sampled mask: 1 with --reward_net, else 0."""
+    """Loop 2: more rewards of the sampled mask, likewise."""
     confidence_weight: Rare[float] = 0.0
     """Loop 2: how clear the edges of the sampled mask are."""
     llm_judge_base_url: Rare[str] = "http://127.0.0.1:8000/v1"
     """Address of an OpenAI-compatible server; the key is read from OPENAI_API_KEY."""
     llm_judge_model: Rare[str | None] = None
     """Model of the judge, by its name on the server; by default the only one that the server lists."""
-    llm_judge_timeout: Rare[float] = JudgeConfig.timeout_s
-    """Timeout of one attempt, in seconds."""
-    llm_judge_retries: Rare[int] = JudgeConfig.max_retries
-    """Attempts after the first."""
-    llm_judge_concurrency: Rare[int] = JudgeConfig.max_concurrency
-    """Maximum number of concurrent requests of each process."""
     llm_judge_cache: Rare[Literal["off"] | Path | None] = None
     """Folder of the judge's replies, for later runs: <output_dir>/llm_judge; off keeps none on disk."""
 
     def __post_init__(self) -> None:
         """Refuse weights below 0."""
         check_range(self, *(field.name for field in fields(self) if field.name.endswith(("_weight", "mask_rewards"))))
-
-    @property
-    def mask_rewards_by_loop(self) -> dict[str, dict[str, float]] | None:
-        """Loop -> name -> weight; None without such rewards, as in the config.json of older versions."""
-        by_loop = {"loop1": self.mask_rewards, "loop2": self.loop2_mask_rewards}
-        return {loop: dict(weights) for loop, weights in by_loop.items() if weights} or None
 
     @property
     def judged_loops(self) -> list[str]:
@@ -159,14 +121,8 @@ class RewardArgs:
         if not self.judged_loops:
             return None
         cache = self.llm_judge_cache or output_dir / "llm_judge"
-        return JudgeConfig(
-            self.llm_judge_base_url,
-            self.llm_judge_model,
-            max_concurrency=self.llm_judge_concurrency,
-            timeout_s=self.llm_judge_timeout,
-            max_retries=self.llm_judge_retries,
-            cache_path=None if cache == "off" else Path(cache),
-        )
+        cache_path = None if cache == "off" else Path(cache)
+        return JudgeConfig(self.llm_judge_base_url, self.llm_judge_model, cache_path=cache_path)
 
     def judge_facts(self, model: str | None) -> dict[str, Any] | None:
         """The judge as the run's config.json names it, without its key; None without a judge."""
@@ -188,19 +144,16 @@ class PlanArgs:
     )
     regions: Annotated[RegionConfig, tyro.conf.arg(name="")] = field(default_factory=RegionConfig)
     grpo: Annotated[GRPOSettings, tyro.conf.arg(name="")] = field(default_factory=GRPOSettings)
-    lora: Annotated[LoRAArgs, tyro.conf.arg(name="")] = field(default_factory=LoRAArgs)
     adapters: Annotated[TrainablePartsArgs, tyro.conf.arg(name="")] = field(default_factory=TrainablePartsArgs)
     rewards: Annotated[RewardArgs, tyro.conf.arg(name="")] = field(default_factory=RewardArgs)
     max_labelled: int | None = None
-    """With --objective supervised or mean_teacher: use at most so many labelled images (regions), each with all of its
-    phrases; those of the reward network's patients first, one per series before a second; a smaller number is a subset
-    of a larger. A mean teacher uses the other images without their masks."""
-    no_ema: Rare[bool] = False
-    """Use the model itself as the EMA teacher, without a moving average (--ema_decay 0)."""
+    """With the objective supervised or mean_teacher: use at most so many labelled images (regions), each with all of
+    its phrases; those of the reward network's patients first, one per series before a second; a smaller number is a
+    subset of a larger. A mean teacher uses the other images without their masks."""
     eval_steps: Rare[int | None] = None
     """Steps between validations: quick 35, full 100, in a run of epochs at most a quarter of them; 0 never validates.
-    With --reward_net also the stop rule: training ends when the score rises while Dice has been more than 0.02 below
-    its peak in three validations."""
+    With a reward network also the stop rule: training ends when the score rises while Dice has been more than 0.02
+    below its peak in three validations."""
     shuffle_rewards: Rare[bool] = False
     """The control: rewards are permuted at random, so nothing can be gained."""
 
@@ -210,6 +163,118 @@ class PlanArgs:
         return is_small(self.inputs.model_path)
 
 
+# ---- which settings act ---------------------------------------------------------------------------------------------
+
+LOOP1 = "on sampled captions: --objective grpo on captioned regions, with --mask_to_caption_weight above 0"
+LOOP2 = "on the rewards of sampled masks: --objective grpo with --caption_to_mask_weight above 0"
+TRUTH = "on true masks: --objective supervised or mean_teacher"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A run as its flags and data describe it; what is not known yet may be.
+
+    Args:
+        args: flags; hyperparameters are None where the preset counts.
+        learned: whether there is a reward network.
+        captions: whether the data are captioned regions; None before they are read.
+        several: whether images are asked for more than one class; None as before.
+    """
+
+    args: PlanArgs
+    learned: bool
+    captions: bool | None = None
+    several: bool | None = None
+
+    @property
+    def pathwise(self) -> bool:
+        """Whether the gradient of the reward network trains."""
+        by_default = self.learned and self.captions is not True and not self.args.shuffle_rewards
+        weight = self.args.grpo.pathwise_weight
+        return self.args.grpo.objective == "grpo" and (by_default if weight is None else bool(weight))
+
+    @property
+    def reaches_masks(self) -> bool:
+        """Whether a loss on masks, and not on the [SEG] embedding alone, has a gradient."""
+        grpo = self.args.grpo
+        policy = grpo.mask_policy or default_mask_policy(self.captions is not False)
+        direct = grpo.objective in OF_LABELS or (grpo.objective == "grpo" and policy == "bernoulli")
+        return grpo.objective == DPO or self.pathwise or (direct and bool(grpo.caption_to_mask_weight))
+
+    @property
+    def trains_side(self) -> bool:
+        """Whether a side network trains: one that is added, or the model's own."""
+        has = self.args.adapters.side_network or has_side_network(self.args.inputs.model_path)
+        return has and self.reaches_masks
+
+    def acting(self) -> dict[str, tuple[Any, str]]:
+        """Settings -> whether they act in this run, and when they do, as words behind "it acts"."""
+        grpo, objective = self.args.grpo, self.args.grpo.objective
+        rewarded, of_labels, masks = objective == "grpo", objective in OF_LABELS, grpo.caption_to_mask_weight
+        captioned = objective in LOOPED and self.captions is not False
+        loop1, loop2 = rewarded and captioned and grpo.mask_to_caption_weight, rewarded and masks
+        sampled, teaches = loop2 or self.pathwise or objective == DPO, objective in (TEACHER, DPO)
+        contrasts = objective == "supervised" and masks and self.several is not False
+        judged, qwen = self.args.rewards.judged_loops, is_qwen_vl(self.args.inputs.model_path)
+        return {
+            "temperature entropy_coef epsilon caption_weight mask_rewards use_llm_judge": (loop1, LOOP1),
+            "mask_to_caption_weight max_completion_length": (
+                captioned,
+                "on captioned regions with --objective grpo or supervised",
+            ),
+            "caption_to_mask_weight": (objective in LOOPED, "with --objective grpo or supervised"),
+            "beta scale_rewards pathwise_weight shuffle_rewards log_completions": (rewarded, "with --objective grpo"),
+            "num_mask_generations mask_policy": (
+                sampled,
+                "on sampled masks: --objective grpo with --caption_to_mask_weight above 0, or dpo",
+            ),
+            "ema_decay": (
+                teaches or (rewarded and captioned),
+                "on the EMA teacher: --objective mean_teacher, dpo, or grpo on captioned regions",
+            ),
+            "loop2_iou_weight confidence_weight loop2_mask_rewards": (loop2, LOOP2),
+            "loop2_caption_weight use_llm_judge_loop2": (loop2 and captioned, f"{LOOP2}, on captioned regions"),
+            "llm_judge_base_url llm_judge_model llm_judge_cache": (
+                judged,
+                "with --use_llm_judge or --use_llm_judge_loop2",
+            ),
+            "bce_weight dice_weight": ((of_labels and masks) or objective == DPO, f"{TRUTH}, or dpo"),
+            "cldice_weight": ((of_labels and masks) or self.pathwise, f"{TRUTH}, or with --pathwise_weight above 0"),
+            "contrast_weight": (contrasts, "with --objective supervised on images of several phrases"),
+            "side_learning_rate": (
+                self.trains_side,
+                "on a side network, added or the model's own, where a loss on masks has a gradient",
+            ),
+            "max_labelled": (of_labels, "with --objective supervised or mean_teacher"),
+            "consistency_weight": (objective == TEACHER, "with --objective mean_teacher"),
+            "preferred_by": (objective == DPO, "with --objective dpo"),
+            "freeze_embeddings": (qwen is not False, "on a Qwen-VL, whose recipe trains them"),
+            "max_dynamic_patch": (not qwen, "on an InternVL, which sees an image as tiles"),
+        }
+
+
+def check_acts(run: Chosen) -> None:
+    """Refuse a flag that was given and would do nothing; defaults never.
+
+    Raises:
+        ValueError: names the flag, its value, and when it acts.
+    """
+    args = run.args
+    given = {
+        one.name: getattr(part, one.name)
+        for part in (args, args.grpo, args.rewards, args.adapters, args.regions)
+        for one in fields(part)
+        if getattr(part, one.name) != one.default
+    }
+    for names, (acts, words) in run.acting().items():
+        if not acts and (idle := [name for name in names.split() if name in given]):
+            flag, value = FLAGS.get(idle[0], idle[0]), "" if given[idle[0]] is True else f" {given[idle[0]]}"
+            raise ValueError(f"--{flag}{value} does nothing in this run: it acts {words}; leave it out")
+
+
+# ---- the plan -------------------------------------------------------------------------------------------------------
+
+
 def make_plan(args: PlanArgs, inputs: "GRPOInputs", network: "RewardNetwork | None") -> GRPOPlan:
     """The preset of mode, model and data, with the user's changes.
 
@@ -217,81 +282,70 @@ def make_plan(args: PlanArgs, inputs: "GRPOInputs", network: "RewardNetwork | No
         ValueError: settings that do not go together.
     """
     check_together(args, network is not None)
-    several = len({prompt.name for prompt in inputs.prompts}) > 1
-    validated = any(prompt.labelled for prompt in inputs.pick("val"))
-    run = Chosen(args, network is not None, inputs.kind == "regions", several, validated)
+    captions, learned = inputs.kind == "regions", network is not None
+    run = Chosen(args, learned, captions, len({prompt.name for prompt in inputs.prompts}) > 1)
     check_acts(run)
     labels = args.rewards.loop2_iou_weight is not None or args.rewards.loop2_mask_rewards
-    if args.grpo.objective == "grpo" and not (run.captions or run.learned or labels):
+    objective, loop2 = args.grpo.objective, args.grpo.caption_to_mask_weight
+    if objective == "grpo" and not (captions or learned or labels):
         raise ValueError("annotated images have no captions to close a loop: give --reward_net or --loop2_iou_weight")
-    if args.grpo.objective in (TEACHER, DPO) and (inputs.by_name or inputs.kind != "images"):
+    if objective in (TEACHER, DPO) and (inputs.by_name or captions):
         raise ValueError(
-            f"--objective {args.grpo.objective} is for annotated images with one question, but these data have "
+            f"--objective {objective} is for annotated images with one question, but these data have "
             "captions or several classes; give --objective supervised"
         )
-    if inputs.by_name and network is not None:
+    if inputs.by_name and learned:
         raise ValueError(
             "--reward_net judges one kind of object, but these images are asked for several classes: give labels "
             "(--objective supervised, --loop2_iou_weight), or a data folder of that one phrase"
         )
-    settings = _hyperparameters(run)
+    settings, parts, rewards = _hyperparameters(run), args.adapters, args.rewards
     check_settings(settings)
-    _check_reached(run)
-    r = _or(args.lora.lora_r, LORA_R["small" if args.small else "large"])
+    added = ["--side_network"] * parts.side_network + ["--encoder"] * (parts.encoder != "frozen")
+    if added and not run.reaches_masks:
+        gaussian = "--mask_policy gaussian samples the [SEG] embedding, and its gradient ends there"
+        raise ValueError(
+            f"{added[0]} would not train, for {gaussian if loop2 else '--caption_to_mask_weight is 0'}: give "
+            "--objective supervised, --mask_policy bernoulli or, without --shuffle_rewards, --reward_net, whose "
+            "gradient passes the masks"
+        )
+    r = _or(parts.lora_r, LORA_R["small" if args.small else "large"])
+    lora = {"train": "lora", "lora_r": ENCODER_LORA_R}
+    encoders: dict[str, dict[str, Any] | None] = {"frozen": None, "full": {"train": "full"}, "lora": lora}
+    more = {"loop1": rewards.mask_rewards, "loop2": rewards.loop2_mask_rewards}
     return GRPOPlan(
         args.mode,
-        _weights(args.rewards, inputs.kind == "regions", network is not None),
-        r,
-        _or(args.lora.lora_alpha, 2 * r),
-        args.lora.lora_dropout,
-        settings,
-        args.rewards.judge_facts(args.rewards.llm_judge_model),
-        None if network is None else network.fingerprint,
-        args.shuffle_rewards,
-        _or(args.eval_steps, VALIDATION_STEPS[args.mode]),
-        args.rewards.mask_rewards_by_loop,
-        args.max_labelled,
-        args.lora.freeze_embeddings or None,
-        args.adapters.side,
-        args.adapters.encoder_plan,
-        args.grpo.per_device_train_batch_size is not None or None,
+        _weights(rewards, captions, learned),
+        lora_r=r,
+        lora_alpha=2 * r,
+        settings=settings,
+        judge=rewards.judge_facts(rewards.llm_judge_model),
+        reward_net=None if network is None else network.fingerprint,
+        shuffle_rewards=args.shuffle_rewards,
+        eval_steps=_or(args.eval_steps, VALIDATION_STEPS[args.mode]),
+        mask_rewards={loop: dict(weights) for loop, weights in more.items() if weights} or None,
+        max_labelled=args.max_labelled,
+        freeze_embeddings=parts.freeze_embeddings or None,
+        side_network={"pixels": parts.side_pixels} if parts.side_network else None,
+        encoder=encoders[parts.encoder],
+        own_batch=args.grpo.per_device_train_batch_size is not None or None,
     )
 
 
 def _hyperparameters(run: Chosen) -> GRPOSettings:
     """Hyperparameters with the presets of mode, of what trains, and of the data."""
-    args, captions, chosen = run.args, bool(run.captions), run.grpo
+    args, captions, chosen = run.args, bool(run.captions), run.args.grpo
     if captions and chosen.augment:
         raise ValueError("--augment turns images, but captions may say where a region is; leave it out")
     of_true = run.trains_side and chosen.objective == "supervised"
     if args.adapters.side_network or of_true:
-        chosen = with_side_network(chosen)
+        chosen = filled(chosen, {"side_learning_rate": SIDE_LEARNING_RATE, "warmup_steps": WITH_VIEWS["warmup_steps"]})
     if chosen.objective in (TEACHER, DPO) or (of_true and not captions):
         chosen = of_masks(chosen, args.mode, args.small)
-    settings = with_preset(chosen, args.mode, args.small, run.trains_side)
-    losses = MASK_LOSSES["regions" if captions else "images"]
-    weights = {name: _or(getattr(settings, name), value) for name, value in losses.items()}
-    return replace(
-        settings,
-        **weights,
-        mask_to_caption_weight=settings.mask_to_caption_weight if captions else 0.0,
-        mask_policy=settings.mask_policy or default_mask_policy(captions),
-        pathwise_weight=_or(settings.pathwise_weight, 1.0 if run.pathwise else 0.0),
-        ema_decay=0.0 if args.no_ema else settings.ema_decay,
-    )
-
-
-def _check_reached(run: Chosen) -> None:
-    """Check that what is added gets a gradient."""
-    adapters, loop2 = run.args.adapters, run.grpo.caption_to_mask_weight
-    added = ["--side_network"] * adapters.side_network + ["--encoder"] * (adapters.encoder != "frozen")
-    if added and not run.reaches_masks:
-        why = "--mask_policy gaussian samples the [SEG] embedding, and its gradient ends there"
-        raise ValueError(
-            f"{added[0]} would not train, for {why if loop2 else '--caption_to_mask_weight is 0'}: give --objective "
-            "supervised, --mask_policy bernoulli or, without --shuffle_rewards, --reward_net, whose gradient passes "
-            "the masks"
-        )
+    of_data: dict[str, Any] = dict(MASK_LOSSES["regions" if captions else "images"])
+    of_data |= {"mask_policy": default_mask_policy(captions), "pathwise_weight": 1.0 if run.pathwise else 0.0}
+    settings = filled(with_preset(chosen, args.mode, args.small, run.trains_side), of_data)
+    return settings if captions else replace(settings, mask_to_caption_weight=0.0)
 
 
 def _weights(rewards: RewardArgs, captions: bool, learned: bool) -> RewardWeights:
@@ -301,11 +355,11 @@ def _weights(rewards: RewardArgs, captions: bool, learned: bool) -> RewardWeight
         ValueError: the judge compares captions in a loop in which they have no weight.
     """
     weights = RewardWeights(
-        rewards.iou_weight,
+        1.0,
         _or(rewards.caption_weight, 1.0 if captions else 0.0),
         _or(rewards.loop2_caption_weight, 1.0 if captions and not learned else 0.0),
         _or(rewards.loop2_iou_weight, 0.0 if learned else 1.0),
-        _or(rewards.learned_weight, 1.0 if learned else 0.0),
+        1.0 if learned else 0.0,
         rewards.confidence_weight,
     )
     for loop, name in (("loop1", "caption"), ("loop2", "loop2_caption")):
@@ -349,26 +403,16 @@ def check_together(args: PlanArgs, learned: bool) -> None:
     alone = settings.pathwise_weight is None and not learned  # the preset needs the data only with a reward network
     check_settings(replace(settings, pathwise_weight=0.0) if alone else settings)
     _check_unlabelled(args)
-    _check_asked(args, learned)
     check_acts(Chosen(args, learned))
     if args.shuffle_rewards and args.grpo.pathwise_weight:
         raise ValueError("--shuffle_rewards cannot permute the gradient of --pathwise_weight; leave one of them out")
-    for name, weight in (("pathwise", args.grpo.pathwise_weight), ("learned", args.rewards.learned_weight)):
-        if weight and not learned:
-            raise ValueError(f"{name}_weight is {weight}, but there is no reward network; give --reward_net")
-    if args.no_ema and changed(args.grpo, "ema_decay"):
-        raise ValueError(f"--no_ema has no average for --ema_decay {args.grpo.ema_decay}; leave one of them out")
+    if (weight := args.grpo.pathwise_weight) and not learned:
+        raise ValueError(f"pathwise_weight is {weight}, but there is no reward network; give --reward_net")
     if args.grpo.num_train_epochs is not None and args.grpo.max_steps is not None:
-        raise ValueError("--num_train_epochs and --max_steps both end the training; give one of them")
-
-
-def _check_asked(args: PlanArgs, learned: bool) -> None:
-    """Check that the reward network, the judge and the teacher are there where they are asked, and nowhere else."""
+        raise ValueError("--num_epochs and --max_steps both end the training; give one of them")
     objective = args.grpo.objective
     if args.rewards.judge_config(args.inputs.output_dir) is not None:
         _weights(args.rewards, True, learned)
-    if objective == TEACHER and args.no_ema:
-        raise ValueError("--no_ema leaves --objective mean_teacher without its teacher; leave it out")
     if objective == TEACHER and args.rewards.reward_net is not None:
         raise ValueError("--objective mean_teacher has no rewards, so --reward_net does nothing; leave it out")
     if objective == DPO and args.grpo.preferred_by == "learned" and not learned:

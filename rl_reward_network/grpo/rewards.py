@@ -189,7 +189,7 @@ def mask_reward_terms(weights: Mapping[str, float]) -> dict[str, Reward]:
             raise ValueError(f"weight of the mask reward {name} is {weight}, expected 0 or more")
         if name not in MASK_REWARDS | IMAGE_REWARDS or name == WITH_OWN_FLAG:
             known = ", ".join(MASK_REWARDS | IMAGE_REWARDS)
-            raise ValueError(f"mask reward {name!r}: expected one of {known}; iou has separate flags, --iou_weight")
+            raise ValueError(f"mask reward {name!r}: expected one of {known}; iou is there, see --loop2_iou_weight")
     return {name: Reward(mask_reward(name), weight) for name, weight in weights.items()}
 
 

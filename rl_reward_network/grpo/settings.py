@@ -1,36 +1,35 @@
 """Hyperparameters of GRPO, each written once: the flags of `sa2va-rl grpo` are fields of the Trainer's configuration.
 
-Names are those of transformers and TRL where these have one; the original specification's names are aliases. `None`
-means the value of a preset. Nothing here imports torch or transformers, so that `--help` is fast.
+Fields have the names of transformers and TRL where these have one; flags that the original specification names are
+called as there. `None` means the value of a preset. Nothing here imports torch or transformers, so that `--help` is
+fast.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
 import tyro
 
-from rl_reward_network.flags import RARE, Rare, changed, check_at_least, check_range
+from rl_reward_network.flags import RARE, Rare, Value, changed, check_at_least, check_range
 from rl_reward_network.rewards.combine import Aggregation, Scale
 
 Objective = Literal["grpo", "supervised", "mean_teacher", "dpo"]
-PreferredBy = Literal["truth", "learned"]
 OF_LABELS = ("supervised", "mean_teacher")  # objectives that learn true masks, and have no rewards
-LossType = Literal["grpo", "dapo", "dr_grpo", "bnpo"]
 Level = Literal["token", "sequence"]
 MaskPolicyName = Literal["gaussian", "bernoulli"]
 Mode = Literal["quick", "full"]
 Optimizer = Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "adafactor", "sgd"]
-Schedule = Literal["linear", "cosine", "constant"]
+InPython = Annotated[Value, tyro.conf.Fixed, tyro.conf.Suppress]  # a setting that is no flag
 
 
 @dataclass
 class GRPOSettings:
-    """Hyperparameters of GRPO; fields of `Sa2VAGRPOConfig`."""
+    """Hyperparameters of GRPO; fields of `Sa2VAGRPOConfig`. A field without a description is no flag; see there."""
 
     per_device_train_batch_size: Annotated[
-        int | None, tyro.conf.arg(aliases=["--batch-size", "--per-device-batch-size"])
+        int | None, tyro.conf.arg(name="batch-size", aliases=["--per-device-batch-size"])
     ] = None
     """Captions, not regions, per process and forward pass, a multiple of num_generations: 64 on a model of
     the embedded one's size, else 8; 8 images where masks are learned, of other models in passes of 8. Fewer than
@@ -44,43 +43,34 @@ class GRPOSettings:
     learning_rate: float | None = None
     """Peak learning rate of AdamW, falling to 0: 1e-3 on a model of the embedded one's size, else 1e-5."""
     side_learning_rate: Rare[float | None] = None
-    """Peak learning rate of a side network, with every model: 3e-3 of a new one and on true masks (--objective
+    """Peak learning rate of a side network, with every model: 3e-3 of a new one and on true masks (objective
     supervised), else 1e-3."""
-    encoder_learning_rate: Rare[float | None] = None
-    """Peak learning rate of SAM 2's image encoder with --encoder full: a tenth of learning_rate."""
-    seg_learning_rate: Rare[float | None] = None
-    """Peak learning rate of text_hidden_fcs, which turns the state of [SEG] into a prompt for SAM 2: learning_rate."""
-    decoder_learning_rate: Rare[float | None] = None
-    """Peak learning rate of SAM 2's mask decoder: learning_rate."""
+    encoder_learning_rate: InPython[float | None] = None  # of SAM 2's image encoder, if all of it trains
     optim: Rare[Optimizer | None] = None
     """Optimiser, by transformers' name; those of 8 bit keep its moments in a quarter of the memory (pip
     install -e '.[quantization]')."""
-    weight_decay: Rare[float] = 0.0
-    """Weight decay of AdamW."""
     warmup_steps: Rare[float | None] = None
     """Optimisation steps in which the learning rate rises, or below 1 their share: 5, with a side network 0.15."""
+    lr_scheduler_type: InPython[str] = "linear"
     max_grad_norm: Rare[float] = 1.0
     """Largest norm of the gradient; a larger one is scaled down to it."""
-    num_train_epochs: Annotated[float | None, tyro.conf.arg(aliases=["--num-epochs"])] = None
+    num_train_epochs: Annotated[float | None, tyro.conf.arg(name="num-epochs")] = None
     """Passes over the training regions: 1, with another objective than grpo in full 3; a model of the embedded one's
     size trains for max_steps instead."""
     max_steps: int | None = None
-    """Most optimisation steps, in place of num_train_epochs: quick 140, full 400 on a model of the embedded one's size
-    or with a side network; of a side network on true masks 200 and 700."""
+    """Most optimisation steps, in place of num_epochs: quick 140, full 400 on a model of the embedded one's size
+    or with a side network; of a side network on true masks 200 and 700, and full ends when 3 validations in a row were
+    not better."""
     max_minutes: Rare[float | None] = None
     """Stop after so many minutes of training; the result then depends on the machine's speed."""
-    early_stopping_patience: Rare[int | None] = None
-    """Stop after so many validations in a row without a better one, not counting those of the warm-up: full 3 with a
-    side network on true masks; else at the last step alone."""
-    beta: Annotated[float, tyro.conf.arg(aliases=["--kl-coef"])] = 0.04
+    early_stopping_patience: InPython[int | None] = None  # validations in a row without a better one
+    beta: Annotated[float, tyro.conf.arg(name="kl-coef")] = 0.04
     """Weight of the KL divergence from the initial model, whatever the weights of the loops are."""
-    mask_beta: tyro.conf.Suppress[float | None] = None
-    """Weight of loop 2's KL divergence; as beta."""
-    epsilon: Annotated[float, tyro.conf.arg(aliases=["--clip-range"]), RARE] = 0.2
+    mask_beta: InPython[float | None] = None  # of loop 2; as beta
+    epsilon: Annotated[float, tyro.conf.arg(name="clip-range"), RARE] = 0.2
     """Clip range of the probability ratio of tokens (loop 1), which is 1 until rollouts are used again: it acts from
     num_iterations 2 on. Loop 2 has mask_epsilon, 0.001."""
-    epsilon_high: Rare[float | None] = None
-    """Upper clip range, if it differs."""
+    epsilon_high: InPython[float | None] = None  # upper clip range, if it differs
     num_iterations: Rare[int] = 1
     """Optimisation steps on the same rollouts."""
     mask_to_caption_weight: Rare[float] = 1.0
@@ -89,7 +79,7 @@ class GRPOSettings:
     """Weight of loop 2's rewards, in supervised training of the losses on masks; 0 leaves them out."""
     objective: Objective = "grpo"
     """supervised: learn the reference captions and masks instead of rewards, the comparison for GRPO. mean_teacher:
-    supervised, and on images without masks (--unlabelled_root, beyond --max_labelled) the masks of the EMA teacher.
+    supervised, and on images without masks (unlabelled_root, beyond max_labelled) the masks of the EMA teacher.
     dpo: preferences between masks of an image."""
     bce_weight: Rare[float | None] = None
     """Supervised training: weight of the binary cross-entropy of masks: 2 on captioned regions, as in Sa2VA's recipe;
@@ -103,16 +93,13 @@ class GRPOSettings:
     augment: Rare[bool | None] = None
     """Supervised training on annotated images: in each step another random view of every image (rotation, scale,
     reflection, contrast), whose features are computed anew. By default with a side network alone."""
-    loss_type: Rare[LossType] = "dapo"
-    """How token losses are averaged."""
-    importance_sampling_level: Rare[Level] = "token"
-    """Whether each token or the whole caption has a probability ratio."""
-    scale_rewards: Rare[Scale] = "group"
-    """With sum_then_normalize the divisor of centred rewards: the standard deviation of the group, of the batch (all
-    groups of an optimisation step, of all processes), or none."""
-    multi_objective_aggregation: Rare[Aggregation] = "normalize_then_sum"
-    """normalize_then_sum divides each reward by its deviation in the group, so that METEOR counts beside IoU, and their
-    sum by that of the optimisation step; sum_then_normalize scales the sum alone, as scale_rewards says."""
+    loss_type: InPython[Literal["grpo", "dapo", "dr_grpo", "bnpo"]] = "dapo"  # see `losses.aggregate`
+    importance_sampling_level: InPython[Level] = "token"  # whether each token has a ratio, or the whole caption
+    scale_rewards: Rare[Scale | None] = None
+    """Scale the sum of the rewards alone: by their standard deviation in the group, in the batch (all groups of an
+    optimisation step, of all processes), or not at all (none). By default each reward is divided by its deviation in
+    the group, so that METEOR counts beside IoU, and their sum by that of the optimisation step."""
+    multi_objective_aggregation: InPython[Aggregation] = "normalize_then_sum"
     entropy_coef: Rare[float] = 0.0
     """Weight of the entropy bonus of tokens (loop 1); the masks of loop 2 have a spread controller of their own."""
     temperature: Rare[float] = 1.0
@@ -128,47 +115,42 @@ class GRPOSettings:
     adaptive_loop_weights: Rare[bool] = False
     """Set the weights of the two loops by the size of their gradients, measured every tenth step."""
     ema_decay: Rare[float] = 0.999
-    """Decay of the EMA teacher, a moving average of the model; 0 uses the model itself, as --no_ema does."""
+    """Decay of the EMA teacher, a moving average of the model; 0 uses the model itself."""
     pathwise_weight: Rare[float | None] = None
     """Weight of the reward network's own gradient through the soft mask, which trains the mask decoder, too: 1 on
-    annotated images with --reward_net, but for the controls; else 0 (docs/log.md compares)."""
+    annotated images with a reward network, but for the controls; else 0 (docs/log.md compares)."""
     seg_text_weight: Rare[float] = 1.0
     """Weight of the cross-entropy of the answer with [SEG]: training on masks alone can change the text until the
     answer has no [SEG], and so no mask (docs/log.md)."""
     consistency_weight: Rare[float] = 1.0
     """Mean teacher: weight of the loss on the teacher's masks, once it has faded in
     (docs/how-to/images-without-masks.md)."""
-    preferred_by: Rare[PreferredBy] = "learned"
+    preferred_by: Rare[Literal["truth", "learned"]] = "learned"
     """DPO: which of two masks is preferred: by the truth, or by the reward network's score (learned)."""
-    dpo_beta: Rare[float] = 1.0
-    """DPO: how soon a preference is satisfied; large values stay near the initial model."""
-    dpo_gap: Rare[float] = 0.02
-    """DPO: least difference in Dice, or in score, between two masks of a pair; a smaller one
-    is taken for noise."""
-    sft_weight: Rare[float] = 0.1
-    """DPO: weight of the supervised loss on the preferred masks."""
+    dpo_beta: InPython[float] = 1.0  # large values stay near the initial model
+    dpo_gap: InPython[float] = 0.02  # least difference between two masks of a pair; a smaller one is taken for noise
+    sft_weight: InPython[float] = 0.1  # of the supervised loss on the preferred masks
     contrast_weight: Rare[float] = 0.3
     """Supervised training by name: weight of the contrast between the [SEG] of different names, without which the
     language model learns new names slowly (docs/log.md)."""
-    activation_checkpointing: Annotated[bool, tyro.conf.arg(aliases=["--gradient-checkpointing"]), RARE] = False
+    activation_checkpointing: Annotated[bool, tyro.conf.arg(name="gradient-checkpointing"), RARE] = False
     """Compute activations twice, to save memory."""
-    lr_scheduler_type: Rare[Schedule] = "linear"
-    """Schedule of the learning rate behind the warm-up."""
-    logging_steps: tyro.conf.Suppress[int | None] = None
-    """Steps between lines of metrics.jsonl: quick 1, full 5."""
-    save_strategy: tyro.conf.Suppress[str] = "steps"
-    """Whether checkpoints are written."""
+    logging_steps: InPython[int | None] = None
+    save_strategy: InPython[str] = "steps"
     save_steps: Rare[int] = 50
     """Steps between checkpoints."""
     deepspeed: Rare[str | None] = None
-    """A DeepSpeed configuration of ZeRO-1 or 2, as scripts/deepspeed_zero2.json, with --dtype float32."""
+    """A DeepSpeed configuration of ZeRO-1 or 2, as scripts/deepspeed_zero2.json, with dtype float32."""
 
+
+FLAGS = {"beta": "kl_coef", "epsilon": "clip_range"}  # fields -> flags, where a refused one has another name
 
 SIDE_LEARNING_RATE = 3e-3  # on true masks, as the reward network's, a U-Net of the same kind
 LATER_SIDE_LEARNING_RATE = 1e-3  # of one that has learned true masks, in other objectives (docs/log.md)
 SIDE_STEPS = {"quick": 200, "full": 700}  # at most, on true masks: 7 and 25 minutes on one CPU core
 IMAGES = 8  # of a step in which masks are learned
 PATIENCE = 3  # validations without a better one, until `full` stops
+ROWS_AT_ONCE = 128  # most answers of one batch
 SMALL = {"learning_rate": 1e-3, "per_device_train_batch_size": 64, "max_completion_length": 24}  # see docs/log.md
 LARGE = {"learning_rate": 1e-5, "per_device_train_batch_size": 8, "max_completion_length": 128}
 MODES = {
@@ -205,20 +187,17 @@ def with_preset(settings: GRPOSettings, mode: Mode, small: bool, side: bool = Fa
         preset["num_train_epochs"] = 1.0  # each pass samples anew, so it may be short; labels are the same in each
     if settings.num_train_epochs is not None or not (small or side):
         preset["max_steps"] = -1
+    if settings.scale_rewards is not None:
+        settings = replace(settings, multi_objective_aggregation="sum_then_normalize")
     if side:
         images = max(1, int(SMALL["per_device_train_batch_size"]) // max(1, settings.num_generations))
         settings = with_images(settings, images, small)
-    whole = with_whole_groups(_filled(settings, preset))
-    return _filled(whole, {"encoder_learning_rate": (whole.learning_rate or 0.0) / 10})
-
-
-def with_side_network(settings: GRPOSettings) -> GRPOSettings:
-    """Settings of a side network that is new or learns true masks, with the user's changes; `with_preset` follows."""
-    return _filled(settings, {"side_learning_rate": SIDE_LEARNING_RATE, "warmup_steps": WITH_VIEWS["warmup_steps"]})
+    whole = with_whole_groups(filled(settings, preset))
+    return filled(whole, {"encoder_learning_rate": (whole.learning_rate or 0.0) / 10})
 
 
 def of_masks(settings: GRPOSettings, mode: Mode, small: bool) -> GRPOSettings:
-    """Settings of a run on masks of annotated images, of a supervised one with a side network; as `with_side_network`.
+    """Settings of a run on masks of annotated images, with the user's changes; `with_preset` follows.
 
     Supervised training of `full` ends when validation no longer rises: its number of steps is the most.
     """
@@ -226,7 +205,7 @@ def of_masks(settings: GRPOSettings, mode: Mode, small: bool) -> GRPOSettings:
     if settings.objective == "supervised":
         preset |= {"early_stopping_patience": PATIENCE} if mode == "full" else {}
         preset |= {"max_steps": SIDE_STEPS[mode]} if settings.num_train_epochs is None else {}
-    return with_images(_filled(settings, preset), IMAGES, small)
+    return with_images(filled(settings, preset), IMAGES, small)
 
 
 def with_images(settings: GRPOSettings, images: int, small: bool) -> GRPOSettings:
@@ -243,7 +222,7 @@ def with_images(settings: GRPOSettings, images: int, small: bool) -> GRPOSetting
     return replace(settings, per_device_train_batch_size=at_once * group, gradient_accumulation_steps=passes)
 
 
-def _filled(settings: GRPOSettings, preset: Mapping[str, Any]) -> GRPOSettings:
+def filled(settings: GRPOSettings, preset: Mapping[str, Any]) -> GRPOSettings:
     """The settings, with those of a preset where they are None."""
     return replace(settings, **{name: value for name, value in preset.items() if getattr(settings, name) is None})
 
@@ -270,15 +249,10 @@ def check_settings(settings: Any) -> None:
     """
     _check_counts(settings)
     _check_objective(settings)
-    check_range(settings, "temperature", "epsilon", "epsilon_high", "max_minutes", "num_train_epochs", above=True)
-    check_range(settings, "mask_to_caption_weight", "caption_to_mask_weight", "pathwise_weight", "seg_text_weight")
-    check_range(settings, "learning_rate", "beta", "mask_beta", "entropy_coef", "bce_weight", "dice_weight")
-    check_range(settings, "dpo_beta", above=True)
-    check_range(
-        settings, "cldice_weight", "dpo_gap", "sft_weight", "consistency_weight", "contrast_weight", "max_grad_norm"
-    )
-    check_range(settings, "side_learning_rate", "encoder_learning_rate", "seg_learning_rate", "decoder_learning_rate")
-    check_range(settings, "weight_decay")
+    above = ("temperature", "epsilon", "epsilon_high", "max_minutes", "num_train_epochs", "dpo_beta")
+    check_range(settings, *above, above=True)
+    numbers = [one.name for one in fields(GRPOSettings) if one.name.endswith(("_weight", "learning_rate"))]
+    check_range(settings, *numbers, "beta", "mask_beta", "entropy_coef", "dpo_gap", "max_grad_norm")
     if settings.save_strategy == "steps" and int(settings.save_steps) % settings.num_iterations:
         raise ValueError(
             f"save_steps is {settings.save_steps}, not a multiple of num_iterations {settings.num_iterations}: a "
@@ -291,15 +265,6 @@ def check_settings(settings: Any) -> None:
         raise ValueError("mask_to_caption_weight and caption_to_mask_weight are both 0: nothing would be trained")
 
 
-def check_lora_dropout(lora_dropout: float) -> None:
-    """Raise a ValueError for a dropout other than 0."""
-    if lora_dropout:
-        raise ValueError(
-            f"lora_dropout is {lora_dropout}, expected 0: with dropout, old, reference and new log-probabilities of "
-            "one caption differ at random"
-        )
-
-
 def _check_counts(settings: Any) -> None:
     group, batch = settings.num_generations, settings.per_device_train_batch_size
     if group < 2:
@@ -310,36 +275,44 @@ def _check_counts(settings: Any) -> None:
             f"per_device_train_batch_size is {batch} generations, not divisible by num_generations {group}: whole "
             "groups stay together; give a multiple of it"
         )
-    check_at_least(settings, 1, "num_iterations", "max_completion_length", "gradient_accumulation_steps", "save_steps")
-    check_at_least(settings, 1, "early_stopping_patience")
+    counts = ("num_iterations", "max_completion_length", "gradient_accumulation_steps", "save_steps")
+    check_at_least(settings, 1, *counts, "early_stopping_patience")
     check_at_least(settings, 0, "warmup_steps")
     if settings.max_steps is not None and settings.max_steps < 1 and settings.max_steps != -1:  # left to the epochs
         raise ValueError(f"max_steps is {settings.max_steps}, expected 1 or more")
 
 
 def _check_objective(settings: Any) -> None:
-    supervised = settings.objective in OF_LABELS
-    if settings.augment and not supervised:
+    objective, of_labels = settings.objective, settings.objective in OF_LABELS
+    if settings.augment and not of_labels:
         raise ValueError("augment is True, but rewards are of whole images as they are; leave it out")
-    if settings.objective == "mean_teacher":
-        if settings.augment is False:
-            raise ValueError("augment is False, but a mean teacher needs different views of an image; leave it out")
-        if not settings.ema_decay:
-            raise ValueError("ema_decay is 0, but the teacher is a moving average; leave it out")
-    if settings.objective != "grpo" and settings.num_iterations > 1:
+    if objective == "mean_teacher" and settings.augment is False:
+        raise ValueError("augment is False, but a mean teacher needs different views of an image; leave it out")
+    if objective == "mean_teacher" and not settings.ema_decay:
+        raise ValueError("ema_decay is 0, but the teacher is a moving average; leave it out")
+    if objective != "grpo" and settings.num_iterations > 1:
         raise ValueError(
-            f"num_iterations is {settings.num_iterations}, expected 1 with {settings.objective} training: it uses no "
-            "rollouts again; raise num_train_epochs"
+            f"num_iterations is {settings.num_iterations}, expected 1 with {objective} training: it uses no "
+            "rollouts again; raise num_epochs"
         )
-    if settings.objective != "grpo" and settings.curriculum:
+    if objective != "grpo" and settings.curriculum:
         raise ValueError(
-            f"curriculum is True, but {settings.objective} training has no rewards to order prompts by; leave it out"
+            f"curriculum is True, but {objective} training has no rewards to order prompts by; leave it out"
         )
-    if supervised and settings.bce_weight == settings.dice_weight == 0:
+    if of_labels and settings.bce_weight == settings.dice_weight == 0:
         raise ValueError("bce_weight and dice_weight are both 0: masks would not be trained; raise one of them")
     loops = settings.mask_to_caption_weight and settings.caption_to_mask_weight
-    if settings.adaptive_loop_weights and (supervised or not loops):
+    if settings.adaptive_loop_weights and (of_labels or not loops):
         raise ValueError("adaptive_loop_weights is True, but only one loop is trained; leave it out")
+
+
+def check_lora_dropout(lora_dropout: float) -> None:
+    """Raise a ValueError for a dropout other than 0."""
+    if lora_dropout:
+        raise ValueError(
+            f"lora_dropout is {lora_dropout}, expected 0: with dropout, old, reference and new log-probabilities of "
+            "one caption differ at random"
+        )
 
 
 @dataclass(frozen=True)
@@ -368,15 +341,15 @@ class GRPOPlan:
     Args:
         mode: quick or full.
         weights: of the rewards.
-        lora_r, lora_alpha, lora_dropout: of LoRA; dropout must be 0.
+        lora_r, lora_alpha: of LoRA.
         settings: hyperparameters; None is the Trainer's default.
         judge: the LLM judge of captions: base_url, model, loops ("loop1", "loop2"), no key; None without a judge.
         reward_net: fingerprint of the reward network; None without one.
         shuffle_rewards: the control: the rewards of each step are permuted at random.
         eval_steps: optimisation steps between validations; 0 never validates.
         mask_rewards: loop -> name in `rewards.table.MASK_REWARDS` -> weight, beside those of `weights`; None without.
-        freeze_embeddings: True leaves the token embeddings and the head of a Qwen-VL as they are; None trains them.
         max_labelled: most prompts with a true mask that supervised training uses; None uses all.
+        freeze_embeddings: True leaves the token embeddings and the head of a Qwen-VL as they are; None trains them.
         side_network: fields of `SideNetworkConfig` of the side network that is added; None adds none.
         encoder: what trains of SAM 2's image encoder: {"train": "full"}, or {"train": "lora", "lora_r": rank}; None
             freezes it.
@@ -387,7 +360,6 @@ class GRPOPlan:
     weights: RewardWeights = field(default_factory=RewardWeights)
     lora_r: int = 128
     lora_alpha: int = 256
-    lora_dropout: float = 0.0
     settings: GRPOSettings = field(default_factory=GRPOSettings)
     judge: dict[str, Any] | None = None
     reward_net: str | None = None
@@ -401,9 +373,6 @@ class GRPOPlan:
     own_batch: bool | None = None
 
 
-ROWS_AT_ONCE = 128  # most answers of one batch
-
-
 def meanings(flags: GRPOSettings, settings: GRPOSettings) -> list[str]:
     """One line for each changed setting with a meaning other than in the original specification.
 
@@ -411,30 +380,20 @@ def meanings(flags: GRPOSettings, settings: GRPOSettings) -> list[str]:
         flags: the user's settings.
         settings: those of the plan.
     """
+    given, group = flags.per_device_train_batch_size or 0, settings.num_generations
+    regions, passes = (settings.per_device_train_batch_size or 0) // group, settings.gradient_accumulation_steps
+    acts = (
+        "" if settings.num_iterations > 1 else "; it acts from --num_iterations 2 on: on fresh rollouts the ratio is 1"
+    )
     lines = {
-        "per_device_train_batch_size": _batch_meaning(flags, settings),
+        "per_device_train_batch_size": f"batch_size {given} counts captions, not regions: {regions} x {group} captions "
+        "per process and forward pass"
+        + f", since a group stays whole, and {passes} pass{'es' * (passes > 1)} per step"
+        * (given < group),
         "num_train_epochs": f"num_epochs {flags.num_train_epochs} counts passes over the training regions, not over "
         "all regions: others are for validation and test",
         "beta": f"kl_coef {flags.beta} is the weight of exp(d) - d - 1 with d = log p(reference) - log p(model), "
         "which is never negative, not of d itself",
-        "epsilon": f"clip_range {flags.epsilon} clips the ratio to the model that sampled, not to the reference"
-        + _clip_range_effect(settings),
-        "epsilon_high": f"epsilon_high {flags.epsilon_high} clips it from above" + _clip_range_effect(settings),
+        "epsilon": f"clip_range {flags.epsilon} clips the ratio to the model that sampled, not to the reference{acts}",
     }
-    return [line for name, line in lines.items() if line and changed(flags, name)]
-
-
-def _batch_meaning(flags: GRPOSettings, settings: GRPOSettings) -> str:
-    given, group = flags.per_device_train_batch_size or 0, settings.num_generations
-    regions, passes = (settings.per_device_train_batch_size or 0) // group, settings.gradient_accumulation_steps
-    line = f"batch_size {given} counts captions, not regions: {regions} x {group} captions per process and forward pass"
-    if given >= group:
-        return line
-    return f"{line}, since a group stays whole, and {passes} {'pass' if passes == 1 else 'passes'} per step"
-
-
-def _clip_range_effect(settings: GRPOSettings) -> str:
-    """When the clipping of tokens has no effect in this run."""
-    if settings.num_iterations == 1:
-        return "; it acts from --num_iterations 2 on: on fresh rollouts the ratio is 1"
-    return ""
+    return [line for name, line in lines.items() if changed(flags, name)]

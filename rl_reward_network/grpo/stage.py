@@ -1,4 +1,7 @@
-"""A GRPO run as a whole: load, train, check which parameters moved, save."""
+"""A GRPO run as a whole: open, begin or check, train, save.
+
+The run's folder goes down through the Trainer's arguments (`output_dir`); `Run` is asked here alone.
+"""
 
 import json
 import os
@@ -8,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +23,7 @@ from rl_reward_network.atomic_io import (
     NAMES_ALONE,
     PICTURES,
     load_arrays,
+    read_json,
     save_arrays,
     weights_fingerprint,
     whole_folder,
@@ -27,8 +31,8 @@ from rl_reward_network.atomic_io import (
 )
 from rl_reward_network.data.identity import copy_pictures, thumbnail, together
 from rl_reward_network.data.splits import Split, save_split, select
-from rl_reward_network.grpo.card import card_text
 from rl_reward_network.grpo.checkpoint import any_rank
+from rl_reward_network.grpo.final_model import card_text
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.inputs import (
     GRPOInputs,
@@ -82,8 +86,7 @@ WHY_FROZEN = {
 }
 ALIKE = {
     "grpo": "the rewards of every group were all alike",
-    "dpo": "no two masks of an image differed by more than the noise of --preferred_by; lower dpo_gap, or prefer by "
-    "something else",
+    "dpo": "no two masks of an image differed by more than the noise of --preferred_by; prefer by something else",
 }
 VALIDATIONS = 4  # at least, in a run of epochs
 ONLY_SCORES = "no loss of this run asks the reward network: it scores the validation items alone (val/score)"
@@ -92,19 +95,17 @@ PROBED = 4  # prompts on which unreached tensors are found
 
 @dataclass(frozen=True)
 class _Training:
-    """A run that is about to train.
+    """A run that is about to train."""
 
-    Args:
-        origin: the settings that a resumed run must share.
-        trainer: on the run's prompts.
-        domain: how many images the reward network cannot judge; None without one.
-        validation: None if the plan has none.
-    """
-
-    origin: dict[str, Any]
+    settings: dict[str, Any]  # those that a resumed run must share
     trainer: Sa2VAGRPOTrainer
-    domain: DomainCheck | None
+    domain: DomainCheck | None  # how many images the reward network cannot judge; None without one
     validation: ValidationCallback | None
+
+    @property
+    def folder(self) -> Path:
+        """The run's."""
+        return Path(str(self.trainer.args.output_dir))
 
 
 def run_grpo_stage(
@@ -132,62 +133,32 @@ def run_grpo_stage(
             that is not finite, or no tensor that moved.
     """
     resume = run.state != "new"
-    if resume:
-        run.check_same({})  # before anything is loaded
-    training = _make_training(inputs, plan, run.path, judge, network)
-    trainer, validation = training.trainer, training.validation
+    training = _open(inputs, plan, run.path, judge, network)
+    trainer, writes = training.trainer, training.trainer.args.should_save  # one of all processes
     with hint_out_of_memory(trainer.place, "a first trial", TILES):
         frozen = trainer.freeze_unreached(trainer.prompts[:PROBED])
     trainer.reset_reference()
-    if trainer.args.should_save:
+    if writes:
         print("\n".join(startup_lines(trainer, frozen, training.domain)))
         if network is not None and not asks_network(plan):
             print(ONLY_SCORES)
         if captions_of(trainer.args) < captions_of(plan.settings):
             print(f"each step takes fewer than its preset says, since only {len(trainer.taken_together)} train")
-    with run.lock() if trainer.args.should_save else nullcontext():  # the first process locks the folder for all
+    facts = _facts(inputs, training, frozen, network) if writes and not resume else {}
+    with run.lock() if writes else nullcontext():  # the first process locks the folder for all
         if resume:
-            run.check_same(training.origin)
-        elif trainer.args.should_save:
-            _begin(run, inputs, training, frozen, network)
+            run.check_same(training.settings)
+        elif writes:
+            run.check_new()
+            _write_inputs(inputs, training, network)
+            run.begin(training.settings, facts)
         trainer.accelerator.wait_for_everyone()
         before = digests(trainer.sa2va)
-        with hint_out_of_memory(trainer.place, "training", SMALLER_LOSS):
-            sampled = (lambda: trainer.sampled) if log_completions else None
-            logs = GRPOLogs(run.path, lambda: trainer.last_rollouts, wandb, judge, sampled, lambda: trainer.timings)
-            _train(training, logs, resume)
-        unmoved = check_movement(before, digests(trainer.sa2va), trainable_tensors(trainer.sa2va))
-        if not any_rank(trainer.accelerator, trainer.any_spread):
-            _fail_untrained(trainer, ALIKE[trainer.args.objective])
-        if unmoved:
-            _report_unmoved(trainer, unmoved)
-        outcome, taught = None if validation is None else validation.finish(), trainer.taught_counts
-        if validation is None and trainer.args.objective == "mean_teacher":
-            trainer.take_teacher()
-        if trainer.args.should_save:
-            peak = peak_memory_gib(inputs.device)
-            measured = validation.prompts if validation else []
-            labels = {
-                "reward": _labels_used(trainer, inputs.split),
-                "weights": {"val": count_images([p for p in measured if p.labelled])},
-            }
-            trained = sum(count for _, _, count in parameter_table(trainer.sa2va))
-            seconds = {"training": trainer.seconds}  # of all processes
-            RunCost(seconds, labels, trained, peak, resumed=False).save(run.path)
-            learning = trainer.seconds - trainer.earlier_seconds - sum(trainer.phases.values())
-            spent = {
-                "steps": trainer.state.global_step,
-                "minutes": trainer.seconds / 60,
-                "resumed": resume,
-                "validation": None if outcome is None else asdict(outcome),
-                "peak_memory_gib": peak,
-                "seconds": {**trainer.phases, "learning": learning},
-            } | ({"taught": taught} if taught["images"] else {})
-            if validation is not None:
-                validation.save_looks(run / LOOKS)
-            _save(trainer, run, spent)
-            if taught["no_seg"]:
-                print(untaught_line(**taught))
+        _train(training, judge, resume, wandb, log_completions)
+        _check_trained(trainer, before)
+        _save(inputs, training, resume)
+        if writes:
+            run.finish()
 
 
 def load_model(
@@ -197,14 +168,9 @@ def load_model(
     dtype: Dtype = "auto",
     quantization: Quantization | None = None,
 ) -> tuple[Sa2VAForConditionalGeneration, Sa2VAProcessor]:
-    """Model and processor of a run.
+    """Model and processor of a run, as `load_sa2va_model`; FlashAttention in the vision tower alone.
 
-    Args:
-        model_path: folder, hub id or name of an embedded model.
-        device: of the model.
-        use_flash_attn: FlashAttention in the vision tower alone: the language model is trained on packed rows, whose
-            mask FlashAttention does not take.
-        dtype, quantization: see `load_sa2va_model`.
+    The language model is trained on packed rows, whose mask FlashAttention does not take.
     """
     model, processor = load_sa2va_model(model_path, device, dtype=dtype, quantization=quantization)
     if use_flash_attn:
@@ -212,25 +178,23 @@ def load_model(
     return model, processor
 
 
-def training_arguments(inputs: GRPOInputs, plan: GRPOPlan, run: Path) -> Sa2VAGRPOConfig:
+def training_arguments(inputs: GRPOInputs, plan: GRPOPlan, folder: Path) -> Sa2VAGRPOConfig:
     """The Trainer's configuration for this run: the one place where the plan's settings become its arguments."""
-    cuda = inputs.device != "cpu"
-    settings = {name: value for name, value in asdict(plan.settings).items() if value is not None}
     return Sa2VAGRPOConfig(
-        output_dir=str(run),
+        output_dir=str(folder),
         seed=inputs.config.seed,
         data_seed=inputs.config.seed,
-        use_cpu=not cuda,
+        use_cpu=inputs.device == "cpu",
         bf16=weight_dtype(inputs.device, inputs.config.dtype) == torch.bfloat16,
         feature_cache_gib=inputs.regions.feature_cache_gib,
         report_to="none",
         disable_tqdm=True,
-        **settings,
+        **{name: value for name, value in asdict(plan.settings).items() if value is not None},
     )
 
 
-def _make_training(
-    inputs: GRPOInputs, plan: GRPOPlan, run: Path, judge: Judge | None, network: RewardNetwork | None
+def _open(
+    inputs: GRPOInputs, plan: GRPOPlan, folder: Path, judge: Judge | None, network: RewardNetwork | None
 ) -> _Training:
     """Load the model and build the trainer."""
     config, regions = inputs.config, inputs.regions
@@ -238,14 +202,12 @@ def _make_training(
         config.model_path, inputs.device, regions.use_flash_attn, config.dtype, regions.quantization
     )
     inputs.set_up(processor)
-    origin = describe(inputs, plan, weights_fingerprint(model))
-    set_seed(inputs.config.seed)  # the initial weights of LoRA are random
+    settings = wanted_settings(inputs, plan, weights_fingerprint(model))
+    set_seed(config.seed)  # the initial weights of LoRA are random
     side = None if plan.side_network is None else side_network_config(plan.side_network)
-    prepare_model(
-        model, plan.lora_r, plan.lora_alpha, plan.lora_dropout, bool(plan.freeze_embeddings), side, plan.encoder
-    )
-    args = training_arguments(inputs, plan, run)
-    maps = None if network is None else ForegroundMaps.beside(run, network.to(inputs.device))
+    prepare_model(model, plan.lora_r, plan.lora_alpha, 0.0, bool(plan.freeze_embeddings), side, plan.encoder)
+    args = training_arguments(inputs, plan, folder)
+    maps = None if network is None else ForegroundMaps.beside(folder, network.to(inputs.device))
     rewards = loop_rewards(plan, inputs.kind, judge, maps)
     pathwise = None if maps is None else PathwiseReward(maps, processor.sam_image_size)
     asked = network is not None and asks_network(plan)
@@ -262,7 +224,7 @@ def _make_training(
             every = min(every, -(-trainer.planned_steps // VALIDATIONS))
         validation = ValidationCallback(trainer, validation_prompts(inputs), every, maps)
     trainer.validation = validation
-    return _Training(origin, trainer, domain, validation)
+    return _Training(settings, trainer, domain, validation)
 
 
 def captions_of(settings: GRPOSettings) -> int:
@@ -289,38 +251,38 @@ def _training_prompts(inputs: GRPOInputs, plan: GRPOPlan, rewards: LoopRewards, 
             it.
     """
     prompts = inputs.pick("policy") if learned else inputs.pick("reward", "policy")
-    if plan.settings.objective in OF_LABELS:
-        labelled = labelled_prompts(prompts, f"objective {plan.settings.objective}")
-        if plan.max_labelled is not None:
-            labelled = within_budget(inputs, labelled, plan.max_labelled)
-        check_foreground(labelled, f"objective {plan.settings.objective}")
-        if plan.settings.objective == "supervised":
-            return labelled
-        used = {prompt.sample_id for prompt in labelled}
-        return labelled + without_masks([prompt for prompt in prompts if prompt.sample_id not in used])
-    if plan.settings.objective == "dpo":
+    objective = plan.settings.objective
+    needed = [f"objective {objective}"]
+    if objective == "dpo":
         needed = ["preferred_by truth"] if plan.settings.preferred_by == "truth" else []
-    else:
+    elif objective == "grpo":
         terms = rewards["loop2"].items()
         needed = [f"loop2 reward {name}" for name, term in terms if term.weight and name in MASK_REWARDS]
-    if needed:
-        labelled = labelled_prompts(prompts, needed[0])
-        check_foreground(labelled, needed[0])
-        return labelled if plan.settings.objective == "dpo" else prompts
-    return prompts
+    if not needed:
+        return prompts
+    labelled = labelled_prompts(prompts, needed[0])
+    if objective in OF_LABELS and plan.max_labelled is not None:
+        labelled = within_budget(inputs, labelled, plan.max_labelled)
+    check_foreground(labelled, needed[0])
+    if objective == "mean_teacher":
+        used = {prompt.sample_id for prompt in labelled}
+        return labelled + without_masks([prompt for prompt in prompts if prompt.sample_id not in used])
+    return prompts if objective == "grpo" else labelled
 
 
-def _train(training: _Training, logs: GRPOLogs, resume: bool) -> None:
-    """Run the Trainer's loop."""
+def _train(training: _Training, judge: Judge | None, resume: bool, wandb: bool, log_completions: bool) -> None:
+    """Run the Trainer's loop, from the last checkpoint of a run that is resumed."""
     trainer, validation = training.trainer, training.validation
+    sampled, folder = (lambda: trainer.sampled) if log_completions else None, training.folder
+    logs = GRPOLogs(folder, lambda: trainer.last_rollouts, wandb, judge, sampled, lambda: trainer.timings)
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
-    trainer.add_callback(logs)
-    if validation is not None:
-        trainer.add_callback(validation)
-    last = get_last_checkpoint(str(logs.run)) if resume else None
+    for added in (logs, validation) if validation else (logs,):
+        trainer.add_callback(added)
+    last = get_last_checkpoint(str(folder)) if resume else None
     if last is None or not trainer.load_if_finished(Path(last)):
-        trainer.train(resume_from_checkpoint=last)
+        with hint_out_of_memory(trainer.place, "training", SMALLER_LOSS):
+            trainer.train(resume_from_checkpoint=last)
     step = trainer.state.global_step
     if trainer.judge_failure and step < trainer.planned_steps:
         raise ValueError(f"step {step}: {trainer.judge_failure}; {trainer.place().resume_hint}")
@@ -328,29 +290,28 @@ def _train(training: _Training, logs: GRPOLogs, resume: bool) -> None:
         print("stopped: the reward network's score still rose, but the metric of the validation items had fallen")
 
 
-def _report_unmoved(trainer: Sa2VAGRPOTrainer, unmoved: list[str]) -> None:
-    """Warn of trainable tensors that did not move, with the reasons.
+def _check_trained(trainer: Sa2VAGRPOTrainer, before: dict[str, str]) -> None:
+    """Warn of trainable tensors that did not move since their digests were `before`, with the reasons.
 
     Raises:
-        ValueError: no tensor moved although the learning rate is above 0; the last state has been saved.
+        ValueError: no tensor moved although the learning rate is above 0, or for lack of different rewards; the last
+            state has been saved.
     """
-    rate = trainer.args.learning_rate
-    reasons = unmoved_reasons(unmoved, trainer.tensors_with_gradient, trainer.state.global_step, rate)
-    parts = [f"{len(names)} because {why}, such as {names[0]}" for why, names in reasons.items()]
-    count = len(trainable_tensors(trainer.sa2va))
-    message = f"{len(unmoved)} of {count} trainable tensors did not move: {'; '.join(parts)}"
-    if len(unmoved) == count and rate:
-        _fail_untrained(trainer, message)
-    if trainer.args.should_save:
-        warnings.warn(message, stacklevel=2)
-
-
-def _fail_untrained(trainer: Sa2VAGRPOTrainer, reason: str) -> NoReturn:
-    """Raise a ValueError at the end of a run that learned nothing, after saving its last state."""
-    if trainer.optimizer is not None:  # otherwise this state was just read from the checkpoint
-        trainer.save_checkpoint()  # hours of training must neither be lost nor look finished
-    last = f"{trainer.args.output_dir}/checkpoint-{trainer.state.global_step}"
-    raise ValueError(f"nothing was trained: {reason}; the last state is in {last}")
+    tensors, rate = trainable_tensors(trainer.sa2va), trainer.args.learning_rate
+    unmoved = check_movement(before, digests(trainer.sa2va), tensors)
+    failure = "" if any_rank(trainer.accelerator, trainer.any_spread) else ALIKE[trainer.args.objective]
+    if unmoved and not failure:
+        reasons = unmoved_reasons(unmoved, trainer.tensors_with_gradient, trainer.state.global_step, rate)
+        parts = [f"{len(names)} because {why}, such as {names[0]}" for why, names in reasons.items()]
+        message = f"{len(unmoved)} of {len(tensors)} trainable tensors did not move: {'; '.join(parts)}"
+        failure = message if len(unmoved) == len(tensors) and rate else ""
+        if not failure and trainer.args.should_save:
+            warnings.warn(message, stacklevel=2)
+    if failure:
+        if trainer.optimizer is not None:  # otherwise this state was just read from the checkpoint
+            trainer.save_checkpoint()  # hours of training must neither be lost nor look finished
+        last = f"{trainer.args.output_dir}/checkpoint-{trainer.state.global_step}"
+        raise ValueError(f"nothing was trained: {failure}; the last state is in {last}")
 
 
 # ---- the output before the first step -------------------------------------------------------------------------------
@@ -378,47 +339,45 @@ def startup_lines(trainer: Sa2VAGRPOTrainer, frozen: list[str], domain: DomainCh
         yield domain.sentence
     for part, count in Counter(".".join(name.split(".")[:3]) for name in frozen).items():
         yield f"frozen, since no enabled loss reaches it: {part} ({count} tensors, named in config.json)"
-    yield f"EMA teacher: {_teacher(trainer)}"
+    teacher, ema, steps = "the model itself", trainer.ema, trainer.planned_steps
+    if trainer.args.objective == "supervised":
+        teacher = "none, supervised training has none"
+    elif ema is not None:  # its decay is below the setting if a short run ends in the warm-up
+        reached, half_life = ema.decay_after(steps), ema.half_life_after(steps)
+        setting = "" if reached == ema.decay else f" (setting {ema.decay:g})"
+        teacher = f"moving average, decay {reached:.4g}{setting} after {steps} steps, half-life {half_life:.0f} steps"
+    yield f"EMA teacher: {teacher}"
 
 
 def _step(trainer: Sa2VAGRPOTrainer) -> str:
     """Regions, or images with all their questions, x captions and masks of one optimisation step."""
-    args, whole = trainer.args, len(trainer.taken_together) < len(trainer.prompts)
-    regions = args.prompts_per_step * args.gradient_accumulation_steps * args.world_size
+    args, passes = trainer.args, trainer.args.gradient_accumulation_steps
     loops = {
         "captions": (args.mask_to_caption_weight, args.num_generations),
         "masks": (args.caption_to_mask_weight, args.num_mask_generations),
     }
-    made = " and ".join(f"{count} {name}" for name, (weight, count) in loops.items() if weight) or "their masks"
+    enabled = {name: count for name, (weight, count) in loops.items() if weight}
+    made = " and ".join(f"{count} {name}" for name, count in enabled.items()) or "their masks"
     if args.objective in OF_LABELS:
-        made = f"true {' and '.join(name for name, (weight, _) in loops.items() if weight)}"
+        made = f"true {' and '.join(enabled)}"
     if args.objective == "dpo":
         made = "a pair of masks"
     if args.objective == "mean_teacher":
         made += " of half of them, the teacher's of the others"
-    shares = (
-        f"{args.world_size} processes x {args.gradient_accumulation_steps} forward passes x {args.prompts_per_step}"
-    )
+    whole = len(trainer.taken_together) < len(trainer.prompts)
+    shares = f"{args.world_size} processes x {passes} forward passes x {args.prompts_per_step}"
+    regions = args.prompts_per_step * passes * args.world_size
     return f"{regions} {'images with all their questions' if whole else 'regions'} x {made} ({shares})"
-
-
-def _teacher(trainer: Sa2VAGRPOTrainer) -> str:
-    """The decay at the end of the run, which is below the setting if a short run ends in the warm-up."""
-    ema, steps = trainer.ema, trainer.planned_steps
-    if trainer.args.objective == "supervised":
-        return "none, supervised training has none"
-    if ema is None:
-        return "the model itself"
-    reached, half_life = ema.decay_after(steps), ema.half_life_after(steps)
-    setting = "" if reached == ema.decay else f" (setting {ema.decay:g})"
-    return f"moving average, decay {reached:.4g}{setting} after {steps} steps, half-life {half_life:.0f} steps"
 
 
 # ---- the run's folder -----------------------------------------------------------------------------------------------
 
 
-def describe(inputs: GRPOInputs, plan: GRPOPlan, fingerprint: str) -> dict[str, Any]:
-    """The settings that a resumed run must share, as they are read back from JSON."""
+def wanted_settings(inputs: GRPOInputs, plan: GRPOPlan, fingerprint: str | None = None) -> dict[str, Any]:
+    """The settings that a resumed run must share, as they are read back from JSON.
+
+    Without the fingerprint of the model, which `run_grpo_stage` compares, those that are known before it is loaded.
+    """
     settings = {
         **asdict(plan),
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
@@ -433,65 +392,11 @@ def describe(inputs: GRPOInputs, plan: GRPOPlan, fingerprint: str) -> dict[str, 
         "split_seed": inputs.split.seed,
         "unlabelled": inputs.unlabelled,
         "wordings": inputs.wordings,
-        "model_fingerprint": fingerprint,
+        **({} if fingerprint is None else {"model_fingerprint": fingerprint}),
     }
     settings["training"] = settings.pop("settings")
     settings |= own_fingerprint(name for terms in (plan.mask_rewards or {}).values() for name in terms)
     return dict(json.loads(json.dumps(settings | inputs.of_qwen_vl)))
-
-
-def _begin(run: Run, inputs: GRPOInputs, training: _Training, frozen: list[str], network: RewardNetwork | None) -> None:
-    """Write the reward network, split.json and config.json."""
-    run.check_new()
-    if network is not None:
-        network.save_pretrained(run / REWARD_NET)
-    if pictures := _pictures(inputs, training):
-        save_arrays(run / PICTURES, pictures)
-    model = training.trainer.sa2va
-    facts = {
-        "inputs": portable_settings(run.path, inputs.config, inputs.regions),
-        "kind": inputs.kind,
-        "data": inputs.summary,
-        "images": count_images(training.trainer.prompts),
-        "labels": sum(_labels_used(training.trainer, inputs.split).values()),
-        "domain": None if training.domain is None else asdict(training.domain),
-        "reward_net": None if network is None else named(network, run.path),
-        "groups": {name: len(ids) for name, ids in inputs.split.groups.items()},
-        "parameters": [list(row) for row in parameter_table(model)],
-        "frozen_because_unreached": frozen,
-        "trainable": sorted(trainable_tensors(model)),
-        "meteor_variant": meteor_variant() if inputs.kind == "regions" else "",
-    }
-    save_split(inputs.split, run / "split.json")
-    run.begin(training.origin, facts)
-
-
-def _pictures(inputs: GRPOInputs, training: _Training) -> dict[str, np.ndarray]:
-    """The thumbnails of the images that the run trains and chooses on, and of those that its base model has seen."""
-    validation = training.validation
-    used = {"train": training.trainer.prompts, "val": validation.prompts if validation else []}
-    images = {use: {p.image_key: p.load for p in prompts if p.image_key} for use, prompts in used.items()}
-    own = {use: np.stack([thumbnail(load()[0]) for load in loads.values()]) for use, loads in images.items() if loads}
-    return together(load_arrays(Path(inputs.config.model_path) / PICTURES, NAMES_ALONE), own)
-
-
-def _labels_used(trainer: Sa2VAGRPOTrainer, split: Split) -> dict[str, int]:
-    """Split -> number of training images (regions) whose true masks the training uses."""
-    of_masks = any(term.weight and name in MASK_REWARDS for name, term in trainer.rewards["loop2"].items())
-    preferred = trainer.args.objective == "dpo"
-    if preferred and trainer.args.preferred_by != "truth":
-        return {}
-    if not (preferred or trainer.args.objective in OF_LABELS or trainer.args.mask_to_caption_weight or of_masks):
-        return {}
-    labelled = [prompt for prompt in trainer.prompts if prompt.labelled]
-    return {name: count_images(select(labelled, split, name)) for name in split.groups}
-
-
-def wanted_settings(inputs: GRPOInputs, plan: GRPOPlan) -> dict[str, Any]:
-    """The settings that a resumed run must share and that are known before the model is loaded."""
-    settings = describe(inputs, plan, "")
-    del settings["model_fingerprint"]  # `run_grpo_stage` compares it
-    return settings
 
 
 def find_grpo_run(inputs: GRPOInputs, plan: GRPOPlan, also: Callable[[Run], bool]) -> Path | None:
@@ -500,12 +405,81 @@ def find_grpo_run(inputs: GRPOInputs, plan: GRPOPlan, also: Callable[[Run], bool
     return None if run is None else run.path
 
 
-def _save(trainer: Sa2VAGRPOTrainer, run: Run, spent: dict[str, Any]) -> None:
-    """Write final_model/: the trained tensors, config.json and the model card."""
-    config = {**run.config, **spent}
-    with whole_folder(run / FINAL) as temporary:
+def _facts(inputs: GRPOInputs, training: _Training, frozen: list[str], network: RewardNetwork | None) -> dict[str, Any]:
+    """What config.json says of a run beside the settings that a resumed run must share."""
+    model, folder = training.trainer.sa2va, training.folder
+    return {
+        "inputs": portable_settings(folder, inputs.config, inputs.regions),
+        "kind": inputs.kind,
+        "data": inputs.summary,
+        "images": count_images(training.trainer.prompts),
+        "labels": sum(_labels_used(training.trainer, inputs.split).values()),
+        "domain": None if training.domain is None else asdict(training.domain),
+        "reward_net": None if network is None else named(network, folder),
+        "groups": {name: len(ids) for name, ids in inputs.split.groups.items()},
+        "parameters": [list(row) for row in parameter_table(model)],
+        "frozen_because_unreached": frozen,
+        "trainable": sorted(trainable_tensors(model)),
+        "meteor_variant": meteor_variant() if inputs.kind == "regions" else "",
+    }
+
+
+def _write_inputs(inputs: GRPOInputs, training: _Training, network: RewardNetwork | None) -> None:
+    """Write the reward network, split.json, and thumbnails of the images of the run and of those of its base model."""
+    folder = training.folder
+    if network is not None:
+        network.save_pretrained(folder / REWARD_NET)
+    validated = training.validation.prompts if training.validation else []
+    images = {"train": training.trainer.prompts, "val": validated}
+    loads = {use: {p.image_key: p.load for p in prompts if p.image_key} for use, prompts in images.items()}
+    own = {use: np.stack([thumbnail(load()[0]) for load in of.values()]) for use, of in loads.items() if of}
+    pictures = together(load_arrays(Path(inputs.config.model_path) / PICTURES, NAMES_ALONE), own)
+    if pictures:
+        save_arrays(folder / PICTURES, pictures)
+    save_split(inputs.split, folder / "split.json")
+
+
+def _labels_used(trainer: Sa2VAGRPOTrainer, split: Split) -> dict[str, int]:
+    """Split -> number of training images (regions) whose true masks the training uses."""
+    args = trainer.args
+    rewarded = any(term.weight and name in MASK_REWARDS for name, term in trainer.rewards["loop2"].items())
+    used = args.objective in OF_LABELS or args.mask_to_caption_weight or rewarded
+    if not (args.preferred_by == "truth" if args.objective == "dpo" else used):
+        return {}
+    labelled = [prompt for prompt in trainer.prompts if prompt.labelled]
+    return {name: count_images(select(labelled, split, name)) for name in split.groups}
+
+
+def _save(inputs: GRPOInputs, training: _Training, resumed: bool) -> None:
+    """Keep the best weights, and write what the training cost and final_model/: tensors, config.json, model card."""
+    trainer, validation, args = training.trainer, training.validation, training.trainer.args
+    outcome, taught = None if validation is None else validation.finish(), trainer.taught_counts
+    if validation is None and args.objective == "mean_teacher":
+        trainer.take_teacher()
+    if not args.should_save:
+        return
+    folder, peak = training.folder, peak_memory_gib(inputs.device)
+    validated = count_images([p for p in validation.prompts if p.labelled]) if validation else 0
+    labels = {"reward": _labels_used(trainer, inputs.split), "weights": {"val": validated}}
+    trained = sum(count for _, _, count in parameter_table(trainer.sa2va))
+    seconds = {"training": trainer.seconds}  # of all processes
+    RunCost(seconds, labels, trained, peak, resumed=False).save(folder)
+    learning = trainer.seconds - trainer.earlier_seconds - sum(trainer.phases.values())
+    config = read_json(folder / "config.json") | {
+        "steps": trainer.state.global_step,
+        "minutes": trainer.seconds / 60,
+        "resumed": resumed,
+        "validation": None if outcome is None else asdict(outcome),
+        "peak_memory_gib": peak,
+        "seconds": {**trainer.phases, "learning": learning},
+        **({"taught": taught} if taught["images"] else {}),
+    }
+    if validation is not None:
+        validation.save_looks(folder / LOOKS)
+    with whole_folder(folder / FINAL) as temporary:
         save_trainable(trainer.sa2va, temporary / TRAINABLE)
         write_json(temporary / "config.json", config)
         (temporary / "README.md").write_text(card_text(config), encoding="utf-8")
-        copy_pictures(run.path, temporary)
-    run.finish()
+        copy_pictures(folder, temporary)
+    if taught["no_seg"]:
+        print(untaught_line(**taught))

@@ -6,7 +6,7 @@ the best criterion are kept; those before training take part, so a run never lea
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,7 @@ class Outcome:
         metric: criterion, one of `METRICS`; None if no validation item has a label, so that nothing can be compared.
         items: number of validation items.
         labelled: those of them with a true mask, which the choice of weights has used.
-        before: metric of the initial model.
-        last: metric after the last step.
-        best: the highest metric.
+        before, last, best: metric of the initial model, after the last step, and the highest.
         kept_step: optimisation step whose weights are in final_model; 0 are the initial weights.
         last_step: steps of the run.
         kept_teacher: whether final_model holds a mean teacher's weights in place of the model's.
@@ -63,25 +61,16 @@ class Outcome:
         """Whether final_model holds the initial weights."""
         return self.kept_step == 0
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """For config.json."""
-        return asdict(self)
-
 
 def outcome_of(steps: Sequence[int], values: Sequence[float], metric: str | None, items: int, labelled: int) -> Outcome:
-    """The outcome of validations at `steps`, the first of which is 0; equal values count for the earlier step.
+    """The outcome of validations at `steps`, the first of which is 0, with these values of the metric, if there is one.
 
-    Args:
-        steps: of the validations, at least one.
-        values: of the metric; empty if there is none.
-        metric, items, labelled: as in `Outcome`.
+    Equal values count for the earlier step; `metric`, `items` and `labelled` are as in `Outcome`.
     """
     if not values:
         return Outcome(None, items, labelled, None, None, None, steps[-1], steps[-1])
     best = max(values)
-    kept_step = steps[values.index(best)]
-    return Outcome(metric, items, labelled, values[0], values[-1], best, kept_step, steps[-1])
+    return Outcome(metric, items, labelled, values[0], values[-1], best, steps[values.index(best)], steps[-1])
 
 
 def notice(config: Mapping[str, Any]) -> str:
@@ -93,18 +82,15 @@ def notice(config: Mapping[str, Any]) -> str:
     outcome = saved_outcome(config)
     if outcome is None or outcome.metric is None or outcome.last is None or outcome.before is None:
         return ""
-    name = METRICS[outcome.metric]
+    name, worse = METRICS[outcome.metric], outcome.last < outcome.before
     change = (
         f"on {outcome.items} validation items {name} was {outcome.before:.3f} before, {outcome.last:.3f} at the end"
     )
-    worse = outcome.last < outcome.before
     if outcome.kept_initial:
         first = "Worse" if worse else "Not better"
         return f"{first} than the initial model: {change}, never higher; final_model is the initial model."
-    if worse:
-        kept = f"final_model holds the best weights, of step {outcome.kept_step}, with {outcome.best:.3f}"
-        return f"Worse at the end than the initial model: {change}; {kept}."
-    return ""
+    kept = f"final_model holds the best weights, of step {outcome.kept_step}, with {outcome.best:.3f}"
+    return f"Worse at the end than the initial model: {change}; {kept}." if worse else ""
 
 
 def kept_weights(config: Mapping[str, Any]) -> str:
@@ -140,8 +126,8 @@ KEEP_SEG = "their answers have no [SEG]: lower learning_rate, or raise seg_text_
 REMEDIES = {
     "supervised": "lower learning_rate or bce_weight, or raise dice_weight",
     "mean_teacher": "lower consistency_weight or learning_rate, or raise dice_weight",
-    "grpo": "lower learning_rate, or raise beta",
-    "dpo": "lower learning_rate, or raise dpo_beta or sft_weight",
+    "grpo": "lower learning_rate, or raise kl_coef",
+    "dpo": "lower learning_rate",
 }
 
 
@@ -233,8 +219,14 @@ class ValidationCallback(TrainerCallback):
         self.best_weights = trainable_state(self.trainer.sa2va) if best_is_now else state["peak"]
 
     def _validate(self, step: int) -> None:
-        with clock(self.trainer.phases, "validation"):
-            points, of_teacher = self._points(), self._points_of_teacher(step)
+        trainer, of_teacher = self.trainer, dict[str, float]()
+        with clock(trainer.phases, "validation"):
+            points = self._points()
+            if (
+                step and trainer.args.objective == "mean_teacher" and trainer.ema is not None
+            ):  # at step 0 it is the model
+                with swapped(trainer.sa2va, trainer.ema.weights):
+                    of_teacher = self._points()
         self.steps.append(step)
         self._alarm(step, points)
         if PROXY in points:
@@ -242,7 +234,7 @@ class ValidationCallback(TrainerCallback):
         self.criterion = next((tag for tag in METRICS if tag in points), None)
         if self.criterion is not None:
             self._keep_best(points[self.criterion], of_teacher.get(self.criterion, -np.inf))
-        self.trainer.log_now(points | {name.replace("val/", "val/teacher_"): of_teacher[name] for name in of_teacher})
+        trainer.log_now(points | {name.replace("val/", "val/teacher_"): value for name, value in of_teacher.items()})
 
     def _keep_best(self, value: float, of_teacher: float) -> None:
         """Add the criterion of the model, or of its teacher if that is better, and keep the weights of the best."""
@@ -255,21 +247,13 @@ class ValidationCallback(TrainerCallback):
                 self.best_weights |= {name: tensor.cpu().clone() for name, tensor in self.trainer.ema.weights.items()}
         self.gold.append(better)
 
-    def _points_of_teacher(self, step: int) -> dict[str, float]:
-        """As `_points`, of a mean teacher; empty without one, and at step 0, where it is the model."""
-        trainer = self.trainer
-        if trainer.args.objective != "mean_teacher" or trainer.ema is None or not step:
-            return {}
-        with swapped(trainer.sa2va, trainer.ema.weights):
-            return self._points()
-
     def _alarm(self, step: int, points: Mapping[str, float]) -> None:
         """Warn if most masks are empty: at step 0 the question is not understood; later training has collapsed."""
         if points[EMPTY] <= ALARM or self.has_warned:
             return
         self.has_warned = step > 0
-        learned = KEEP_SEG if points[SILENT] > ALARM else REMEDIES[self.trainer.args.objective]
-        remedy = learned if step else "give a question that the model understands"
+        remedy = KEEP_SEG if points[SILENT] > ALARM else REMEDIES[self.trainer.args.objective]
+        remedy = remedy if step else "give a question that the model understands"
         if self.trainer.args.should_log:
             warnings.warn(
                 f"step {step}: the masks of {points[EMPTY]:.0%} of {len(self.prompts)} validation items are empty "

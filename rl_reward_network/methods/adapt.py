@@ -21,12 +21,11 @@ from typing import Any
 import numpy as np
 
 from rl_reward_network.atomic_io import read_json, state_fingerprint, whole_file, write_json
-from rl_reward_network.grpo.card import write_results
 from rl_reward_network.grpo.evaluate import run_grpo_evaluation
+from rl_reward_network.grpo.final_model import merge_run, write_results
 from rl_reward_network.grpo.image_context import FeatureCache
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs, within_budget
 from rl_reward_network.grpo.measure import measure
-from rl_reward_network.grpo.merge import merge_run
 from rl_reward_network.grpo.plan import PlanArgs, TrainablePartsArgs, make_plan
 from rl_reward_network.grpo.prompts import TrainingItem
 from rl_reward_network.grpo.settings import PATIENCE, SIDE_STEPS, GRPOSettings, Mode

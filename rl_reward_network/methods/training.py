@@ -248,7 +248,7 @@ def digest(run: Path) -> str:
 
 def merge(run: Path) -> None:
     """Merge the final model of a GRPO run into `MERGED`, unless the merged one is of these weights."""
-    from rl_reward_network.grpo.merge import merge_run
+    from rl_reward_network.grpo.final_model import merge_run
 
     note, of = run / MERGED / MERGED_FROM, {"final_model": digest(run)}
     if not note.exists() or read_json(note) != of:

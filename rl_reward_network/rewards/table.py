@@ -153,7 +153,7 @@ def needs_truth(name: str) -> bool:
 LEARNED = tuple(name for name, columns in PROMPT_REWARDS.items() if "score" in columns)
 OF_LABELS = tuple(name for name in PROMPT_REWARDS if needs_truth(name) and name not in LEARNED)
 
-WITH_OWN_FLAG = "iou"  # --iou_weight and --loop2_iou_weight, from the original specification
+WITH_OWN_FLAG = "iou"  # of weight 1 in loop 1, --loop2_iou_weight in loop 2
 
 if TYPE_CHECKING:
     RewardName = str

@@ -116,7 +116,7 @@ def test_help_shows_the_common_flags_at_once_and_help_all_every_flag(command: st
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("grpo", "--epsilon", "-1"), "error: epsilon is -1.0"),
+        (("grpo", "--clip_range", "-1"), "error: epsilon is -1.0"),
         (("grpo", "--kl_coef", "-1"), "error: beta is -1.0"),
         (("grpo", "--syze", "3"), "--syze"),
         (("prompts", "quick", "--n_envs", "0"), "error: n_envs is 0"),

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import socket
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ def validate(folder: Path) -> None:
     accelerator = trainer.accelerator
     record = {
         "steps": trainer.state.global_step,
-        "outcome": outcome.facts,
+        "outcome": asdict(outcome),
         "has_warned": trainer.validation.has_warned,
         "gold": trainer.validation.gold,
         "first": from_first_rank(accelerator, lambda: rank),

@@ -10,8 +10,7 @@ import pytest
 from PIL import Image
 
 from rl_reward_network.atomic_io import read_json
-from rl_reward_network.grpo.by_name import exact_share
-from rl_reward_network.grpo.evaluate import run_grpo_evaluation
+from rl_reward_network.grpo.evaluate import exact_share, run_grpo_evaluation
 from rl_reward_network.grpo.image_context import FeatureCache, open_batch
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs, validation_prompts, within_budget
 from rl_reward_network.grpo.measure import Measured
@@ -129,6 +128,7 @@ def test_a_run_is_evaluated_class_by_class(named: GRPOInputs) -> None:
     run = train(named, replace(plan, eval_steps=2, max_labelled=3), named.config.output_dir / "run")
     config = read_json(run / "config.json")
     assert config["labels"] == 3, "images, not questions"
+    assert "| true masks used in training | 3 |" in (run / "final_model" / "README.md").read_text()
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert all(step["loss/contrast"] > 0 for step in steps if "loss/mask" in step)
     assert sum("loss/contrast" in step for step in steps) == 2

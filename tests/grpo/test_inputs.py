@@ -21,12 +21,12 @@ from rl_reward_network.embedded import datasets as embedded
 from rl_reward_network.embedded.regions import write_regions
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.grpo import inputs as inputs_file
+from rl_reward_network.grpo.final_model import merge_run
 from rl_reward_network.grpo.inputs import GRPOInputs, check_prompts, judged_prompts, open_grpo_inputs, within_budget
-from rl_reward_network.grpo.merge import merge_run
 from rl_reward_network.grpo.plan import RewardArgs
 from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL, TrainingItem
 from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings, RewardWeights
-from rl_reward_network.grpo.stage import describe
+from rl_reward_network.grpo.stage import wanted_settings
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig, pick_fields
 from rl_reward_network.inputs.loading import open_inputs, portable_settings, read_samples
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
@@ -201,16 +201,6 @@ def test_settings_nothing_can_be_done_with(changed: dict[str, int], message: str
         opened(Path("nowhere"), **changed)
 
 
-def test_the_device_is_the_one_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert [RunConfig(gpu=gpu).rank_device for gpu in (None, 0, -1)] == ["cuda:0", "cuda:0", "cpu"]
-    monkeypatch.setenv("LOCAL_RANK", "3")
-    assert RunConfig().rank_device == "cuda:3"
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert RunConfig().rank_device == "cpu"
-
-
 def test_the_default_scenes_are_rendered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(embedded, "SCENES", 5)
@@ -341,8 +331,8 @@ def test_a_merged_model_is_measured_on_nothing_that_has_trained_it(
 def test_a_resumed_run_has_the_same_unlabelled_images(inputs: GRPOInputs, run: Path, plan: GRPOPlan) -> None:
     config = read_json(run / "config.json")
     fingerprint = config["settings"]["model_fingerprint"]
-    Run(run, GRPO_RUN).check_same(describe(inputs, plan, fingerprint))
-    without = describe(replace(inputs, unlabelled=None), plan, fingerprint)
+    Run(run, GRPO_RUN).check_same(wanted_settings(inputs, plan, fingerprint))
+    without = wanted_settings(replace(inputs, unlabelled=None), plan, fingerprint)
     with pytest.raises(ValueError, match=r"--resume: it began with other settings .*unlabelled"):
         Run(run, GRPO_RUN).check_same(without)
     old = {**config, "settings": {name: value for name, value in config["settings"].items() if name != "unlabelled"}}

@@ -219,7 +219,7 @@ def test_training_stops_when_it_has_not_become_better_for_too_long(
 
 
 def plan_of(inputs: GRPOInputs, **flags: Any) -> GRPOPlan:
-    own = {name: flags.pop(name) for name in list(flags) if name in ("max_labelled", "no_ema", "rewards")}
+    own = {name: flags.pop(name) for name in list(flags) if name in ("max_labelled", "rewards")}
     args = PlanArgs("quick", inputs.config, grpo=GRPOSettings(objective="mean_teacher", **flags), **own)
     return make_plan(args, inputs, None)
 
@@ -237,7 +237,6 @@ def test_the_preset_has_views_and_the_losses_of_thin_objects(images: GRPOInputs)
         ({"augment": False}, "augment is False, but a mean teacher needs different views"),
         ({"ema_decay": 0.0}, "ema_decay is 0, but the teacher is a moving average"),
         ({"temperature": 0.5}, "--temperature 0.5 does nothing in this run"),
-        ({"no_ema": True}, "--no_ema leaves --objective mean_teacher without its teacher"),
         ({"num_iterations": 2}, "expected 1 with mean_teacher training"),
         ({"caption_to_mask_weight": 0.0}, "--caption_to_mask_weight 0.0 does nothing in this run"),
         ({"consistency_weight": -1.0}, "consistency_weight is -1.0, expected 0 or more"),

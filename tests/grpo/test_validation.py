@@ -1,7 +1,7 @@
 """Validation: curves, best weights, the alarm for empty masks, the stop rule, and that validation changes nothing."""
 
 import warnings
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -241,7 +241,7 @@ DICE = "val/gt_dice"
 
 def config_of(values: list[float], metric: str | None = DICE) -> dict[str, object]:
     """config.json of a run validated at steps 0, 10, ..., on 5 items, 4 of them labelled."""
-    return {"validation": outcome_of([10 * n for n in range(max(1, len(values)))], values, metric, 5, 4).facts}
+    return {"validation": asdict(outcome_of([10 * n for n in range(max(1, len(values)))], values, metric, 5, 4))}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from rl_reward_network.atomic_io import read_json, weights_fingerprint, write_json
 from rl_reward_network.data.splits import Split
-from rl_reward_network.grpo import merge as grpo_merge
+from rl_reward_network.grpo import final_model as grpo_final_model
 from rl_reward_network.grpo import stage as grpo_stage
 from rl_reward_network.grpo.inputs import open_grpo_inputs
 from rl_reward_network.grpo.settings import GRPOSettings
@@ -60,12 +60,12 @@ def test_weights_are_merged_again_where_they_were_trained_again(
         assert not output.exists(), "merge_run would refuse it"
         write_json(output / "config.json", read_json(final_model / "config.json"))
 
-    monkeypatch.setattr(grpo_merge, "merge_run", merge_run)
+    monkeypatch.setattr(grpo_final_model, "merge_run", merge_run)
     for steps in (1, 1, 2):
         write_json(tmp_path / "final_model" / "config.json", {"steps": steps})
         merge(tmp_path)
         assert read_json(tmp_path / MERGED / "config.json") == {"steps": steps}
-    monkeypatch.setattr(grpo_merge, "merge_run", None)
+    monkeypatch.setattr(grpo_final_model, "merge_run", None)
     merge(tmp_path)
 
 
@@ -148,7 +148,7 @@ def test_weights_are_reused_only_with_the_same_model_dtype_and_prompt(
     plan = training.grpo_plan(Job("quick", small, None, {}), begun, settings, None)
     run = Run(tmp_path / "sa2va_grpo_20260101_000000_00000000", GRPO_RUN)
     weights = weights_fingerprint(load_sa2va_model("sa2va-nano")[0])
-    run.begin(grpo_stage.describe(begun, plan, weights), {})
+    run.begin(grpo_stage.wanted_settings(begun, plan, weights), {})
     write_json(run / "final_model" / "config.json", {})
     run.finish()
     if change in ("copy", "other"):

@@ -66,7 +66,7 @@ def test_unknown_rewards_and_missing_labels_raise():
         with pytest.raises(ValueError, match="needs labelled images"):
             prompt_reward(name, np.zeros(2), {})
     for name in ("iou", "speed"):
-        with pytest.raises(ValueError, match=rf"'{name}'.*cldice.*--iou_weight"):
+        with pytest.raises(ValueError, match=rf"'{name}'.*cldice.*--loop2_iou_weight"):
             mask_reward_terms({name: 1.0})
 
 

@@ -1,4 +1,4 @@
-"""A GRPO run merged into a full checkpoint: the same outputs as the run's own model, a card, refusals."""
+"""The final_model of a run: merged into a full checkpoint of the same outputs, refusals, and its card as it is used."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,30 +7,37 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import ModelCard
+from peft import PeftModel
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from rl_reward_network.atomic_io import read_json, weights_fingerprint, write_json
 from rl_reward_network.cli import segment
 from rl_reward_network.cli.merge import Args, main
 from rl_reward_network.curves import save_checkpoint
 from rl_reward_network.data.splits import Split
+from rl_reward_network.grpo.final_model import _changes, card_text, merge_run, training_facts
 from rl_reward_network.grpo.inputs import GRPOInputs
-from rl_reward_network.grpo.merge import merge_run
 from rl_reward_network.grpo.prompts import DESCRIBE
 from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings
-from rl_reward_network.grpo.stage import describe
+from rl_reward_network.grpo.stage import wanted_settings
 from rl_reward_network.inputs.config import RegionConfig, RunConfig
 from rl_reward_network.models.lora import save_trainable
+from rl_reward_network.models.sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.report.before_after import BeforeAfter, summary
 from rl_reward_network.report.table import Results, paired_rows
+from tests.cards import run_card
+from tests.conftest import tube_image
 from tests.grpo.nano import nano, regions, shake
 
 SCALE = 0.01  # enough to change words and masks, too little to lose [SEG]
 SETTINGS = GRPOSettings(learning_rate=1e-3, mask_policy="gaussian", pathwise_weight=0.0)
 PLAN = GRPOPlan("quick", lora_r=4, lora_alpha=8, settings=SETTINGS)
+ROUNDING = 1e-5  # on some processors weights that are mapped from a file round otherwise than copied ones
 
 
 def write_run(run: Path, plan: GRPOPlan = PLAN, model_path: str = "sa2va-nano") -> Any:
@@ -44,7 +51,7 @@ def write_run(run: Path, plan: GRPOPlan = PLAN, model_path: str = "sa2va-nano") 
     base, _ = load_sa2va_model("sa2va-nano")
     config = {
         "stage": "grpo",
-        "settings": describe(inputs, plan, weights_fingerprint(base)),
+        "settings": wanted_settings(inputs, plan, weights_fingerprint(base)),
         "inputs": {"model_path": model_path, "max_dynamic_patch": 1},
         "data": inputs.summary,
         "meteor_variant": "exact+stem",
@@ -61,7 +68,7 @@ def merged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     """The unmerged model of a run, and the folder it was merged into."""
     folder = tmp_path_factory.mktemp("merged")
     model = write_run(folder / "run")
-    main(Args(folder / "run" / "final_model", folder / "mine"))
+    main(Args(folder / "run", folder / "mine"))
     return model, folder / "mine"
 
 
@@ -239,3 +246,115 @@ def test_another_base_model_and_a_broken_run_are_refused(tmp_path: Path, tiny_ch
     ):
         merge_run(tmp_path / "run", tmp_path / "mine")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"], "nothing half-written"
+
+
+# ---- the card as it is used -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def config(merged: tuple[Any, Path]) -> Any:
+    """config.json of the final_model of the merged run."""
+    return read_json(merged[1].with_name("run") / "final_model" / "config.json")
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    Image.fromarray(tube_image(64, 0)[0]).save(tmp_path / "scan.png")
+    return tmp_path / "scan.png"
+
+
+def logits(model: Any) -> Tensor:
+    with torch.no_grad():
+        return model(input_ids=torch.arange(40)[None]).logits
+
+
+def test_the_lines_of_a_final_models_card_load_it(merged: tuple[Any, Path], config: Any, image: Path) -> None:
+    trained, folder = merged
+    whole, lora = run_card(card_text(config), folder.with_name("run") / "final_model", image)
+    assert whole["processor"].max_tiles == 1
+    picture = Image.open(image)
+    expected = trained.predict_forward(image=picture, text=whole["text"], processor=whole["processor"])
+    assert whole["result"]["prediction"] == expected["prediction"]
+    for mask, same in zip(whole["result"]["mask_probabilities"], expected["mask_probabilities"], strict=True):
+        np.testing.assert_allclose(mask, same, atol=ROUNDING)
+    assert isinstance(lora["model"], PeftModel)
+    torch.testing.assert_close(logits(lora["model"]), logits(trained), atol=ROUNDING, rtol=0)
+    assert (logits(trained) - logits(load_sa2va_model("sa2va-nano")[0])).abs().max() > 100 * ROUNDING
+
+
+def test_the_lines_of_a_merged_models_card_load_it(merged: tuple[Any, Path], image: Path) -> None:
+    trained, folder = merged
+    (names,) = run_card((folder / "README.md").read_text(), folder, image)
+    assert type(names["model"]) is Sa2VAForConditionalGeneration
+    torch.testing.assert_close(logits(names["model"]), logits(trained), atol=1e-4, rtol=0)
+    assert names["result"]["prediction"]
+
+
+@pytest.mark.parametrize(("loop1", "rewards"), [(0, "loop2_iou 1, learned 1"), (1, "iou 1, loop2_iou 1, learned 1")])
+def test_a_card_names_the_rewards_of_the_trained_loops_only(config: Any, loop1: int, rewards: str) -> None:
+    config["settings"]["training"] |= {"objective": "grpo", "mask_to_caption_weight": loop1}
+    config["settings"]["weights"] = {"iou": 1.0, "caption": 0.0, "loop2_iou": 1.0, "learned": 1.0}
+    assert training_facts(config)["rewards"] == rewards
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_card_says_how_the_model_was_trained(config: Any, whole: bool) -> None:
+    config["settings"]["training"]["objective"] = "grpo"
+    card = card_text(config, merged=whole)
+    assert "# sa2va-nano, fine-tuned by GRPO" in card
+    assert "- segmentation\n- grpo\n" in card
+    config["settings"]["training"]["objective"] = "supervised"
+    card = card_text(config, merged=whole)
+    assert "# sa2va-nano, fine-tuned on true masks, supervised\n" in card
+    assert "- segmentation\n- supervised\n" in card
+    assert "| mask policy | none: masks are not sampled |" in card
+    assert not any(word in card.replace("GRPO_RUN", "") for word in ("GRPO", "reinforcement"))
+
+
+def test_a_card_has_the_settings_of_a_qwen_vl_where_they_are_not_the_default(config: Any) -> None:
+    plain, changed = card_text(config), {"image_resize": "training", "region_prompt": "crop"}
+    assert not any(name.replace("_", " ") in plain or name in plain for name in changed)
+    config["settings"] |= changed
+    config["inputs"] |= changed
+    card = card_text(config)
+    assert "| image resize | training |" in card
+    assert "| region prompt | crop |" in card
+    assert 'processor.set_image_resize("training")\nimage, text' in card
+    assert "set_image_resize" not in card_text(config, merged=True)
+
+
+def test_a_card_says_that_intervals_of_few_groups_are_rough() -> None:
+    numbers = {"mean": 0.1, "low": 0.0, "high": 0.2, "groups": 7}
+    row = {"metric": "dice", "before": numbers, "after": numbers, "gain": numbers, "verdict": "cannot tell"}
+    said = {"verdict": {"sentence": "Cannot tell."}, "items": 9, "config": {"METEOR": ""}, "totals": {}}
+    assert "7 test groups, fewer than 20: the intervals are rough." in "\n".join(_changes({**said, "rows": [row]}))
+    many = {**row, "gain": {**numbers, "groups": 20}}
+    assert "rough" not in "\n".join(_changes({**said, "rows": [many]}))
+
+
+@pytest.mark.parametrize("base", ["ByteDance/Sa2VA-4B", "../../models/mine", "sa2va-nano"])
+def test_the_metadata_are_those_of_the_hub(config: Any, base: str) -> None:
+    config["inputs"] |= {"model_path": base, "data_root": "HaochenWang/Grasp-Any-Region-Dataset"}
+    row = {"metric": "dice", "verdict": "better"}
+    row |= {name: {"mean": 0.81234, "low": 0.8, "high": 0.9, "groups": 30} for name in ("before", "after", "gain")}
+    nothing = {"metric": "cldice", "verdict": "cannot tell"}
+    nothing |= {
+        name: {"mean": float("nan"), "low": None, "high": None, "groups": 0} for name in ("before", "after", "gain")
+    }
+    evaluation = {
+        "rows": [row, nothing],
+        "config": {"METEOR": ""},
+        "items": 40,
+        "totals": {},
+        "verdict": {"sentence": ""},
+    }
+    for merged in (False, True):
+        card = ModelCard(card_text(config, evaluation, merged), ignore_metadata_errors=False)
+        data = card.data
+        assert (data.library_name, data.pipeline_tag) == ("transformers", "image-segmentation")
+        assert data.base_model == (base if base == "ByteDance/Sa2VA-4B" else None)
+        assert data.datasets == ["HaochenWang/Grasp-Any-Region-Dataset"]
+        (result,) = data.eval_results
+        assert (result.metric_type, result.metric_value, result.dataset_split) == ("dice", 0.8123, "test")
+        assert card.text.lstrip().startswith("# "), "the title is behind the metadata"
+    assert "model-index" not in card_text(config).split("---")[1]
