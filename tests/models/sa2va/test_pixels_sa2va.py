@@ -116,7 +116,7 @@ SCALE = r"(uint8|8 bit).*; scale it to 0\.\.255, .*load_image"
         (Image.new("RGB", (0, 5)), r"an image must have pixels, got 0 x 5 \(width x height\)"),
         (np.zeros((500, 2, 3), np.uint8), r"the image has 2 x 500 pixels \(.*200.*\); crop it"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_what_is_no_image_is_refused(image, message):
     reads = [lambda one: resized_image(one, 28, "prediction"), lambda one: resized_image(one, 28, "training")]
