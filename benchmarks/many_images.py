@@ -30,9 +30,10 @@ from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.data.masks import to_rle
 from rl_reward_network.data.splits import make_split, select
 from rl_reward_network.env.observation import IMAGE_FEATURES
+from rl_reward_network.env.sa2va_finetune_env import PromptContext
 from rl_reward_network.inputs.loading import check_files
 from rl_reward_network.ppo.baselines import POLICY, RIDGE, compare
-from rl_reward_network.ppo.contexts import PromptTable, load_tables, ridge_choices, save_tables
+from rl_reward_network.ppo.contexts import load_tables, ridge_choices, save_tables, table_of
 from rl_reward_network.ppo.policy import choose_prompts
 from rl_reward_network.ppo.prompt_report import EvaluationResult, write_report
 from rl_reward_network.ppo.prompts import train_prompt_policy
@@ -102,10 +103,10 @@ def measured(count: int) -> dict[str, float]:
         entries = mocked_tables([(sample.sample_id, sample.group_id) for sample in samples])
         timed("save tables", lambda: save_tables(folder / "t.json", {"policy": entries, "val": entries}))
         loaded = timed("load tables", lambda: load_tables(folder / "t.json"))["policy"]
-        contexts = [entry.context for entry in loaded]
+        contexts = loaded
         ppo = PPOSettings(learning_rate=3e-4)
         model = timed("PPO, 2000 steps", lambda: train_prompt_policy(contexts, contexts, ppo, folder / "run"))
-        tables, chosen = [entry.table for entry in loaded], choose_prompts(model, contexts)
+        tables, chosen = [table_of(entry) for entry in loaded], choose_prompts(model, contexts)
         deployment = timed("decide", lambda: decide_on(tables, chosen))
         picks = {POLICY: chosen, RIDGE: timed("ridge per prompt", lambda: ridge_choices(loaded, loaded, "net"))}
         comparison = timed("compare", lambda: compare(tables, tables, picks, deployment, 0))
@@ -134,18 +135,18 @@ def write_data(folder: Path, count: int) -> None:
     write_json(folder / "annotations.json", records)
 
 
-def mocked_tables(ids: list[tuple[str, str]]) -> list[PromptTable]:
+def mocked_tables(ids: list[tuple[str, str]]) -> list[PromptContext]:
     """A random row for each image."""
     rng = np.random.default_rng(0)
 
     def numbers() -> np.ndarray:
         return rng.random(PROMPTS, dtype=np.float32)
 
-    def entry(sample: str, group: str) -> PromptTable:
-        table = SampleTable(sample, group, numbers(), {name: numbers().astype(np.float64) for name in MASK_REWARDS})
+    def entry(sample: str, group: str) -> PromptContext:
+        metrics = {name: numbers().astype(np.float64) for name in MASK_REWARDS}
         features = np.zeros(IMAGE_FEATURES + VISION, dtype=np.float32)
         features[IMAGE_FEATURES:] = rng.normal(size=VISION)
-        return PromptTable(features, table, 0.5)
+        return PromptContext(sample, features, numbers(), metrics, group, own_dice=0.5)
 
     return [entry(*names) for names in ids]
 

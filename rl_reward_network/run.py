@@ -464,12 +464,15 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
+RENAMED_REWARDS = {"mix": "net_and_dice", "tree": "single_tree"}  # of the plan of a policy up to version 1.0.0rc1
 RENAMED = {"world": "inputs", "origin": "settings"}  # fields of config.json up to version 1.0.0rc1
 
 
 def read_model_config(path: Path) -> dict[str, Any]:
     """The config.json of a `final_model`, with the names of today. Raises as `read_json`."""
     config = {RENAMED.get(name, name): value for name, value in read_object(path).items()}
+    if (plan := config.get("plan")) and plan.get("reward") in RENAMED_REWARDS:
+        config["plan"] = {**plan, "reward": RENAMED_REWARDS[plan["reward"]]}
     if "training" not in (settings := config.get("settings") or {}) and "settings" in settings:
         config["settings"] = {**settings, "training": settings["settings"]}
     return config

@@ -22,7 +22,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from rl_reward_network.cli.main import main
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import open_inputs
-from rl_reward_network.ppo.deploy import load_policy
+from rl_reward_network.ppo.policy import load_policy
 from tests.conftest import SMALLEST, refusing, shell, write_tiny_data
 
 ROOT = Path(__file__).resolve().parents[1]

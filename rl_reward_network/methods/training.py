@@ -19,8 +19,8 @@ from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.models.default import has_side_network, is_qwen_vl, is_small
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
-from rl_reward_network.ppo import operations, prompts
-from rl_reward_network.ppo.deploy import load_policy, load_policy_of_run
+from rl_reward_network.ppo import prompts
+from rl_reward_network.ppo.policy import load_policy
 from rl_reward_network.ppo.settings import Mode
 from rl_reward_network.report.cost import COST, Cost, RunCost
 from rl_reward_network.reward_training.stage import (
@@ -121,10 +121,10 @@ def train_prompt_policy(job: Job, reward: RewardName = "net") -> tuple[Path, boo
 def train_operations(job: Job) -> tuple[Path, bool]:
     """The post-processing policy of experiment 2, rewarded by labels."""
     inputs = job.labelled.inputs
-    plan = operations.post_plan(job.mode, seed=inputs.config.seed)
-    settings, output_dir = operations.run_settings(inputs, plan), inputs.config.output_dir
+    plan = prompts.post_plan(job.mode, seed=inputs.config.seed)
+    settings, output_dir = prompts.run_settings(inputs, plan), inputs.config.output_dir
     run = Run.find(POST_RUN, output_dir, settings) or Run.create(POST_RUN, output_dir, settings)
-    return _completed(job, run, lambda: operations.run_post_stage(inputs, plan, None, run))
+    return _completed(job, run, lambda: prompts.run_policy_stage(inputs, plan, None, run))
 
 
 def train_weights(
@@ -284,7 +284,7 @@ def _cost_of_0_12(run: Path, inputs: RunInputs) -> RunCost:
         used = {"reward": {"reward": reward, "policy": labels - reward}, "weights": {"val": chose}}
         trained = sum(count for _, _, count in config["parameters"])
         return RunCost({"training": 60 * config["minutes"]}, used, trained, peak, resumed=False)
-    policy = load_policy_of_run(run / FINAL)[0] if "operations" in config else load_policy(run / FINAL)
+    policy = load_policy(run / FINAL)
     labels = labels if "choice" in config["deployment"] else {"reward": labels}  # of 0.11
     return RunCost(seconds, labels, _count(policy), peak, config.get("resumed", False))
 

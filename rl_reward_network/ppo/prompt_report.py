@@ -1,4 +1,4 @@
-"""The report of a prompt policy: eval.json, tables per image and per patient, and one HTML page."""
+"""The report of a policy: eval.json, tables per image and per patient, and one HTML page."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rl_reward_network.atomic_io import write_json
-from rl_reward_network.ppo.baselines import DEFAULT, DEPLOYED, FIXED, NET, POLICY, Comparison
+from rl_reward_network.ppo.baselines import DEPLOYED, NET, POLICY, PROMPTS, Comparison
 from rl_reward_network.report import figures, page
 from rl_reward_network.report.overlays import BLUE, GREEN, ORANGE, picture
 from rl_reward_network.report.statistics import INTERVALS, group_means
@@ -39,7 +39,8 @@ class Overlay:
         truth: bool (H, W), or None when unlabelled.
         default: bool (H, W), mask of the default prompt.
         deployed: bool (H, W), mask of the prompt that the deployed choice selects.
-        error_map: float (H, W) in [0, 1], predicted probability that each pixel of `deployed` is wrong.
+        error_map: float (H, W) in [0, 1], predicted probability that each pixel of `deployed` is wrong; None without a
+            reward network.
     """
 
     title: str
@@ -48,7 +49,7 @@ class Overlay:
     truth: np.ndarray | None
     default: np.ndarray
     deployed: np.ndarray
-    error_map: np.ndarray
+    error_map: np.ndarray | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +58,7 @@ class EvaluationResult:
 
     Args:
         comparison: rows, verdict and the scores of each test image.
-        prompts: the P prompts, index 0 the default.
+        prompts: the P prompts, index 0 the default, or sequences of operations in words.
         config: model, data fingerprint, reward network, ...; JSON values.
         notes: in addition to those of the comparison.
         overlays: images of the page, see `Results.picks`.
@@ -100,14 +101,15 @@ def write_report(folder: Path, result: EvaluationResult) -> Path:
 def _summary(result: EvaluationResult) -> dict[str, Any]:
     """The content of eval.json."""
     comparison, results = result.comparison, result.comparison.results
-    of_default, of_fixed = results.p(DEFAULT), results.p(FIXED)
+    names = comparison.names
+    of_default, of_fixed = results.p(names.default), results.p(names.fixed)
     rows = [
         {
             "name": row.name,
             "means": row.means(),
-            f"{results.criterion}_minus_default": asdict(results.difference(row, DEFAULT)),
+            f"{results.criterion}_minus_default": asdict(results.difference(row, names.default)),
             "p_minus_default": of_default.get(row.name),
-            f"{results.criterion}_minus_best_fixed": asdict(results.difference(row, FIXED)),
+            f"{results.criterion}_minus_best_fixed": asdict(results.difference(row, names.fixed)),
             "p_minus_best_fixed": of_fixed.get(row.name),
             "gap_closed": comparison.closed(row),
             "prompts_asked_per_image": comparison.prompts_asked[row.name],
@@ -157,8 +159,8 @@ def _per_patient(result: EvaluationResult) -> str:
 def _page(result: EvaluationResult, header: str) -> str:
     comparison, results = result.comparison, result.comparison.results
     return page.report(
-        f"Prompt policy: {comparison.verdict.label}",
-        "Which prompt suits which image?",
+        f"{comparison.names.arm.capitalize()} policy: {comparison.verdict.label}",
+        f"Which {comparison.names.arm} suits which image?",
         header,
         [comparison.verdict.sentence],
         [deployed_sentence(comparison), f"{len(results.ids)} test images of {results.patients} patients."],
@@ -176,33 +178,40 @@ def _page(result: EvaluationResult, header: str) -> str:
 def deployed_sentence(comparison: Comparison) -> str:
     """The deployed choice and its reason, in a sentence."""
     deployment = comparison.deployment
-    fixed = f"The best fixed prompt is index {deployment.best_fixed}, chosen by {deployment.fixed_by}."
-    return f"Deployed: {deployment.words(FIXED)}, because {deployment.reason}. {fixed}"
+    fixed = f"The {comparison.names.fixed} is index {deployment.best_fixed}, chosen by {deployment.fixed_by}."
+    return f"Deployed: {_deployed_words(comparison)}, because {deployment.reason}. {fixed}"
+
+
+def _deployed_words(comparison: Comparison, index: str = "") -> str:
+    """What is deployed, in words; `index` is added to the best fixed choice."""
+    names = comparison.names
+    as_it_is = {} if names is PROMPTS else {"as_it_is": f"the {names.default}"}
+    return comparison.deployment.words(names.fixed + index, **as_it_is)
 
 
 def _tables(comparison: Comparison) -> list[str]:
     """HTML: the short table, all metrics, and the differences."""
     results = comparison.results
-    rows, criterion = results.rows, TITLES[results.criterion]
+    rows, criterion, names = results.rows, TITLES[results.criterion], comparison.names
     name: Column[Row] = ("row", lambda row: row.name)
     short: list[Column[Row]] = [
         name,
         (criterion, lambda row: results.value(row).point()),
-        ("to best fixed", lambda row: results.difference(row, FIXED).point("+")),
+        ("to best fixed", lambda row: results.difference(row, names.fixed).point("+")),
         ("gap closed", lambda row: percent(comparison.closed(row))),
     ]
     prompts: Column[Row] = ("prompts per image", lambda row: comparison.prompts_asked[row.name] or "needs truth")
-    of_default, of_fixed = results.p(DEFAULT), results.p(FIXED)
+    of_default, of_fixed = results.p(names.default), results.p(names.fixed)
     differences: list[Column[Row]] = [
         name,
-        ("minus default", lambda row: results.difference(row, DEFAULT)),
+        ("minus default", lambda row: results.difference(row, names.default)),
         ("p", lambda row: p_words(of_default.get(row.name))),
-        ("minus best fixed", lambda row: results.difference(row, FIXED)),
+        ("minus best fixed", lambda row: results.difference(row, names.fixed)),
         ("p", lambda row: p_words(of_fixed.get(row.name))),
     ]
     return [
         f"<h2>Results</h2><p>{page.text(criterion)}, mean over patients, in [0, 1]; the difference to the best fixed "
-        "prompt; and the share of the oracle's gain over that prompt (gap closed).</p>",
+        f"{names.arm}; and the share of the oracle's gain over that {names.arm} (gap closed).</p>",
         table_of(rows, short).html(),
         f"<p>All metrics with {INTERVALS}. An empty mask scores 1 if the ground truth is "
         "empty, else 0. Prompts per image: number of prompts that Sa2VA must answer per new image.</p>",
@@ -213,14 +222,15 @@ def _tables(comparison: Comparison) -> list[str]:
 
 
 def show_comparison(result: EvaluationResult) -> None:
-    """Print the rows of a prompt policy's evaluation, and the verdict."""
+    """Print the rows of a policy's evaluation, and the verdict."""
     comparison, results = result.comparison, result.comparison.results
+    names = comparison.names
     columns: list[Column[Row]] = [
         ("", lambda row: row.name),
         ("mean [95 %]", results.value),
         *([("recall", lambda row: row.estimates["recall"].point())] if comparison.labelled else []),
-        ("-default", lambda row: results.difference(row, DEFAULT).point("+")),
-        ("-fixed", lambda row: results.difference(row, FIXED).point("+")),
+        ("-default", lambda row: results.difference(row, names.default).point("+")),
+        ("-fixed", lambda row: results.difference(row, names.fixed).point("+")),
         ("closed", lambda row: percent(comparison.closed(row))),
     ]
     table_of(results.rows, columns).show(f"mean over patients ({results.criterion}), minus default and best fixed")
@@ -228,16 +238,16 @@ def show_comparison(result: EvaluationResult) -> None:
 
 
 def _choices(result: EvaluationResult) -> list[str]:
-    """HTML: histogram and table of the selected prompts."""
-    comparison = result.comparison
+    """HTML: histogram and table of what was selected."""
+    comparison, arm = result.comparison, result.comparison.names.arm
     reference = ORACLE if comparison.labelled else NET
     counts = {name: comparison.weights[name].sum(axis=0) for name in (DEPLOYED, POLICY, reference)}
     chosen = [counts[name].astype(int) for name in (POLICY, DEPLOYED)]
     return [
         "<h2>Choices</h2>",
-        page.figure(figures.histogram(counts, "index of the prompt"), "How often each prompt is chosen"),
+        page.figure(figures.histogram(counts, f"index of the {arm}"), f"How often each {arm} is chosen"),
         page.table(
-            ["index", "prompt", POLICY, DEPLOYED],
+            ["index", arm, POLICY, DEPLOYED],
             zip(range(len(result.prompts)), result.prompts, *chosen, strict=True),
             "wrap",
         ),
@@ -246,16 +256,16 @@ def _choices(result: EvaluationResult) -> list[str]:
 
 def _plots(result: EvaluationResult) -> list[str]:
     """HTML: Dice over reward, and the validation curves of the training, as far as they exist."""
-    comparison, parts = result.comparison, []
-    if comparison.labelled:
+    comparison, parts, arm = result.comparison, [], result.comparison.names.arm
+    if comparison.labelled and SCORE in comparison.results.rows[0].values:
         every = [np.concatenate([table.column(name) for table in comparison.tables]) for name in (SCORE, "dice")]
         deployed = comparison.results.row(DEPLOYED).values
-        points = {"all prompts": (every[0], every[1]), DEPLOYED: (deployed[SCORE], deployed["dice"])}
-        words = "The masks of all prompts on all test images, and those of the deployed choice."
+        points = {f"all {arm}s": (every[0], every[1]), DEPLOYED: (deployed[SCORE], deployed["dice"])}
+        words = f"The masks of all {arm}s on all test images, and those of the deployed choice."
         plot = page.figure(figures.scatter(points), "Reward against Dice")
         parts.append(f"<h2>Reward and ground truth</h2><p>{words}</p>{plot}")
     panels = {"mean of the greedy policy": VALIDATION}
-    if curves := figures.curves(result.rollouts, panels, "prompts tried in training"):
+    if curves := figures.curves(result.rollouts, panels, f"{arm}s tried in training"):
         parts.append("<h2>Training</h2>" + page.figure(curves, "Reward and Dice in training"))
     return parts
 
@@ -266,7 +276,7 @@ def _images(result: EvaluationResult) -> list[str]:
         return []
     comparison, results = result.comparison, result.comparison.results
     deployment, measure = comparison.deployment, TITLES[results.criterion]
-    what = deployment.words(f"{FIXED} (index {deployment.best_fixed})")
+    what = _deployed_words(comparison, f" (index {deployment.best_fixed})")
     words = f"Shown is what is deployed: {what}. Best, median and worst are the test images by its {measure}."
     shown = [f"<h2>Images</h2><p>{page.text(words)}</p>"]
     for overlay in result.overlays:
@@ -274,12 +284,14 @@ def _images(result: EvaluationResult) -> list[str]:
         if overlay.truth is not None:
             masks.append(("truth", overlay.truth, GREEN))
             colours["truth"] = GREEN
-        for name, mask, colour in ((DEFAULT, overlay.default, ORANGE), (DEPLOYED, overlay.deployed, BLUE)):
+        default = comparison.names.default
+        for name, mask, colour in ((default, overlay.default, ORANGE), (DEPLOYED, overlay.deployed, BLUE)):
             value = results.row(name).values[results.criterion][overlay.number]
             caption = f"{name} (index {comparison.prompts(name)[overlay.number]}): {measure} {value:.3f}"
             masks.append((caption, mask, colour))
             colours[name] = colour
         title = f"{overlay.title} of the deployed choice, by {measure}: {result.named(results.ids[overlay.number][0])}"
-        errors = f"{DEPLOYED}: errors expected by the reward net", overlay.error_map
+        expected = overlay.error_map
+        errors = None if expected is None else (f"{DEPLOYED}: errors expected by the reward net", expected)
         shown.append(picture(title, overlay.image, masks, colours, errors))
     return shown

@@ -7,9 +7,8 @@ import pytest
 
 from benchmarks.prompt_seeds import Tables, measured, shuffled, summary, without_vision
 from rl_reward_network.env.observation import IMAGE_FEATURES
-from rl_reward_network.ppo.contexts import PromptTable
+from rl_reward_network.env.sa2va_finetune_env import PromptContext
 from rl_reward_network.ppo.prompts import policy_plan
-from rl_reward_network.report.metrics import SampleTable
 from rl_reward_network.rewards.table import MASK_REWARDS
 from tests.ppo.toys import toy_contexts
 
@@ -18,11 +17,13 @@ PLAN = policy_plan("quick")
 
 @pytest.fixture(scope="module")
 def tables() -> Tables:
-    def entries(count: int, seed: int) -> list[PromptTable]:
+    def entries(count: int, seed: int) -> list[PromptContext]:
         return [
-            PromptTable(
-                np.append(context.features, [1.0, 2.0]).astype(np.float32),
-                SampleTable(context.sample_id, context.sample_id, context.scores, metrics),
+            replace(
+                context,
+                features=np.append(context.features, [1.0, 2.0]).astype(np.float32),
+                metrics=metrics,
+                group_id=context.sample_id,
             )
             for context in toy_contexts(count, seed)
             if (metrics := dict.fromkeys(MASK_REWARDS, context.metrics["dice"]))
@@ -48,9 +49,9 @@ def test_shuffled_each_image_has_all_rewards_and_validation_and_test_stay(tables
     moved = shuffled(tables)
     assert (moved["val"], moved["test"]) == (tables["val"], tables["test"])
     looks = {entry.features.tobytes() for entry in moved["policy"]}
-    paid = [{e.table.scores.tobytes() for e in moved["policy"] if e.features.tobytes() == look} for look in looks]
+    paid = [{e.scores.tobytes() for e in moved["policy"] if e.features.tobytes() == look} for look in looks]
     assert len(looks) == 20
-    assert all(rows == {entry.table.scores.tobytes() for entry in tables["policy"]} for rows in paid)
+    assert all(rows == {entry.scores.tobytes() for entry in tables["policy"]} for rows in paid)
 
 
 def test_the_published_preset_has_image_features_only(tables: Tables) -> None:

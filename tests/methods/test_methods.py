@@ -88,7 +88,7 @@ def mask(name: str, view: ImageView, parameter: float | None = None) -> np.ndarr
 @pytest.mark.parametrize("best", [0.01, 0.5, 0.6, 0.99])
 def test_a_best_threshold_gives_its_mask_and_a_soft_mask_in_0_1(best: float) -> None:
     """A threshold of 0.6 gave values below 0, and ECE of them ended the comparison."""
-    policy = SimpleNamespace(config={"best_threshold": best})
+    policy = SimpleNamespace(sequence=lambda index: ((), (f"threshold at {best}",))[index])
     trained = SimpleNamespace(load=lambda run, loader: policy, prompts=PROMPTS[:1])
     view = view_of()
     soft = method("threshold").predict(view, trained, None)  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ from rl_reward_network.methods.methods import (
 )
 from rl_reward_network.methods.training import MERGED, REWARD_NET, Job, check_split, cost_of, merge, named_run
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
-from rl_reward_network.ppo import operations, prompts
+from rl_reward_network.ppo import prompts
 from rl_reward_network.report.cost import Cost, RunCost, cost_from_json, cost_json, total_cost
 from rl_reward_network.run import GRPO_RUN, Run
 from tests.conftest import write_tiny_data
@@ -127,8 +127,7 @@ def test_each_run_is_trained_with_the_settings_of_its_method(
     def stage(inputs: Any, plan: Any, *_: Any, **__: Any) -> None:
         calls.append((inputs, plan))
 
-    for module, function in ((prompts, "run_policy_stage"), (operations, "run_post_stage")):
-        monkeypatch.setattr(module, function, stage)
+    monkeypatch.setattr(prompts, "run_policy_stage", stage)
     monkeypatch.setattr(grpo_stage, "run_grpo_stage", stage)
     monkeypatch.setattr(training.RewardNetwork, "from_pretrained", lambda folder: SimpleNamespace(fingerprint="net"))
     monkeypatch.setattr(training, "check_no_leak", lambda *_: None)

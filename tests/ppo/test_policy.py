@@ -15,9 +15,8 @@ from stable_baselines3 import PPO
 from rl_reward_network.atomic_io import write_json
 from rl_reward_network.env.observation import observation_table
 from rl_reward_network.env.sa2va_finetune_env import observations
-from rl_reward_network.ppo.deploy import deployed_prompt, load_policy, read_policy_config
-from rl_reward_network.ppo.policy import choose_prompts, save_network
-from rl_reward_network.ppo.prompts import standardised
+from rl_reward_network.ppo.policy import choose_prompts, deployed_prompt, load_policy, read_policy_config, save_network
+from rl_reward_network.ppo.train import standardised
 from tests.env.test_sa2va_finetune_env import make_contexts
 from tests.ppo.toys import toy_contexts, train
 

@@ -13,11 +13,8 @@ import torch
 
 from rl_reward_network.curves import Curves
 from rl_reward_network.ppo.evaluate import _labels_note
-from rl_reward_network.ppo.operations import train_post_policy
-from rl_reward_network.ppo.policy import choose_operations, choose_prompts
-from rl_reward_network.ppo.settings import PPOSettings, operation_settings
-from rl_reward_network.ppo.train import CurvesWriter, RolloutCheckpoint, make_vector_env
-from tests.env.edited_images import known_images
+from rl_reward_network.ppo.policy import choose_prompts
+from rl_reward_network.ppo.train import CurvesWriter, make_vector_env
 from tests.env.test_sa2va_finetune_env import RECORDED, RECORDED_CASES, make_contexts, recorded_actions
 from tests.ppo.toys import curves, toy_contexts, train
 
@@ -119,16 +116,6 @@ def test_the_report_says_what_gave_the_reward(reward: str, said: str) -> None:
     assert note.endswith(of_labels)
 
 
-def test_ppo_learns_which_operation_repairs_which_mask(tmp_path: Path) -> None:
-    settings = PPOSettings(3000, n_envs=4, n_steps=32, batch_size=64, max_steps=2, gamma=0.5)
-    model = train_post_policy(known_images(12), known_images(6, 12), settings, tmp_path)
-    new = known_images(8, 30)
-    pairs = list(zip(new, choose_operations(model, new, 2), strict=True))
-    gain = np.mean([image.dice(operations) - image.dice(()) for image, operations in pairs])
-    assert gain > 0.05
-    assert set(curves(tmp_path)) >= {"custom/gt_dice", "custom/val_reward", "custom/val_gt_dice"}
-
-
 def test_equal_seeds_give_equal_policies(tmp_path: Path) -> None:
     first, second, other = (
         train(tmp_path / name, seed=seed).policy.state_dict() for name, seed in (("a", 1), ("b", 1), ("c", 2))
@@ -209,29 +196,3 @@ def test_an_over_optimised_run_stops_and_has_the_weights_of_its_peak(
     weights = copy.deepcopy(model.policy.state_dict())
     again = train(tmp_path, contexts, val, total_timesteps=6000)  # killed after the stop
     assert all(torch.equal(value, again.policy.state_dict()[name]) for name, value in weights.items())
-
-
-def test_a_run_that_was_cut_off_ends_in_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = replace(operation_settings("quick"), total_timesteps=600, n_envs=4, n_steps=32, max_steps=2)
-    begin, count = RolloutCheckpoint._on_rollout_start, 0
-
-    def run(name: str) -> Any:
-        return train_post_policy(known_images(6), known_images(4, 6), settings, tmp_path / name)
-
-    def cut(self: RolloutCheckpoint) -> None:
-        nonlocal count
-        begin(self)
-        count += 1
-        if count == 4:
-            raise KeyboardInterrupt
-
-    whole = run("whole")
-    monkeypatch.setattr("rl_reward_network.ppo.train.CHECKPOINT_SECONDS", 0.0)
-    with monkeypatch.context() as patch:
-        patch.setattr(RolloutCheckpoint, "_on_rollout_start", cut)
-        with pytest.raises(KeyboardInterrupt):
-            run("cut")
-    resumed = run("cut")
-    for name, tensor in whole.policy.state_dict().items():
-        assert torch.equal(tensor, resumed.policy.state_dict()[name]), name
-    assert (tmp_path / "whole/metrics.jsonl").read_text() == (tmp_path / "cut/metrics.jsonl").read_text()
