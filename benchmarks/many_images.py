@@ -36,8 +36,8 @@ from rl_reward_network.ppo.baselines import POLICY, RIDGE, compare
 from rl_reward_network.ppo.contexts import load_tables, ridge_choices, save_tables, table_of
 from rl_reward_network.ppo.policy import choose_prompts
 from rl_reward_network.ppo.prompt_report import EvaluationResult, write_report
-from rl_reward_network.ppo.prompts import train_prompt_policy
 from rl_reward_network.ppo.settings import PPOSettings
+from rl_reward_network.ppo.train import train_prompt_policy
 from rl_reward_network.report.deployment import Deployment, decide, stack
 from rl_reward_network.report.metrics import SampleTable
 from rl_reward_network.rewards.table import MASK_REWARDS

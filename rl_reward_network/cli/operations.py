@@ -72,11 +72,15 @@ def main(args: Args) -> None:
     """Open the inputs and train the policy."""
     plan = check(args)
     from rl_reward_network.inputs.loading import open_inputs
+    from rl_reward_network.models.reward_network import RewardNetwork
     from rl_reward_network.ppo.prompts import run_policy_stage, run_settings
 
     inputs = open_inputs(args.inputs, args.prompting)
+    settings = run_settings(inputs, plan)
+    if args.reward_net is not None and plan.reward in LEARNED:
+        settings["reward_net"] = RewardNetwork.from_pretrained(args.reward_net).fingerprint
     begin = Run.resume if args.resume else Run.create
-    run = begin(POST_RUN, args.inputs.output_dir, run_settings(inputs, plan), args.run_folder)
+    run = begin(POST_RUN, args.inputs.output_dir, settings, args.run_folder)
     run.announce()
     print(f"data: {inputs.summary}")
     if run.finished:

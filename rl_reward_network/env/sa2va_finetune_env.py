@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -16,6 +16,7 @@ from rl_reward_network.env.observation import (
 )
 from rl_reward_network.rewards.table import RewardName, prompt_reward
 
+METADATA: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 1}
 TINT = (255, 128, 0)  # RGB of the mask in `render`, half and half with the image
 
 
@@ -136,36 +137,20 @@ def observations(
 class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
     """Choose the prompt with which a frozen Sa2VA segments an image best, or the operations that repair its mask.
 
-    ## Observation
-    `Box(D,)` float32: statistics and gradient features of the image, pooled Sa2VA features and statistics of the mask
-    where the contexts have them, the share of the episode's steps taken, and the best score so far.
-    `rl_reward_network.env.observation.observation_table` lists name, unit and bounds. The observation contains no
-    ground truth: when the reward uses labels, the best score so far is always 0.
-
-    ## Action
-    `Discrete(P)`: the index of a prompt, or of a sequence of operations; 0 is the default prompt, without operations.
-
-    ## Reward
-    The increase of the best reward of the episode, which starts at 0; in [0, 1]. With one step per episode, the
-    default, it is the reward of the mask. With more steps, the reward of a repeated prompt is 0 and the return is the
-    best reward of the episode.
-
-    ## Start
-    The next image of a shuffled pass over all contexts: every image occurs once per pass. A seed starts a new pass.
-
-    ## End
-    Terminated after `max_steps` steps; never truncated, so no value is bootstrapped after the last step.
-
-    ## Info
-    `reset`: `sample_id`. `step`: `sample_id`, `prompt` (the action), `score`, and, where labelled, the metrics (`dice`,
-    `iou`, ...).
-
-    ## Arguments
-    `contexts`: at least one, all with the same number of actions and features, each `sample_id` once.
-    `max_steps`: steps per episode, default 1.
-    `reward`: `net` (default), `net_and_dice`, `dice`, `cldice`, ..., see `rewards.table.PROMPT_REWARDS`.
-    `render_mode`: None, or `rgb_array` where the contexts have image and masks, as those of `contexts_from_masks`: the
-    image with the mask of the last action.
+    - Observation: `Box(D,)` float32: statistics and gradient features of the image, pooled Sa2VA features and
+      statistics of the mask where the contexts have them, the share of the episode's steps, and the best score so far;
+      `rl_reward_network.env.observation.observation_table` lists name, unit and bounds. It contains no ground truth:
+      when the reward uses labels, the best score so far is always 0.
+    - Action: `Discrete(P)`: the index of a prompt, or of a sequence of operations; 0 is the default prompt, without
+      operations.
+    - Reward: the increase of the best reward of the episode, which starts at 0; in [0, 1]. With one step per episode it
+      is the reward of the mask. With more steps, the reward of a repeated prompt is 0 and the return is the best reward
+      of the episode.
+    - Start: the next image of a shuffled pass over all contexts: every image occurs once per pass. A seed starts a new
+      pass.
+    - End: terminated after `max_steps` steps; never truncated, so no value is bootstrapped after the last step.
+    - Info: of `reset` `sample_id`; of `step` `sample_id`, `prompt` (the action), `score`, and, where labelled, the
+      metrics (`dice`, `iou`, ...).
 
     Importing `rl_reward_network` registers the id. `rl_reward_network.ppo.contexts` builds contexts from
     the folder of a run, or from images, masks and scores:
@@ -175,12 +160,19 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
     gymnasium.make("rl_reward_network/Sa2VAFinetune-v0", contexts=contexts)
     ```
 
+    Args:
+        contexts: at least one, all with the same number of actions and features, each `sample_id` once.
+        max_steps: steps per episode.
+        reward: see `rewards.table.PROMPT_REWARDS`.
+        render_mode: None, or `rgb_array` where the contexts have image and masks, as those of `contexts_from_masks`:
+            the image with the mask of the last action.
+
     Raises:
         ValueError: the arguments do not fit together, or an action is out of range.
         gymnasium.error.ResetNeeded: `step` before `reset`, or after the end of an episode.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 1}
+    metadata: dict[str, Any] = METADATA
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ import numpy as np
 
 from rl_reward_network.methods.prompts import Predict, default_prompt
 from rl_reward_network.methods.view import ImageView, Trained
-from rl_reward_network.ppo.operations import Sequence
+from rl_reward_network.ppo.operations import Edits
 from rl_reward_network.ppo.policy import EditingPolicy, edit
 from rl_reward_network.run import FINAL
 
@@ -25,7 +25,7 @@ def fixed_sequence(run: str) -> Predict:
 def operations_policy(run: str, source: Predict = default_prompt) -> Predict:
     """The operations that a run deploys, on the soft mask of another method."""
 
-    def deployed(policy: EditingPolicy, view: ImageView, trained: Trained, soft: np.ndarray) -> Sequence:
+    def deployed(policy: EditingPolicy, view: ImageView, trained: Trained, soft: np.ndarray) -> Edits:
         return policy.deployed(view.image, soft, view.features(trained.prompts[0]))
 
     return _edited(run, deployed, source)
@@ -33,7 +33,7 @@ def operations_policy(run: str, source: Predict = default_prompt) -> Predict:
 
 def _edited(
     run: str,
-    choose: Callable[[EditingPolicy, ImageView, Trained, np.ndarray], Sequence],
+    choose: Callable[[EditingPolicy, ImageView, Trained, np.ndarray], Edits],
     source: Predict = default_prompt,
 ) -> Predict:
     """The soft mask of a method after the operations that `choose` takes from a run."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from sklearn.linear_model import RidgeCV
@@ -27,37 +28,30 @@ NET, POLICY, DEPLOYED, THRESHOLD = "argmax of the reward net", "PPO", "deployed"
 LAST = "PPO, last weights"  # beside a policy whose weights labels may have chosen although the reward network rewarded
 
 
-@dataclass(frozen=True)
-class Names:
-    """What a policy chooses from, and the names of the rows that depend on it.
+class Names(NamedTuple):
+    """What a policy chooses from, and the rows whose names depend on it.
 
     Args:
         arm: one of the actions, in words.
+        what: what a policy chooses per image, in words.
         default: the row of the first action.
-        what: all that a policy chooses per image, in words.
+        random: the row of an action at random.
+        fixed: the row of one action for all images.
+        ridge: the row of ridge regression.
     """
 
     arm: str
-    default: str
     what: str
-
-    @property
-    def random(self) -> str:
-        """The row of an action at random."""
-        return f"random {self.arm}"
-
-    @property
-    def fixed(self) -> str:
-        """The row of one action for all images."""
-        return f"best fixed {self.arm}"
-
-    @property
-    def ridge(self) -> str:
-        """The row of ridge regression."""
-        return f"ridge per {self.arm}"
+    default: str
+    random: str
+    fixed: str
+    ridge: str
 
 
-PROMPTS, SEQUENCES = Names("prompt", "default prompt", "the prompt"), Names("sequence", "mask as it is", "operations")
+PROMPTS = Names("prompt", "the prompt", "default prompt", "random prompt", "best fixed prompt", "ridge per prompt")
+SEQUENCES = Names(
+    "sequence", "operations", "mask as it is", "random sequence", "best fixed sequence", "ridge per sequence"
+)
 RANDOM, DEFAULT, FIXED, RIDGE = PROMPTS.random, PROMPTS.default, PROMPTS.fixed, PROMPTS.ridge
 
 
@@ -162,7 +156,19 @@ def compare(
         weights[ORACLE] = np.eye(arms)[stack(tables, "dice").argmax(axis=1)]
     known = [name for name in MASK_REWARDS if criterion != SCORE and name in (tables[0].metrics or {})]
     metrics = {name: stack(tables, name) for name in (*([SCORE] if judged else []), *known)}  # before 0.15 no `betti`
-    rows = tuple(_row(name, weights, metrics, criterion, names, groups, seed) for name in weights)
+    rows = tuple(
+        make_row(
+            name,
+            {metric: _expected(of_row, of_arms) for metric, of_arms in metrics.items()},
+            {
+                other: {criterion: _expected(of_row - weights[other], metrics[criterion])}
+                for other in (names.default, names.fixed)
+            },
+            groups,
+            seed,
+        )
+        for name, of_row in weights.items()  # the exact expectations under its weights; no sampling
+    )
     several = arms if names is PROMPTS else 1  # operations change the mask of one prompt
     prompts = {NET: several, POLICY: max_steps, LAST: max_steps, ORACLE: None}
     prompts[DEPLOYED] = max_steps if deployment.choice == "policy" else 1
@@ -245,28 +251,6 @@ def _weights(
         del weights[NET]
     row = {"policy": POLICY, "fixed": names.fixed, "as it is": names.default}[deployment.choice]
     return weights | {DEPLOYED: weights[row]}
-
-
-def _row(
-    name: str,
-    weights: dict[str, np.ndarray],
-    metrics: dict[str, np.ndarray],
-    criterion: str,
-    names: Names,
-    groups: Sequence[str],
-    seed: int,
-) -> Row:
-    """One row: the exact expectations under its weights; no sampling."""
-    return make_row(
-        name,
-        {metric: _expected(weights[name], of_prompts) for metric, of_prompts in metrics.items()},
-        {
-            other: {criterion: _expected(weights[name] - weights[other], metrics[criterion])}
-            for other in (names.default, names.fixed)
-        },
-        groups,
-        seed,
-    )
 
 
 def _expected(weights: np.ndarray, of_prompts: np.ndarray) -> np.ndarray:

@@ -46,7 +46,7 @@ class Arms:
 
     inputs: RunInputs
     vision_features: bool
-    sequences: tuple[operations.Sequence, ...] = ()
+    sequences: tuple[operations.Edits, ...] = ()
 
     def of(self, image: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The masks of an image, uint8 (H, W, 3), and what the policy observes: bool (P, H, W), float32 (F,)."""
@@ -68,7 +68,7 @@ def with_default_prompt(inputs: RunInputs) -> RunInputs:
 
 def search_sequences(
     inputs: RunInputs, samples: Sequence[Sample], maps: ForegroundMaps | None, reward: RewardName, length: int
-) -> tuple[operations.Sequence, ...]:
+) -> tuple[operations.Edits, ...]:
     """The sequences of operations that `find_sequences` finds on these samples, by a reward."""
 
     def edited(sample: Sample) -> operations.EditedImage:

@@ -5,8 +5,7 @@ always where the soft mask is above 0.5.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Several
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import cv2
@@ -16,7 +15,7 @@ from scipy.special import expit, logit
 from rl_reward_network.env.observation import EdgeFeatures
 from rl_reward_network.report.statistics import group_means
 
-Sequence = tuple[str, ...]
+Edits = tuple[str, ...]
 """Names of operations, in the order in which they are applied; one may be `THRESHOLD_AT` and a number."""
 THRESHOLD_AT = "threshold at "
 SMALL_SHARE = 1e-3  # of the image: smaller components are dropped
@@ -158,7 +157,7 @@ def apply_operation(name: str, guide: EdgeFeatures, soft: np.ndarray) -> np.ndar
     return _FUNCTIONS[name](guide, soft).astype(np.float16).astype(np.float32)  # so that half of the memory keeps it
 
 
-def words(sequence: Several[str]) -> str:
+def words(sequence: Sequence[str]) -> str:
     """A sequence in words."""
     return ", ".join(sequence) or "none"
 
@@ -178,10 +177,10 @@ class EditedImage:
     soft: np.ndarray
     reward_of: Callable[[np.ndarray], float] = lambda mask: 0.0
     group_id: str = ""
-    _rewards: dict[Sequence, float] = field(default_factory=dict, init=False)
-    _softs: OrderedDict[Sequence, np.ndarray] = field(default_factory=OrderedDict, init=False)
+    _rewards: dict[Edits, float] = field(default_factory=dict, init=False)
+    _softs: OrderedDict[Edits, np.ndarray] = field(default_factory=OrderedDict, init=False)
 
-    def edited(self, sequence: Sequence) -> np.ndarray:
+    def edited(self, sequence: Edits) -> np.ndarray:
         """float32 (H, W): the soft mask after the operations."""
         if not sequence:
             return self.soft
@@ -193,18 +192,18 @@ class EditedImage:
             return after
         return self._softs[sequence].astype(np.float32)
 
-    def mask(self, sequence: Sequence) -> np.ndarray:
+    def mask(self, sequence: Edits) -> np.ndarray:
         """bool (H, W): the mask after the operations."""
         return self.edited(sequence) > 0.5
 
-    def reward(self, sequence: Sequence) -> float:
+    def reward(self, sequence: Edits) -> float:
         """The reward of the mask after the operations."""
         if sequence not in self._rewards:
             self._rewards[sequence] = self.reward_of(self.mask(sequence))
         return self._rewards[sequence]
 
 
-def find_sequences(images: Several[EditedImage], length: int) -> tuple[Sequence, ...]:
+def find_sequences(images: Sequence[EditedImage], length: int) -> tuple[Edits, ...]:
     """What a policy chooses from: no operation, the best threshold, the best sequence for all images, and others.
 
     The others are what is greedy on an image, and beginnings of it. They are added one by one, the next being the one
@@ -230,41 +229,41 @@ def find_sequences(images: Several[EditedImage], length: int) -> tuple[Sequence,
     return ((), (f"{THRESHOLD_AT}{best_threshold(images):g}",), *chosen[1:])
 
 
-def _table(images: Several[EditedImage], sequences: Several[Sequence]) -> np.ndarray:
+def _table(images: Sequence[EditedImage], sequences: Sequence[Edits]) -> np.ndarray:
     """float64 (N, P): the rewards."""
     return np.array([[image.reward(one) for one in sequences] for image in images]).reshape(len(images), -1)
 
 
-def best_threshold(images: Several[EditedImage]) -> float:
+def best_threshold(images: Sequence[EditedImage]) -> float:
     """The threshold of `THRESHOLDS` with the highest mean reward over patients; 0.5 where several are equal."""
     order = sorted(THRESHOLDS, key=lambda threshold: abs(threshold - 0.5))
-    return order[
-        int(np.argmax(_means(images, ([image.reward_of(image.soft > at) for at in order] for image in images))))
-    ]
+    rewards = np.array([[image.reward_of(image.soft > threshold) for threshold in order] for image in images])
+    return order[int(_means(images, rewards).argmax())]
 
 
-def best_sequences(images: Several[EditedImage], length: int) -> dict[Sequence, float]:
+def best_sequences(images: Sequence[EditedImage], length: int) -> dict[Edits, float]:
     """Mean reward over patients of every fixed sequence that a beam search visits, the best first."""
 
-    def values(sequences: Several[Sequence]) -> dict[Sequence, float]:
+    def values(sequences: Sequence[Edits]) -> dict[Edits, float]:
         return dict(zip(sequences, _means(images, _table(images, sequences)).tolist(), strict=True))
 
-    visited, beam = values([()]), [()]
+    visited = values([()])
+    beam: list[Edits] = [()]
     for _ in range(length):
-        new = [(*old, name) for old in beam for name in OPERATIONS]
+        new: list[Edits] = [(*old, name) for old in beam for name in OPERATIONS]
         visited |= values(new)
         beam = sorted(new, key=lambda sequence: -visited[sequence])[:BEAM]
     return dict(sorted(visited.items(), key=lambda item: (LEAST_GAIN * len(item[0]) - item[1], item[0])))
 
 
-def _means(images: Several[EditedImage], rewards: Iterable[Several[float]] | np.ndarray) -> np.ndarray:
+def _means(images: Sequence[EditedImage], rewards: np.ndarray) -> np.ndarray:
     """float64 (P,): means over patients of rewards, (N, P)."""
-    return group_means(np.array(list(rewards)).T, [image.group_id for image in images]).mean(axis=-1)
+    return group_means(rewards.T, [image.group_id for image in images]).mean(axis=-1)
 
 
-def greedy(reward: Callable[[Sequence], float], length: int) -> Sequence:
+def greedy(reward: Callable[[Edits], float], length: int) -> Edits:
     """The sequence of operations each of which is worth most, until none is worth more than stopping."""
-    sequence: Sequence = ()
+    sequence: Edits = ()
     for _ in range(length):
         options = [(*sequence, name) for name in OPERATIONS]
         best = max(options, key=reward)

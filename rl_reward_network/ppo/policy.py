@@ -19,8 +19,7 @@ from rl_reward_network.env.observation import EPISODE_FEATURES, EdgeFeatures, fe
 from rl_reward_network.env.sa2va_finetune_env import PromptContext, observations, spaces_of
 from rl_reward_network.models.sa2va.checkpoint_sa2va import refuse_unmerged
 from rl_reward_network.models.weights import check_finite
-from rl_reward_network.ppo.operations import EditedImage
-from rl_reward_network.ppo.operations import Sequence as Edits
+from rl_reward_network.ppo.operations import EditedImage, Edits
 from rl_reward_network.report.deployment import AS_IT_IS, Deployment
 from rl_reward_network.run import FINAL, check_readable, read_model_config
 

@@ -237,7 +237,8 @@ class Validation(BaseCallback):
     ) -> None:
         super().__init__()
         self.validate, self.curves, self.may_stop = validate, curves, may_stop
-        self.best, self.best_weights, self.stopped = -math.inf, {}, False
+        self.best, self.stopped = -math.inf, False
+        self.best_weights: dict[str, torch.Tensor] = {}
 
     def _on_rollout_start(self) -> None:
         self.stopped = self._fallen({})

@@ -26,7 +26,8 @@ OWN = {"prompts": ["the vessel", "the rib", "the dark vessel", "the bright vesse
 
 def save(trained: PPO, folder: Path, vision: int = 0, **more: Any) -> Path:
     names = [entry.name for entry in observation_table(vision)]
-    save_network(trained, folder, {**OWN, "plan": PLAN, "observation": names, "vision_features": vision, **more})
+    config = {**OWN, "plan": PLAN, "observation": names, "vision_features": vision, **more}
+    save_network(trained, folder, config)
     return folder
 
 
@@ -91,6 +92,8 @@ def test_a_saved_policy_loads_equal_without_unpickling(tmp_path: Path, monkeypat
     model = train(tmp_path, contexts)
     folder = save(model, tmp_path / "final_model", model="nano")
     assert read_policy_config(folder)["model"] == "nano"
+    renamed = save(model, tmp_path / "rc1", plan=PLAN | {"reward": "tree"})
+    assert read_policy_config(renamed)["plan"] == PLAN | {"reward": "single_tree"}
     poison_pickles(folder / "policy.zip")
     policy = load_policy(folder)
     assert not Path("poisoned").exists()
