@@ -258,6 +258,7 @@ def _about(config: dict[str, Any], inputs: RunInputs, minutes: float) -> dict[st
     """Provenance of the numbers, for the report."""
     plan, bank, spent = config["plan"], config["bank"], config["seconds"]
     network = config.get("reward_net_info")
+    arms = "sequences" if config.get("sequences") else "prompts"
     named = [] if network is None else [f"{network['mode']}, seed {network['seed']}"]
     since = " (since it was resumed)" if config["resumed"] else ""
     return {
@@ -271,7 +272,7 @@ def _about(config: dict[str, Any], inputs: RunInputs, minutes: float) -> dict[st
         "reward network": ", ".join([*named, *([network["named"]] if network and "named" in network else [])])
         or "none",
         "observation": f"{len(config['observation'])} numbers, {config['vision_features']} of them Sa2VA's features",
-        "training": f"{plan['images']} images at most, {plan['ppo']['total_timesteps']} prompts tried",
+        "training": f"{plan['images']} images at most, {plan['ppo']['total_timesteps']} {arms} tried",
         "seed": inputs.config.seed,
         "commit": config["commit"],
         "step 2: masks computed / read, images encoded": (
