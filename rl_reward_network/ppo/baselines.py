@@ -128,7 +128,7 @@ def compare(
     Args:
         val: validation images, for the oracle's gain over the best fixed choice; may be empty.
         test: images for all rows. Unlabelled ones are left out, with a note, if others are labelled.
-        chosen: `POLICY`, `names.ridge` and, where they have a row, `LAST` and others -> int (N,), index of the selected
+        chosen: `POLICY`, the ridge row and, where they have a row, `LAST` and others -> int (N,), index of the selected
             prompt or sequence on each test image.
         deployment: what was decided without the test images.
         seed: of the bootstrap.
