@@ -28,8 +28,8 @@ from rl_reward_network.env.sa2va_finetune_env import PromptContext
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.ppo.policy import NET_ARCH
-from rl_reward_network.ppo.prompts import policy_plan, standardised, train_prompt_policy
-from rl_reward_network.ppo.train import make_vector_env, new_ppo, one_thread
+from rl_reward_network.ppo.prompts import policy_plan
+from rl_reward_network.ppo.train import make_vector_env, new_ppo, one_thread, standardised, train_prompt_policy
 
 
 @dataclass(frozen=True)

@@ -26,17 +26,16 @@ from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import open_inputs
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.ppo.baselines import DEFAULT, DEPLOYED, FIXED, LAST, NET, POLICY, RIDGE, Comparison, compare
-from rl_reward_network.ppo.contexts import PromptTable, prompt_tables, ridge_choices
+from rl_reward_network.ppo.contexts import Arms, Tables, prompt_tables, ridge_choices, table_of
 from rl_reward_network.ppo.policy import choose_prompts, load_weights
-from rl_reward_network.ppo.prompts import PolicyPlan, decide_prompts, policy_plan, train_prompt_policy
-from rl_reward_network.ppo.train import LAST_WEIGHTS
+from rl_reward_network.ppo.prompts import PolicyPlan, decide_prompts, policy_plan
+from rl_reward_network.ppo.train import LAST_WEIGHTS, train_prompt_policy
 from rl_reward_network.report.statistics import Estimate, few_patients_note
 from rl_reward_network.report.table import ORACLE
 from rl_reward_network.reward_training.stage import check_no_leak, find_reward_network, reward_plan
 from rl_reward_network.rewards.learned import ForegroundMaps
 
 ROWS = (DEFAULT, FIXED, NET, RIDGE, POLICY, DEPLOYED, ORACLE)
-Tables = dict[str, list[PromptTable]]
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ def scored(config: RunConfig, mode: str) -> Tables:
     counts = {"policy": plan.images, "val": plan.val_images, "test": len(inputs.samples)}
     maps = ForegroundMaps.beside(config.output_dir / "prompt_seeds", network.to(config.device))
     return {
-        name: prompt_tables(inputs, inputs.pick(name, count), maps, f"seed {config.seed}, {name}", True)
+        name: prompt_tables(Arms(inputs, True), inputs.pick(name, count), maps, f"seed {config.seed}, {name}")
         for name, count in counts.items()
     }
 
@@ -103,9 +102,7 @@ def shuffled(tables: Tables) -> Tables:
     """
     train = tables["policy"]
     pairs = [
-        PromptTable(
-            image.features, replace(reward.table, sample_id=f"{image.table.sample_id} {reward.table.sample_id}")
-        )
+        replace(reward, features=image.features, sample_id=f"{image.sample_id} {reward.sample_id}")
         for image in train
         for reward in train
     ]
@@ -114,15 +111,14 @@ def shuffled(tables: Tables) -> Tables:
 
 def measured(tables: Tables, plan: PolicyPlan) -> Comparison:
     """Train on `policy`, decide on `policy` and `val`, compare on `test`."""
-    contexts = {name: [entry.context for entry in entries] for name, entries in tables.items()}
-    plain = {name: [entry.table for entry in entries] for name, entries in tables.items()}
+    plain = {name: [table_of(entry) for entry in entries] for name, entries in tables.items()}
     chosen = {RIDGE: ridge_choices(tables["policy"], tables["test"], plan.reward)}
     with tempfile.TemporaryDirectory() as folder:
-        model = train_prompt_policy(contexts["policy"], contexts["val"], plan.ppo, Path(folder))
-        chosen[POLICY] = choose_prompts(model, contexts["test"])
+        model = train_prompt_policy(tables["policy"], tables["val"], plan.ppo, Path(folder))
+        chosen[POLICY] = choose_prompts(model, tables["test"])
         if (last := Path(folder) / LAST_WEIGHTS).exists():
             load_weights(model.policy, last)
-        chosen[LAST] = choose_prompts(model, contexts["test"])  # which no label has chosen: the verdict is on them
+        chosen[LAST] = choose_prompts(model, tables["test"])  # which no label has chosen: the verdict is on them
     deployment = decide_prompts(tables, plan)
     return compare(plain["val"], plain["test"], chosen, deployment, plan.ppo.seed)
 

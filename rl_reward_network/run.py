@@ -40,6 +40,7 @@ BEST_REWARD_NET = "best_reward_net"  # of step 1: the trained network
 REWARD_NET = "reward_net"  # of step 2 and GRPO: a copy of the reward network, so that the run can be moved
 RUN_FILE = "SA2VA_RL_RUN_FILE"  # names the file into which a command writes the folder of its run, for shell files
 NONE_YET = "no checkpoint yet"
+RENAMED_REWARDS = {"mix": "net_and_dice", "tree": "single_tree"}  # of the plan of a policy up to version 1.0.0rc1
 RENAMED = {"world": "inputs", "origin": "settings"}  # fields of a final_model's config.json up to version 1.0.0rc1
 MOST_RUNS, MOST_SETTINGS = 5, 6  # in a message
 LONGEST_VALUE = 15  # letters, in a message: longer values are lists and fingerprints
@@ -454,6 +455,8 @@ def read_object(path: Path) -> dict[str, Any]:
 def read_model_config(path: Path) -> dict[str, Any]:
     """The config.json of a `final_model`, with the names of today. Raises as `read_object`."""
     config = {RENAMED.get(name, name): value for name, value in read_object(path).items()}
+    if (plan := config.get("plan")) and plan.get("reward") in RENAMED_REWARDS:
+        config["plan"] = {**plan, "reward": RENAMED_REWARDS[plan["reward"]]}
     if "training" not in (settings := config.get("settings") or {}) and "settings" in settings:
         config["settings"] = {**settings, "training": settings["settings"]}
     return config

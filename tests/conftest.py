@@ -282,10 +282,10 @@ def policy_run(tiny_inputs: RunInputs, reward_run: Run) -> Run:
 @pytest.fixture(scope="session")
 def post_run(tiny_inputs: RunInputs) -> Run:
     """A finished experiment 2, to be read only."""
-    from rl_reward_network.ppo.operations import post_plan, run_post_stage
+    from rl_reward_network.ppo.prompts import post_plan, run_policy_stage
 
     run = Run(tiny_inputs.config.output_dir / "sa2va_post_process_1", POST_RUN)
-    run_post_stage(tiny_inputs, post_plan("quick", ppo=FEW_OPERATIONS), None, run)
+    run_policy_stage(tiny_inputs, post_plan("quick", ppo=FEW_OPERATIONS), None, run)
     return run
 
 

@@ -19,7 +19,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from rl_reward_network.atomic_io import LOCK_FILE
-from rl_reward_network.ppo.deploy import load_policy
+from rl_reward_network.ppo.policy import load_policy
 from tests.conftest import write_tiny_data
 
 ROOT = Path(__file__).resolve().parents[1]

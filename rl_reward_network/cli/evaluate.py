@@ -38,7 +38,7 @@ class Args:
     segment_batch: int | None = None
     """Prompts decoded at once (SEGMENT_BATCH); without it as in training."""
     show_names: bool = False
-    """Put the names of images and patients into a prompt policy's report in place of their hashes."""
+    """Put the names of images and patients into a policy's report in place of their hashes."""
 
 
 def main(args: Args) -> None:
@@ -50,8 +50,6 @@ def main(args: Args) -> None:
     folder = newest(args.model_path)
     if final_model := grpo_model(folder):
         report = _evaluate_grpo(final_model, args)
-    elif _stage(folder) == POST_RUN.stage:
-        report = _evaluate_operations(folder, args)
     else:
         report = _evaluate_policy(folder, args)
     output_dir = report.resolve().parents[2]  # <output_dir>/<run>/evaluation/report.html
@@ -73,12 +71,13 @@ def _evaluate_grpo(final_model: Path, args: Args) -> Path:
 
 
 def _evaluate_policy(folder: Path, args: Args) -> Path:
-    from rl_reward_network.ppo.deploy import policy_folder
     from rl_reward_network.ppo.evaluate import FROZEN_CALLS, PathOverrides, run_evaluation_stage
+    from rl_reward_network.ppo.policy import policy_folder
     from rl_reward_network.ppo.prompt_report import show_comparison
 
     moved = PathOverrides(args.data_root, args.base_model, args.gpu, args.segment_batch)
-    result, report = run_evaluation_stage(policy_folder(folder), moved, args.images, args.show_names)
+    edits = _stage(folder) == POST_RUN.stage
+    result, report = run_evaluation_stage(policy_folder(folder), moved, args.images, args.show_names, edits)
     show_comparison(result)
     print(f"{FROZEN_CALLS}: {result.config[FROZEN_CALLS]}")
     return report
@@ -88,19 +87,6 @@ def _stage(folder: Path) -> str | None:
     """What has trained a run, or a final_model."""
     config = next((path for path in (folder / CONFIG, folder.parent / CONFIG) if path.exists()), None)
     return None if config is None else read_object(config).get("stage")
-
-
-def _evaluate_operations(folder: Path, args: Args) -> Path:
-    from rl_reward_network.ppo.evaluate import PathOverrides
-    from rl_reward_network.ppo.post_evaluate import run_post_evaluation, show_operations
-
-    if args.show_names:
-        raise ValueError("--show_names: the report of experiment 2 shows no names; leave it out")
-    final_model = folder / FINAL if (folder / FINAL).is_dir() else folder
-    moved = PathOverrides(args.data_root, args.base_model, args.gpu, args.segment_batch)
-    result, report = run_post_evaluation(final_model, moved, args.images)
-    show_operations(result)
-    return report
 
 
 def newest(paths: tuple[str, ...]) -> Path:

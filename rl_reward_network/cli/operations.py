@@ -1,10 +1,11 @@
-"""Experiment 2: train a PPO policy that edits Sa2VA's mask of each image by a few operations.
+"""Experiment 2: train a PPO policy that chooses, for each image, the operations that repair Sa2VA's mask.
 
     sa2va-rl operations quick --model_path MODEL --data_root DATA
 
 Operations: threshold up and down, open, close, dilate, erode, drop small components, keep the largest, fill holes,
-bridge gaps along ridges, smooth along edges. Sa2VA stays frozen. The reward is Dice by default, with --reward net the
-score of a reward network. With --resume the newest run of the same settings is resumed.
+bridge gaps along ridges, smooth along edges. A search on training images finds the sequences that the policy chooses
+from. Sa2VA stays frozen. The reward is Dice by default, with --reward net the score of a reward network. With --resume
+the newest run of the same settings is resumed.
 """
 
 from dataclasses import dataclass, field
@@ -16,11 +17,12 @@ import tyro
 from rl_reward_network.cli.app import show_ending
 from rl_reward_network.flags import Rare
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
-from rl_reward_network.ppo.settings import Mode, PostReward, PPOSettings, operation_settings
+from rl_reward_network.ppo.settings import Mode, PPOSettings, operation_settings
+from rl_reward_network.rewards.table import LEARNED, RewardName
 from rl_reward_network.run import FINAL, POST_RUN, Run, check_folder
 
 if TYPE_CHECKING:
-    from rl_reward_network.ppo.operations import PostPlan
+    from rl_reward_network.ppo.prompts import PolicyPlan
 
 
 @dataclass(frozen=True)
@@ -28,16 +30,16 @@ class Args:
     """Experiment 2: train a PPO policy that edits Sa2VA's masks by operations."""
 
     mode: tyro.conf.Positional[Mode]
-    """quick: 96 images, 24000 operations. full: 240 images, 60000 operations."""
+    """quick: 96 images, 24000 sequences tried. full: 240 images, 60000 sequences."""
     inputs: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
     prompting: Annotated[PromptConfig, tyro.conf.arg(name="")] = field(default_factory=PromptConfig)
     ppo: Annotated[PPOSettings, tyro.conf.arg(name="")] = field(default_factory=lambda: operation_settings("quick"))
-    reward: PostReward = "dice"
-    """Reward of a mask: dice or dice+recall, from labels, or net, the reward network's score."""
+    reward: RewardName = "dice"
+    """Reward of a mask: dice and others from labels, net, the reward network's score, or another as of prompts."""
     reward_net: Path | None = None
     """Folder of a trained reward network (REWARD_NET): the reward with --reward net, else a row of the report."""
     shuffle_rewards: Rare[bool] = False
-    """The control: each training image is rewarded by the true mask of another, so nothing can be gained."""
+    """The control: each training image has the rewards of another, so nothing can be gained."""
     run_folder: Rare[Path | None] = None
     """Folder of this run; by default <output_dir>/sa2va_post_process_<time>."""
     resume: bool = False
@@ -48,18 +50,18 @@ class Args:
         return Args(self.mode, ppo=operation_settings(self.mode))
 
 
-def check(args: Args) -> "PostPlan":
+def check(args: Args) -> "PolicyPlan":
     """The settings, after all that can be refused before anything is read.
 
     Raises:
         ValueError: settings that do not go together, a GPU or data that are missing.
     """
-    if args.reward == "net" and args.reward_net is None:
-        raise ValueError("--reward net: give --reward_net; sa2va-rl reward quick trains one")
+    if args.reward in LEARNED and args.reward_net is None:
+        raise ValueError(f"--reward {args.reward}: give --reward_net; sa2va-rl reward quick trains one")
     if args.inputs.unlabelled_root is not None:
         raise ValueError("--unlabelled_root does nothing here: experiment 2 has no such images; leave it out")
     from rl_reward_network.inputs.loading import check_inputs
-    from rl_reward_network.ppo.operations import post_plan
+    from rl_reward_network.ppo.prompts import post_plan
 
     check_inputs(args.inputs)
     check_folder(args.run_folder, POST_RUN, args.resume)
@@ -71,16 +73,18 @@ def main(args: Args) -> None:
     plan = check(args)
     from rl_reward_network.inputs.loading import open_inputs
     from rl_reward_network.models.reward_network import RewardNetwork
-    from rl_reward_network.ppo.operations import run_post_stage, run_settings
+    from rl_reward_network.ppo.prompts import run_policy_stage, run_settings
 
     inputs = open_inputs(args.inputs, args.prompting)
-    network = None if args.reward_net is None else RewardNetwork.from_pretrained(args.reward_net)
+    settings = run_settings(inputs, plan)
+    if args.reward_net is not None and plan.reward in LEARNED:
+        settings["reward_net"] = RewardNetwork.from_pretrained(args.reward_net).fingerprint
     begin = Run.resume if args.resume else Run.create
-    run = begin(POST_RUN, args.inputs.output_dir, run_settings(inputs, plan, network), args.run_folder)
+    run = begin(POST_RUN, args.inputs.output_dir, settings, args.run_folder)
     run.announce()
     print(f"data: {inputs.summary}")
     if run.finished:
         print("nothing to resume: this run is finished")
     else:
-        run_post_stage(inputs, plan, args.reward_net, run)
+        run_policy_stage(inputs, plan, args.reward_net, run)
     show_ending(f"post-processing policy: {run / FINAL}", args.inputs.output_dir, frozen=True)

@@ -1,4 +1,4 @@
-"""What the policies observe: the image (both environments), the mask on it (experiment 2), the state of the episode.
+"""What the policies observe: the image, in experiment 2 the mask on it, and the state of the episode.
 
 Nothing contains ground truth. Images are reduced to at most `SIDE` pixels first, so that the cost does not grow with
 the image and the scales of edges and ridges are relative to its size.
@@ -93,25 +93,18 @@ _MASK = (
 IMAGE_FEATURES, EPISODE_FEATURES, MASK_FEATURES = len(_IMAGE), len(_EPISODE), len(_MASK)
 
 
-def observation_table(vision_features: int = 0) -> tuple[ObservationEntry, ...]:
-    """The entries of an observation of the prompt policy, in order.
+def observation_table(vision_features: int = 0, mask: bool = False) -> tuple[ObservationEntry, ...]:
+    """The entries of an observation, in order.
 
     Args:
         vision_features: number of pooled features of Sa2VA's image encoder, 0 when they are not used.
+        mask: whether the policy chooses operations on a mask, and observes it.
     """
     vision = [
         (f"vision_{channel:03d}", "activation, mean over the image", -VISION_LIMIT, VISION_LIMIT)
         for channel in range(vision_features)
     ]
-    return _entries((*_IMAGE, *vision, *_EPISODE))
-
-
-def mask_observation_table() -> tuple[ObservationEntry, ...]:
-    """The entries of `observe_mask`, in order."""
-    return _entries(_MASK)
-
-
-def _entries(fields: tuple[tuple[str, str, float, float], ...]) -> tuple[ObservationEntry, ...]:
+    fields = (*_IMAGE, *vision, *(_MASK if mask else ()), *_EPISODE)
     return tuple(
         ObservationEntry(index, name, unit, float(low), float(high))
         for index, (name, unit, low, high) in enumerate(fields)
@@ -119,9 +112,9 @@ def _entries(fields: tuple[tuple[str, str, float, float], ...]) -> tuple[Observa
 
 
 @functools.cache  # called for every context and image
-def bounds(vision_features: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def bounds(vision_features: int = 0, mask: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Lower and upper bounds of the observation, float32 (D,) each, read-only."""
-    table = observation_table(vision_features)
+    table = observation_table(vision_features, mask)
     low, high = (np.array([getattr(entry, side) for entry in table], dtype=np.float32) for side in ("low", "high"))
     low.flags.writeable = high.flags.writeable = False
     return low, high
@@ -258,7 +251,7 @@ def observe_mask(guide: EdgeFeatures, soft: np.ndarray) -> np.ndarray:
         soft: float32 (H, W) in [0, 1].
 
     Returns:
-        float32 (`MASK_FEATURES`,), within the bounds of `mask_observation_table`; finite for any mask.
+        float32 (`MASK_FEATURES`,), within the bounds of `observation_table`; finite for any mask.
     """
     small, grey, (dark, bright) = _reduced_mask(guide, soft)
     mask = small > 0.5
@@ -278,8 +271,20 @@ def observe_mask(guide: EdgeFeatures, soft: np.ndarray) -> np.ndarray:
         float(grey[mask].std()) if mask.any() else 0.0,
         float(np.concatenate([mask[0], mask[-1], mask[:, 0], mask[:, -1]]).mean()),
     ]
-    table = mask_observation_table()
-    return np.clip(values, [entry.low for entry in table], [entry.high for entry in table]).astype(np.float32)
+    lows, highs = zip(*(field[2:] for field in _MASK), strict=True)
+    return np.clip(values, lows, highs).astype(np.float32)
+
+
+def features_of(guide: EdgeFeatures, vision: np.ndarray | None, soft: np.ndarray | None = None) -> np.ndarray:
+    """float32 (F,): what a policy observes of an image.
+
+    Args:
+        guide: the image.
+        vision: float (C,), Sa2VA's pooled features, where the policy observes them.
+        soft: float32 (H, W) in [0, 1], the soft mask, where the policy chooses operations on it.
+    """
+    features = observe_image(guide.image, vision)
+    return features if soft is None else np.concatenate([features, observe_mask(guide, soft)])
 
 
 def _reduced_mask(guide: EdgeFeatures, soft: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""The environment of the prompt policy: observe an image, choose a prompt, receive the score of the prompt's mask."""
+"""The environment of both policies: observe an image, choose one of its masks, receive the reward of that mask."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,9 +7,17 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from rl_reward_network.env.observation import EPISODE_FEATURES, IMAGE_FEATURES, bounds, observation_table
-from rl_reward_network.env.render import METADATA, check_render_mode, tinted
+from rl_reward_network.env.observation import (
+    EPISODE_FEATURES,
+    IMAGE_FEATURES,
+    MASK_FEATURES,
+    bounds,
+    observation_table,
+)
 from rl_reward_network.rewards.table import RewardName, prompt_reward
+
+METADATA: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 1}
+TINT = (255, 128, 0)  # RGB of the mask in `render`, half and half with the image
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,16 +25,19 @@ class PromptContext:
     """One image: its features, and the score of each action's mask.
 
     A frozen model that decodes greedily returns the same mask every time, so the reward is a table. The environment
-    does not depend on what an action is: P prompts, or P masks made in another way.
+    does not depend on what an action is: P prompts, P sequences of operations, or P masks made in another way.
 
     Args:
         sample_id: name of the image, in our runs a hash; unique among the contexts of an environment.
-        features: float32 (F,), from `observe_image`.
+        features: float32 (F,), from `observe_image`, and with `mask_features` then from `observe_mask`.
         scores: float32 (P,) in [0, 1], the reward network's score of each action's mask; all NaN where the image is
             outside its domain.
         metrics: name -> float (P,) in [0, 1], the rewards of `rewards.table` (`MASK_REWARDS` where labelled,
             `IMAGE_REWARDS`) of each action's mask.
         group_id: of the patient, over whom validation takes means; "" counts the image as one.
+        mask_features: whether the features hold those of the default prompt's mask.
+        own_dice: Dice of the reward network's own segmentation, for the report; None when unlabelled, without a
+            network, or where the true mask is empty.
         image, masks: uint8 (H, W, 3) RGB and bool (P, H, W), for `render` alone.
 
     Raises:
@@ -38,16 +49,19 @@ class PromptContext:
     scores: np.ndarray = field(repr=False)
     metrics: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)
     group_id: str = ""
+    mask_features: bool = field(default=False, repr=False)
+    own_dice: float | None = field(default=None, repr=False)
     image: np.ndarray | None = field(default=None, repr=False)
     masks: np.ndarray | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Check shapes and ranges before a run starts."""
-        if self.features.ndim != 1 or len(self.features) < IMAGE_FEATURES:
+        if self.features.ndim != 1 or self.vision_features < 0:
+            least = IMAGE_FEATURES + MASK_FEATURES * self.mask_features
             raise ValueError(
-                f"{self.sample_id}: features: got shape {self.features.shape}; expected (F,) with F >= {IMAGE_FEATURES}"
+                f"{self.sample_id}: features: got shape {self.features.shape}; expected (F,) with F >= {least}"
             )
-        low, high = bounds(self.vision_features)
+        low, high = bounds(self.vision_features, self.mask_features)
         self._require("features", self.features, self.features.shape, low[:-EPISODE_FEATURES], high[:-EPISODE_FEATURES])
         if self.scores.ndim != 1 or len(self.scores) < 2:
             raise ValueError(
@@ -67,7 +81,12 @@ class PromptContext:
     @property
     def vision_features(self) -> int:
         """Number of pooled Sa2VA features among the features."""
-        return len(self.features) - IMAGE_FEATURES
+        return len(self.features) - IMAGE_FEATURES - MASK_FEATURES * self.mask_features
+
+    @property
+    def labelled(self) -> bool:
+        """Whether there is a true mask."""
+        return "dice" in self.metrics
 
     def _require(self, name: str, values: np.ndarray, shape: tuple[int, ...], low: Any, high: Any) -> None:
         """Check shape and bounds; NaN is out of bounds."""
@@ -76,7 +95,8 @@ class PromptContext:
         outside = np.flatnonzero(~((values >= low) & (values <= high)))
         if outside.size:
             place = int(outside[0])
-            label = observation_table(self.vision_features)[place].name if name == "features" else f"action {place}"
+            names = [entry.name for entry in observation_table(self.vision_features, self.mask_features)]
+            label = names[place] if name == "features" else f"action {place}"
             raise ValueError(f"{self.sample_id}: {name}: {label} is {values[place]}, outside its bounds")
 
 
@@ -115,38 +135,22 @@ def observations(
 
 
 class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
-    """Choose the prompt with which a frozen Sa2VA segments an image best.
+    """Choose the prompt with which a frozen Sa2VA segments an image best, or the operations that repair its mask.
 
-    ## Observation
-    `Box(D,)` float32: statistics and gradient features of the image, pooled Sa2VA features where the contexts have
-    them, the share of the episode's steps taken, and the best score so far.
-    `rl_reward_network.env.observation.observation_table` lists name, unit and bounds. The observation contains no
-    ground truth: when the reward uses labels, the best score so far is always 0.
-
-    ## Action
-    `Discrete(P)`: the index of a prompt; 0 is the default prompt.
-
-    ## Reward
-    The increase of the best reward of the episode, which starts at 0; in [0, 1]. With one step per episode, the
-    default, it is the reward of the mask. With more steps, the reward of a repeated prompt is 0 and the return is the
-    best reward of the episode.
-
-    ## Start
-    The next image of a shuffled pass over all contexts: every image occurs once per pass. A seed starts a new pass.
-
-    ## End
-    Terminated after `max_steps` steps; never truncated, so no value is bootstrapped after the last step.
-
-    ## Info
-    `reset`: `sample_id`. `step`: `sample_id`, `prompt` (the action), `score`, and, where labelled, the metrics (`dice`,
-    `iou`, ...).
-
-    ## Arguments
-    `contexts`: at least one, all with the same number of actions and features, each `sample_id` once.
-    `max_steps`: steps per episode, default 1.
-    `reward`: `net` (default), `net_and_dice`, `dice`, `cldice`, ..., see `rewards.table.PROMPT_REWARDS`.
-    `render_mode`: None, or `rgb_array` where the contexts have image and masks, as those of `contexts_from_masks`: the
-    image with the mask of the last action.
+    - Observation: `Box(D,)` float32: statistics and gradient features of the image, pooled Sa2VA features and
+      statistics of the mask where the contexts have them, the share of the episode's steps, and the best score so far;
+      `rl_reward_network.env.observation.observation_table` lists name, unit and bounds. It contains no ground truth:
+      when the reward uses labels, the best score so far is always 0.
+    - Action: `Discrete(P)`: the index of a prompt, or of a sequence of operations; 0 is the default prompt, without
+      operations.
+    - Reward: the increase of the best reward of the episode, which starts at 0; in [0, 1]. With one step per episode it
+      is the reward of the mask. With more steps, the reward of a repeated prompt is 0 and the return is the best reward
+      of the episode.
+    - Start: the next image of a shuffled pass over all contexts: every image occurs once per pass. A seed starts a new
+      pass.
+    - End: terminated after `max_steps` steps; never truncated, so no value is bootstrapped after the last step.
+    - Info: of `reset` `sample_id`; of `step` `sample_id`, `prompt` (the action), `score`, and, where labelled, the
+      metrics (`dice`, `iou`, ...).
 
     Importing `rl_reward_network` registers the id. `rl_reward_network.ppo.contexts` builds contexts from
     the folder of a run, or from images, masks and scores:
@@ -155,6 +159,13 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
     contexts = contexts_from_run("outputs/sa2va_rl_finetune_20250101_120000")
     gymnasium.make("rl_reward_network/Sa2VAFinetune-v0", contexts=contexts)
     ```
+
+    Args:
+        contexts: at least one, all with the same number of actions and features, each `sample_id` once.
+        max_steps: steps per episode.
+        reward: see `rewards.table.PROMPT_REWARDS`.
+        render_mode: None, or `rgb_array` where the contexts have image and masks, as those of `contexts_from_masks`:
+            the image with the mask of the last action.
 
     Raises:
         ValueError: the arguments do not fit together, or an action is out of range.
@@ -170,7 +181,8 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
         reward: RewardName = "net",
         render_mode: str | None = None,
     ) -> None:
-        check_render_mode(render_mode)
+        if render_mode not in (None, "rgb_array"):
+            raise ValueError(f"render_mode is {render_mode!r}, expected None or 'rgb_array'")
         if render_mode and any(context.image is None or context.masks is None for context in contexts):
             raise ValueError(
                 f"render_mode is {render_mode!r}, but the contexts have no image and masks; make them by "
@@ -224,7 +236,11 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
         context = self.contexts[self._current]
         assert context.image is not None
         assert context.masks is not None
-        return tinted(context.image, None if self._action is None else context.masks[self._action])
+        frame = context.image.copy()
+        if self._action is not None:
+            inside = context.masks[self._action] > 0
+            frame[inside] = (0.5 * frame[inside] + 0.5 * np.array(TINT)).astype(np.uint8)
+        return frame
 
     def _observation(self, context: PromptContext) -> np.ndarray:
         """float32 (D,), a new array at each step."""
@@ -249,10 +265,12 @@ def spaces(contexts: Sequence[PromptContext]) -> tuple[gym.spaces.Box, gym.space
             raise ValueError(f"contexts: {name} have lengths {sorted(sizes)}, expected one length for all images")
     if len({context.sample_id for context in contexts}) < len(contexts):
         raise ValueError("contexts: a sample_id occurs twice; give each image and phrase once")
-    return spaces_of(contexts[0].vision_features, len(contexts[0].scores))
+    return spaces_of(contexts[0].vision_features, len(contexts[0].scores), contexts[0].mask_features)
 
 
-def spaces_of(vision_features: int, prompts: int) -> tuple[gym.spaces.Box, gym.spaces.Discrete]:
-    """The spaces of an environment with so many pooled features of Sa2VA and so many prompts."""
-    low, high = bounds(vision_features)
-    return gym.spaces.Box(low, high, dtype=np.float32), gym.spaces.Discrete(prompts)
+def spaces_of(
+    vision_features: int, actions: int, mask_features: bool = False
+) -> tuple[gym.spaces.Box, gym.spaces.Discrete]:
+    """The spaces of an environment with so many pooled features of Sa2VA and so many actions."""
+    low, high = bounds(vision_features, mask_features)
+    return gym.spaces.Box(low, high, dtype=np.float32), gym.spaces.Discrete(actions)

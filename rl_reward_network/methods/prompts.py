@@ -7,7 +7,7 @@ import numpy as np
 
 from rl_reward_network.atomic_io import read_json
 from rl_reward_network.methods.view import ImageView, Trained
-from rl_reward_network.ppo.deploy import deployed_prompt, load_policy, read_policy_config
+from rl_reward_network.ppo.policy import deployed_prompt, load_policy, read_policy_config
 from rl_reward_network.report.deployment import AS_IT_IS, Deployment
 from rl_reward_network.run import FINAL
 

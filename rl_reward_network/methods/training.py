@@ -19,7 +19,7 @@ from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.models.default import has_side_network, is_qwen_vl, is_small
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
-from rl_reward_network.ppo import operations, prompts
+from rl_reward_network.ppo import prompts
 from rl_reward_network.ppo.settings import Mode
 from rl_reward_network.reward_training.stage import (
     check_no_leak,
@@ -121,10 +121,10 @@ def train_prompt_policy(job: Job, reward: RewardName = "net") -> tuple[Path, boo
 def train_operations(job: Job) -> tuple[Path, bool]:
     """The post-processing policy of experiment 2, rewarded by labels."""
     inputs = job.labelled.inputs
-    plan = operations.post_plan(job.mode, seed=inputs.config.seed)
-    where = inputs.config.output_dir, operations.run_settings(inputs, plan)
+    plan = prompts.post_plan(job.mode, seed=inputs.config.seed)
+    where = inputs.config.output_dir, prompts.run_settings(inputs, plan)
     run = Run.find(POST_RUN, *where) or Run.create(POST_RUN, *where)
-    return _completed(job, run, lambda: operations.run_post_stage(inputs, plan, None, run))
+    return _completed(job, run, lambda: prompts.run_policy_stage(inputs, plan, None, run))
 
 
 def train_weights(

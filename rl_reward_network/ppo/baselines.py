@@ -1,7 +1,8 @@
-"""The prompt policy and its baselines: each row selects prompts by another rule, on the same test images."""
+"""A policy and its baselines: each row selects prompts, or sequences of operations, by another rule."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from sklearn.linear_model import RidgeCV
@@ -23,11 +24,35 @@ from rl_reward_network.report.table import (
 )
 from rl_reward_network.rewards.table import MASK_REWARDS
 
-RANDOM, DEFAULT, FIXED = "random prompt", "default prompt", "best fixed prompt"
-NET, RIDGE, POLICY = "argmax of the reward net", "ridge per prompt", "PPO"
+NET, POLICY, DEPLOYED, THRESHOLD = "argmax of the reward net", "PPO", "deployed", "best threshold"
 LAST = "PPO, last weights"  # beside a policy whose weights labels may have chosen although the reward network rewarded
-DEPLOYED = "deployed"
-CHOICES = {"policy": POLICY, "fixed": FIXED, "as it is": DEFAULT}  # the row that is deployed
+
+
+class Names(NamedTuple):
+    """What a policy chooses from, and the rows whose names depend on it.
+
+    Args:
+        arm: one of the actions, in words.
+        what: what a policy chooses per image, in words.
+        default: the row of the first action.
+        random: the row of an action at random.
+        fixed: the row of one action for all images.
+        ridge: the row of ridge regression.
+    """
+
+    arm: str
+    what: str
+    default: str
+    random: str
+    fixed: str
+    ridge: str
+
+
+PROMPTS = Names("prompt", "the prompt", "default prompt", "random prompt", "best fixed prompt", "ridge per prompt")
+SEQUENCES = Names(
+    "sequence", "operations", "mask as it is", "random sequence", "best fixed sequence", "ridge per sequence"
+)
+RANDOM, DEFAULT, FIXED, RIDGE = PROMPTS.random, PROMPTS.default, PROMPTS.fixed, PROMPTS.ridge
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +60,7 @@ class Comparison:
     """All rows on the test images, and the verdict.
 
     Args:
+        names: what is chosen from.
         results: the rows; their criterion is Dice, or the score when unlabelled.
         tables: the N test images that were compared.
         weights: row -> float64 (N, P), probability of each prompt on each image.
@@ -44,6 +70,7 @@ class Comparison:
         notes: limits of the data that a reader of the numbers must know.
     """
 
+    names: Names
     results: Results
     tables: tuple[SampleTable, ...]
     weights: dict[str, np.ndarray]
@@ -58,11 +85,11 @@ class Comparison:
         return self.results.criterion != SCORE
 
     def closed(self, row: Row) -> float | None:
-        """Share of the oracle's gain over the best fixed prompt; None if that is negligible or unknown."""
-        return self.results.gap_closed(row, FIXED, ORACLE)
+        """Share of the oracle's gain over the best fixed choice; None if that is negligible or unknown."""
+        return self.results.gap_closed(row, self.names.fixed, ORACLE)
 
     def prompts(self, name: str) -> np.ndarray:
-        """int64 (N,): the prompt of each image in a row that chooses one."""
+        """int64 (N,): the prompt, or sequence, of each image in a row that chooses one."""
         return self.weights[name].argmax(axis=1)
 
 
@@ -94,77 +121,104 @@ def compare(
     deployment: Deployment,
     seed: int,
     max_steps: int = 1,
+    names: Names = PROMPTS,
 ) -> Comparison:
     """Measure the policy and its baselines on the test images.
 
     Args:
-        val: validation images, for the oracle's gain over the best fixed prompt; may be empty.
+        val: validation images, for the oracle's gain over the best fixed choice; may be empty.
         test: images for all rows. Unlabelled ones are left out, with a note, if others are labelled.
-        chosen: `POLICY`, `RIDGE` and, where it has a row, `LAST` -> int (N,), index of the selected
-            prompt on each test image.
+        chosen: `POLICY`, the ridge row and, where they have a row, `LAST` and others -> int (N,), index of the selected
+            prompt or sequence on each test image.
         deployment: what was decided without the test images.
         seed: of the bootstrap.
         max_steps: number of prompts that PPO tries per image.
+        names: what is chosen from.
 
     Raises:
         ValueError: no test images, or `chosen` does not fit to `test`.
     """
     if not test:
         raise ValueError("test: got no images, expected at least one")
+    arms = len(test[0].scores)
     for name, picks in chosen.items():
-        if picks.shape != (len(test),) or not ((picks >= 0) & (picks < len(test[0].scores))).all():
+        if picks.shape != (len(test),) or not ((picks >= 0) & (picks < arms)).all():
             raise ValueError(f"chosen: {name} is {picks}, expected a prompt's index for each of {len(test)} images")
     indices, criterion = comparable(test)
     if not indices:
         raise ValueError(f"none of {len(test)} test images has a true mask or is in the reward network's domain")
     tables = [test[index] for index in indices]
     groups = [table.group_id for table in tables]
-    weights = _weights(tables, criterion, deployment, {name: picks[indices] for name, picks in chosen.items()})
+    scores = stack(tables, SCORE)
+    judged = not np.isnan(scores).all()
+    weights = _weights(scores, names, deployment, {name: picks[indices] for name, picks in chosen.items()})
+    if criterion != SCORE:
+        weights[ORACLE] = np.eye(arms)[stack(tables, "dice").argmax(axis=1)]
     known = [name for name in MASK_REWARDS if criterion != SCORE and name in (tables[0].metrics or {})]
-    metrics = {name: stack(tables, name) for name in (SCORE, *known)}  # a run before 0.15 has no `betti`
-    rows = tuple(_row(name, weights, metrics, criterion, groups, seed) for name in weights)
-    asked = max_steps if deployment.choice == "policy" else 1
-    prompts = {NET: len(test[0].scores), POLICY: max_steps, LAST: max_steps, DEPLOYED: asked, ORACLE: None}
+    metrics = {name: stack(tables, name) for name in (*([SCORE] if judged else []), *known)}  # before 0.15 no `betti`
+    rows = tuple(
+        make_row(
+            name,
+            {metric: _expected(of_row, of_arms) for metric, of_arms in metrics.items()},
+            {
+                other: {criterion: _expected(of_row - weights[other], metrics[criterion])}
+                for other in (names.default, names.fixed)
+            },
+            groups,
+            seed,
+        )
+        for name, of_row in weights.items()  # the exact expectations under its weights; no sampling
+    )
+    several = arms if names is PROMPTS else 1  # operations change the mask of one prompt
+    prompts = {NET: several, POLICY: max_steps, LAST: max_steps, ORACLE: None}
+    prompts[DEPLOYED] = max_steps if deployment.choice == "policy" else 1
     gap = oracle_gap(val, deployment.best_fixed, seed)
     results = Results(rows, tuple((table.sample_id, table.group_id) for table in tables), criterion)
     verdict = Verdict("unlabelled", "Unlabelled: no verdict. Without ground truth, only the reward is known.")
     if criterion != SCORE:
-        judged = next(row for row in rows if row.name == (LAST if LAST in chosen else POLICY))
-        rival = _rival(judged.name, weights[judged.name], metrics[criterion], groups, seed)
-        verdict = prompt_verdict(
-            judged.differences[FIXED][criterion], results.p(FIXED)[judged.name], gap, rival, judged.name
-        )
+        row = results.row(LAST if LAST in chosen else POLICY)
+        rival = _rival(row.name, weights[row.name], metrics[criterion], names, groups, seed)
+        p = results.p(names.fixed)[row.name]
+        verdict = prompt_verdict(results.difference(row, names.fixed), p, gap, rival, row.name, names)
     return Comparison(
+        names,
         results,
         tuple(tables),
         weights,
         {name: prompts.get(name, 1) for name in weights},
         deployment,
         verdict,
-        (*_notes(test, tables), *deployment.notes),
+        (*_notes(test, tables, judged or names is PROMPTS), *deployment.notes),
     )
 
 
 def prompt_verdict(
-    difference: Estimate, p: float, val_gap: Estimate | None, rival: str = "", name: str = "PPO"
+    difference: Estimate,
+    p: float,
+    val_gap: Estimate | None,
+    rival: str = "",
+    name: str = "PPO",
+    names: Names = PROMPTS,
 ) -> Verdict:
-    """The verdict on a policy of prompts, see `policy_verdict`.
+    """The verdict on a policy, see `policy_verdict`.
 
     Args:
-        difference: Dice of the policy less Dice of the best fixed prompt on test patients.
+        difference: Dice of the policy less Dice of the best fixed choice on test patients.
         p: of the difference, from `max_t`.
-        val_gap: Dice of the oracle less Dice of the best fixed prompt on validation; None when that is unlabelled.
-        rival: a single prompt that the policy does not beat on test patients, in words; empty if there is none.
+        val_gap: Dice of the oracle less Dice of the best fixed choice on validation; None when that is unlabelled.
+        rival: a single choice that the policy does not beat on test patients, in words; empty if there is none.
         name: of the policy, in words.
+        names: what is chosen from.
     """
-    measured = f"{name} minus best fixed prompt on {difference.groups} test patients: {difference} Dice."
-    enough = f"on validation, the best prompt of each image gains {val_gap} Dice over one prompt for all"
-    enough = f"{enough}, so one prompt is enough" if is_no_gap(val_gap) else ""
-    rival = f"{rival}, one prompt for all images" if rival else ""
-    return policy_verdict(difference, p, "prompt", "the prompt", measured, enough, rival)
+    arm = names.arm
+    measured = f"{name} minus {names.fixed} on {difference.groups} test patients: {difference} Dice."
+    enough = f"on validation, the best {arm} of each image gains {val_gap} Dice over one {arm} for all"
+    enough = f"{enough}, so one {arm} is enough" if is_no_gap(val_gap) else ""
+    rival = f"{rival}, one {arm} for all images" if rival else ""
+    return policy_verdict(difference, p, arm, names.what, measured, enough, rival)
 
 
-def _rival(name: str, weights: np.ndarray, dice: np.ndarray, groups: Sequence[str], seed: int) -> str:
+def _rival(name: str, weights: np.ndarray, dice: np.ndarray, names: Names, groups: Sequence[str], seed: int) -> str:
     """The one prompt for all images that a row is farthest from beating, in words; empty if it beats every prompt.
 
     A choice that does not depend on the image is never better than the best single prompt. So a policy that beats each
@@ -175,46 +229,28 @@ def _rival(name: str, weights: np.ndarray, dice: np.ndarray, groups: Sequence[st
     means = group_means(np.stack(gains), groups).mean(axis=1)
     index = next((index for index in np.argsort(means).tolist() if sign_of(gains[index], groups) <= 0), -1)
     gain = change_interval("dice", gains[index], groups, seed).signed
-    return "" if index < 0 else f"the prompt with index {index} ({name} minus it: {gain} Dice)"
+    return "" if index < 0 else f"the {names.arm} with index {index} ({name} minus it: {gain} Dice)"
 
 
 def _weights(
-    tables: Sequence[SampleTable], criterion: str, deployment: Deployment, chosen: dict[str, np.ndarray]
+    scores: np.ndarray, names: Names, deployment: Deployment, chosen: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Row name -> float64 (N, P), probability of each prompt on each image."""
-    scores = stack(tables, SCORE)
+    """Row name -> float64 (N, P), probability of each choice on each image; without the oracle."""
     one_hot = np.eye(scores.shape[1])
+    others = {name: one_hot[picks] for name, picks in chosen.items() if name not in (names.ridge, LAST, POLICY)}
     weights = {
-        RANDOM: np.full(scores.shape, 1 / scores.shape[1]),
-        DEFAULT: one_hot[np.zeros(len(tables), dtype=int)],
-        FIXED: one_hot[np.full(len(tables), deployment.best_fixed)],
+        names.random: np.full(scores.shape, 1 / scores.shape[1]),
+        names.default: one_hot[np.zeros(len(scores), dtype=int)],
+        **others,
+        names.fixed: one_hot[np.full(len(scores), deployment.best_fixed)],
         NET: one_hot[scores.argmax(axis=1)],
-        RIDGE: one_hot[chosen[RIDGE]],
+        names.ridge: one_hot[chosen[names.ridge]],
         **{name: one_hot[chosen[name]] for name in (LAST, POLICY) if name in chosen},
     }
-    weights[DEPLOYED] = weights[CHOICES[deployment.choice]]
-    return weights if criterion == SCORE else weights | {ORACLE: one_hot[stack(tables, "dice").argmax(axis=1)]}
-
-
-def _row(
-    name: str,
-    weights: dict[str, np.ndarray],
-    metrics: dict[str, np.ndarray],
-    criterion: str,
-    groups: Sequence[str],
-    seed: int,
-) -> Row:
-    """One row: the exact expectations under its weights; no sampling."""
-    return make_row(
-        name,
-        {metric: _expected(weights[name], of_prompts) for metric, of_prompts in metrics.items()},
-        {
-            other: {criterion: _expected(weights[name] - weights[other], metrics[criterion])}
-            for other in (DEFAULT, FIXED)
-        },
-        groups,
-        seed,
-    )
+    if np.isnan(scores).all():
+        del weights[NET]
+    row = {"policy": POLICY, "fixed": names.fixed, "as it is": names.default}[deployment.choice]
+    return weights | {DEPLOYED: weights[row]}
 
 
 def _expected(weights: np.ndarray, of_prompts: np.ndarray) -> np.ndarray:
@@ -222,14 +258,14 @@ def _expected(weights: np.ndarray, of_prompts: np.ndarray) -> np.ndarray:
     return np.einsum("np,np->n", weights, of_prompts)
 
 
-def _notes(test: Sequence[SampleTable], compared: Sequence[SampleTable]) -> tuple[str, ...]:
-    """Limits of the data: missing labels, too few patients."""
+def _notes(test: Sequence[SampleTable], compared: Sequence[SampleTable], judged: bool) -> tuple[str, ...]:
+    """Limits of the data: missing labels, too few patients, and, if a network judges, images without a score."""
     notes = []
     if compared[0].metrics is None:
         notes.append("The test images are unlabelled: there are no Dice columns, no oracle and no verdict.")
     if len(compared) < len(test):
         why = "unlabelled" if compared[0].metrics else "outside the reward network's domain"
         notes.append(f"{len(test) - len(compared)} of {len(test)} test images are {why} and left out.")
-    elif outside := sum(bool(np.isnan(table.scores).any()) for table in compared):
+    elif judged and (outside := sum(bool(np.isnan(table.scores).any()) for table in compared)):
         notes.append(f"{outside} of {len(compared)} test images are outside the reward network's domain: no score.")
     return (*notes, *few_patients_note(len({table.group_id for table in compared})))

@@ -1,11 +1,11 @@
-"""What the prompt policy learns from: each image with the scores of its masks, as tables of a run and as contexts.
+"""What a policy learns from: each image with the scores of its masks; as tables of a run and as contexts of others.
 
 `contexts_from_run`, `contexts_from_model` and `contexts_from_masks` make contexts for the environment.
 """
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -15,108 +15,164 @@ from tqdm import tqdm
 
 from rl_reward_network.atomic_io import read_json, write_json
 from rl_reward_network.data.items import Sample
-from rl_reward_network.env.observation import observe_image
+from rl_reward_network.env.mask_bank import MaskBank
+from rl_reward_network.env.observation import EdgeFeatures, features_of, observe_image
 from rl_reward_network.env.sa2va_finetune_env import PromptContext, prompt_rewards
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.ppo import operations
 from rl_reward_network.ppo.baselines import ridge_per_prompt
-from rl_reward_network.ppo.stage import donors
 from rl_reward_network.report.metrics import SampleTable, measure_sample
 from rl_reward_network.reward_training.stage import check_no_leak
-from rl_reward_network.rewards.learned import ForegroundMaps, in_domain
+from rl_reward_network.rewards.learned import ForegroundMaps, ImageScorer, in_domain
 from rl_reward_network.rewards.metrics import dice
-from rl_reward_network.rewards.table import IMAGE_REWARDS, RewardName
+from rl_reward_network.rewards.table import IMAGE_REWARDS, MASK_REWARDS, PROMPT_REWARDS, RewardName, prompt_reward
 
 TABLES = "tables.json"  # in the folder of a run
-Tables = dict[str, list["PromptTable"]]  # split -> its images
+SEARCH = "search"  # the part of the tables on which sequences were searched: it trains the policy, and decides nothing
+Tables = dict[str, list[PromptContext]]  # split, or `SEARCH` -> its images
 
 
-@dataclass(frozen=True, eq=False)
-class PromptTable:
-    """One image: its features for the policy, and the metrics of its masks for the evaluation.
+@dataclass(frozen=True)
+class Arms:
+    """The masks of an image that a policy chooses from, one for each prompt or sequence of operations.
 
     Args:
-        features: float32 (F,), from `observe_image`.
-        table: score and metrics of every prompt's mask.
-        own_dice: Dice of the reward network's foreground probability, thresholded at 0.5; None when unlabelled, or the
-            true mask is empty.
-        image_rewards: name in `IMAGE_REWARDS` -> float64 (P,) in [0, 1], for each prompt's mask.
+        inputs: frozen model and mask bank; its prompts are the arms, unless there are sequences.
+        vision_features: whether the policy observes Sa2VA's pooled features.
+        sequences: of operations on the mask of the default prompt; the first is empty.
     """
 
-    features: np.ndarray
-    table: SampleTable
-    own_dice: float | None = None
-    image_rewards: dict[str, np.ndarray] = field(default_factory=dict)
+    inputs: RunInputs
+    vision_features: bool
+    sequences: tuple[operations.Edits, ...] = ()
 
-    @property
-    def context(self) -> PromptContext:
-        """The image as a context of the environment."""
-        rewards = {**self.image_rewards, **(self.table.metrics or {})}
-        return PromptContext(self.table.sample_id, self.features, self.table.scores, rewards, self.table.group_id)
+    def of(self, image: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The masks of an image, uint8 (H, W, 3), and what the policy observes: bool (P, H, W), float32 (F,)."""
+        answer, guide = self.inputs.bank.answer(image), EdgeFeatures(image)
+        soft = self.inputs.segmenter.upsample(answer.mask_logits, image.shape[:2])
+        vision = answer.vision_features if self.vision_features else None
+        if not self.sequences:
+            return soft > 0.5, features_of(guide, vision)
+        edited = operations.EditedImage(guide, soft[0])
+        masks = np.stack([edited.mask(sequence) for sequence in self.sequences])
+        return masks, features_of(guide, vision, soft[0])
 
 
-def prompt_tables(
-    inputs: RunInputs, samples: list[Sample], maps: ForegroundMaps, desc: str, vision_features: bool
-) -> list[PromptTable]:
-    """Score the mask of each prompt on each sample by the reward network and, where labelled, by all metrics.
+def with_default_prompt(inputs: RunInputs) -> RunInputs:
+    """The inputs with the default prompt alone, on whose mask operations are."""
+    bank, prompts = inputs.bank, inputs.prompts[:1]
+    return replace(inputs, prompts=prompts, bank=MaskBank(bank.folder, bank.segment, bank.fingerprint, prompts))
+
+
+def search_sequences(
+    inputs: RunInputs, samples: Sequence[Sample], maps: ForegroundMaps | None, reward: RewardName, length: int
+) -> tuple[operations.Edits, ...]:
+    """The sequences of operations that `find_sequences` finds on these samples, by a reward."""
+
+    def edited(sample: Sample) -> operations.EditedImage:
+        image, truth = sample.load_image(), sample.load_mask()
+        scorer = None if maps is None else maps.scorer(image)
+        return operations.EditedImage(
+            EdgeFeatures(image),
+            inputs.probabilities(image)[0],
+            lambda mask: _reward_of(reward, mask, image, truth, scorer),
+            sample.group_id,
+        )
+
+    images = [edited(sample) for sample in tqdm(samples, "images to search on", unit="image")]
+    return operations.find_sequences(images, length)
+
+
+def _reward_of(
+    name: RewardName, mask: np.ndarray, image: np.ndarray, truth: np.ndarray | None, scorer: ImageScorer | None
+) -> float:
+    """The reward of one mask, bool (H, W); only what it consists of is measured."""
+    columns, masks = PROMPT_REWARDS[name], mask[None]
+    metrics = {column: of(masks, image) for column, of in IMAGE_REWARDS.items() if column in columns}
+    if truth is not None:
+        metrics |= {column: of(masks, truth[None]) for column, of in MASK_REWARDS.items() if column in columns}
+    scores = np.zeros(1)
+    if scorer is not None and "score" in columns:
+        scores = scorer.quality(masks.astype(np.float32))["score"]
+    return float(prompt_reward(name, scores, metrics)[0])
+
+
+def prompt_tables(arms: Arms, samples: list[Sample], maps: ForegroundMaps | None, desc: str) -> list[PromptContext]:
+    """Score each mask of each sample by the reward network and, where labelled, by all metrics.
 
     Masks are binary, as in deployment.
 
     Args:
-        inputs: prompts, frozen model and mask bank.
+        arms: what makes the masks.
         samples: N samples.
-        maps: of the reward network.
+        maps: of the reward network; without one there are no scores.
         desc: name of the progress bar.
-        vision_features: whether the features include Sa2VA's pooled features.
 
     Raises:
         ValueError: no answer has a mask.
     """
-    bar = tqdm(samples, desc=desc, unit="image")
-    tables = [_prompt_table(inputs, sample, maps, vision_features) for sample in bar]
-    inputs.bank.check_masks()
+    tables = [_prompt_table(arms, sample, maps) for sample in tqdm(samples, desc=desc, unit="image")]
+    arms.inputs.bank.check_masks()
     return tables
 
 
-def _prompt_table(inputs: RunInputs, sample: Sample, maps: ForegroundMaps, vision_features: bool) -> PromptTable:
-    image = sample.load_image()
-    answer = inputs.bank.answer(image)
-    masks = inputs.segmenter.upsample(answer.mask_logits, image.shape[:2]) > 0.5
-    scorer, truth = maps.scorer(image), sample.load_mask()
-    scores = scorer.quality(masks.astype(np.float32))["score"]
+def _prompt_table(arms: Arms, sample: Sample, maps: ForegroundMaps | None) -> PromptContext:
+    image, truth, own_dice = sample.load_image(), sample.load_mask(), None
+    masks, features = arms.of(image)
+    scores = np.full(len(masks), np.nan, dtype=np.float32)
+    if maps is not None:
+        scorer = maps.scorer(image)
+        scores = scorer.quality(masks.astype(np.float32))["score"]
+        if truth is not None and truth.any():
+            own_dice = float(dice(scorer.own_mask[None], truth[None])[0])
     table = measure_sample(sample.sample_id, sample.group_id, scores, masks, truth)
-    own_dice = None if truth is None or not truth.any() else float(dice(scorer.own_mask[None], truth[None])[0])
-    features = observe_image(image, answer.vision_features if vision_features else None)
-    return PromptTable(features, table, own_dice, {name: of(masks, image) for name, of in IMAGE_REWARDS.items()})
+    metrics = {**{name: of(masks, image) for name, of in IMAGE_REWARDS.items()}, **(table.metrics or {})}
+    return PromptContext(table.sample_id, features, scores, metrics, table.group_id, bool(arms.sequences), own_dice)
 
 
-def ridge_choices(train: Sequence[PromptTable], new: Sequence[PromptTable], reward: RewardName) -> np.ndarray:
+def table_of(context: PromptContext) -> SampleTable:
+    """Score and metrics of an image's masks, for the evaluation."""
+    metrics = {name: context.metrics[name] for name in MASK_REWARDS if name in context.metrics}
+    return SampleTable(context.sample_id, context.group_id, context.scores, metrics if context.labelled else None)
+
+
+def training_images(tables: Tables) -> list[PromptContext]:
+    """The images that train a policy."""
+    return [*tables.get(SEARCH, []), *tables["policy"]]
+
+
+def ridge_choices(train: Sequence[PromptContext], new: Sequence[PromptContext], reward: RewardName) -> np.ndarray:
     """int64 (M,): `ridge_per_prompt` on `new`, fitted to the images, observations and rewards of PPO's training."""
-    rewards = np.stack([prompt_rewards(entry.context, reward) for entry in train])
-    features, new_features = (np.stack([entry.features for entry in part]) for part in (train, new))
+    rewards = np.stack([prompt_rewards(context, reward) for context in train])
+    features, new_features = (np.stack([context.features for context in part]) for part in (train, new))
     return ridge_per_prompt(features, rewards, new_features)
 
 
-def exchange_rewards(entries: Sequence[PromptTable], seed: int) -> list[PromptTable]:
-    """The same features, each with scores, metrics and `own_dice` of another image: a control, nothing can be learned.
+def exchange_rewards(contexts: Sequence[PromptContext], seed: int) -> list[PromptContext]:
+    """The same features, each with all numbers of another image's masks: a control, nothing can be learned.
 
-    The mean reward of each prompt over all images stays the same.
+    The mean reward of each arm over all images stays the same.
 
     Args:
-        entries: N images.
+        contexts: N images.
         seed: of the exchange.
 
     Raises:
         ValueError: there are fewer than 2 images.
     """
-    pairs = zip(entries, donors(len(entries), seed), strict=True)
-    return [replace(entries[donor], features=entry.features) for entry, donor in pairs]
+    count = len(contexts)
+    if count < 2:
+        raise ValueError(f"--shuffle_rewards: {count} training image, expected 2 or more; give more data")
+    order = np.random.default_rng(seed).permutation(count)
+    donors = dict(zip(order.tolist(), np.roll(order, 1).tolist(), strict=True))
+    return [replace(contexts[donors[index]], features=context.features) for index, context in enumerate(contexts)]
 
 
 def save_tables(path: Path, tables: Tables) -> None:
-    """Write features, scores and metrics of each prompt on each image, by split; ids are hashes."""
-    write_json(path, {name: [_to_json(entry) for entry in entries] for name, entries in tables.items()})
+    """Write features, scores and metrics of each mask on each image, by split; ids are hashes."""
+    write_json(path, {name: [_to_json(context) for context in contexts] for name, contexts in tables.items()})
 
 
 def load_tables(path: Path) -> Tables:
@@ -131,29 +187,31 @@ def load_tables(path: Path) -> Tables:
         raise ValueError(f"{path}: not a table of scores ({error!r}); run step 2 again") from error
 
 
-def _to_json(entry: PromptTable) -> dict[str, Any]:
-    table = entry.table
+def _to_json(context: PromptContext) -> dict[str, Any]:
+    metrics = table_of(context).metrics
     return {
-        "sample_id": table.sample_id,
-        "group_id": table.group_id,
-        "features": entry.features.tolist(),
-        "scores": [None if np.isnan(score) else score for score in table.scores.tolist()],
-        "own_dice": entry.own_dice,
-        "metrics": {name: values.tolist() for name, values in table.metrics.items()} if table.metrics else None,
-        **{name: values.tolist() for name, values in entry.image_rewards.items()},
+        "sample_id": context.sample_id,
+        "group_id": context.group_id,
+        "features": context.features.tolist(),
+        "mask_features": context.mask_features,
+        "scores": [None if np.isnan(score) else score for score in context.scores.tolist()],
+        "own_dice": context.own_dice,
+        "metrics": {name: values.tolist() for name, values in metrics.items()} if metrics else None,
+        **{name: context.metrics[name].tolist() for name in IMAGE_REWARDS if name in context.metrics},
     }
 
 
-def _from_json(entry: dict[str, Any]) -> PromptTable:
-    metrics = entry["metrics"]
-    table = SampleTable(
+def _from_json(entry: dict[str, Any]) -> PromptContext:
+    metrics = {name: entry[name] for name in IMAGE_REWARDS if name in entry} | (entry["metrics"] or {})
+    return PromptContext(
         entry["sample_id"],
-        entry["group_id"],
+        np.array(entry["features"], dtype=np.float32),
         np.array(entry["scores"], dtype=np.float32),  # None is NaN
-        {name: np.array(values) for name, values in metrics.items()} if metrics else None,
+        {name: np.array(values) for name, values in metrics.items()},
+        entry["group_id"],
+        entry.get("mask_features", False),
+        entry["own_dice"],
     )
-    image_rewards = {name: np.array(entry[name]) for name in IMAGE_REWARDS if name in entry}  # runs before 0.15: none
-    return PromptTable(np.array(entry["features"], dtype=np.float32), table, entry["own_dice"], image_rewards)
 
 
 def contexts_from_model(config: RunConfig, reward_net: str | Path, images: int = 20) -> list[PromptContext]:
@@ -179,15 +237,16 @@ def contexts_from_model(config: RunConfig, reward_net: str | Path, images: int =
     if check.outside:
         warnings.warn(check.sentence, stacklevel=2)
     samples = list(compress(samples, inside))
-    return [entry.context for entry in prompt_tables(inputs, samples, maps, "scores", vision_features=True)]
+    return prompt_tables(Arms(inputs, vision_features=True), samples, maps, "scores")
 
 
 def contexts_from_run(run_dir: str | Path, split: str = "policy") -> list[PromptContext]:
-    """The contexts that a run of step 2 was trained (`policy`) or validated (`val`) on.
+    """The contexts that a run of step 2, or of experiment 2, was trained (`policy`) or validated (`val`) on.
 
     Args:
-        run_dir: run folder `sa2va_rl_finetune_<time>`; its tables.json is read, no model is loaded.
-        split: `policy` or `val`.
+        run_dir: run folder `sa2va_rl_finetune_<time>` or `sa2va_post_process_<time>`; its tables.json is read, no
+            model is loaded.
+        split: `policy` or `val`, or, of experiment 2, `search`, the other training images.
 
     Raises:
         ValueError: tables.json is missing or damaged, or has no such split.
@@ -196,7 +255,7 @@ def contexts_from_run(run_dir: str | Path, split: str = "policy") -> list[Prompt
     tables = load_tables(path)
     if split not in tables:
         raise ValueError(f"split is {split!r}, expected one of {', '.join(tables)}, the splits in {path}")
-    return [entry.context for entry in tables[split]]
+    return tables[split]
 
 
 def contexts_from_masks(
@@ -245,5 +304,7 @@ def contexts_from_masks(
     contexts = []
     for name, image, candidates, row, truth in zip(names, images, masks, scores, truths, strict=True):
         table = measure_sample(name, name, np.asarray(row, dtype=np.float32), candidates, truth)
-        contexts.append(replace(PromptTable(observe_image(image), table).context, image=image, masks=candidates))
+        metrics = table.metrics or {}
+        features = observe_image(image)
+        contexts.append(PromptContext(name, features, table.scores, metrics, name, image=image, masks=candidates))
     return contexts

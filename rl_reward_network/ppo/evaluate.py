@@ -1,4 +1,4 @@
-"""The evaluation of a prompt policy: all prompts on test patients, the policy beside its baselines, the report."""
+"""The evaluation of a policy: all its arms on test patients, the policy beside its baselines, the report."""
 
 import json
 import time
@@ -7,26 +7,30 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from stable_baselines3.common.policies import ActorCriticPolicy
 
 from rl_reward_network.data.items import Sample
 from rl_reward_network.data_import.write import import_notes
 from rl_reward_network.embedded.datasets import is_rendered
+from rl_reward_network.env.sa2va_finetune_env import PromptContext
 from rl_reward_network.inputs.loading import RunInputs, open_inputs, saved_config
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.reward_network import RewardNetwork, error_map
-from rl_reward_network.ppo.baselines import DEPLOYED, LAST, POLICY, RIDGE, Comparison, compare
+from rl_reward_network.ppo.baselines import DEPLOYED, LAST, POLICY, THRESHOLD, Comparison, compare
 from rl_reward_network.ppo.contexts import (
     TABLES,
-    PromptTable,
+    Arms,
+    Tables,
     exchange_rewards,
     load_tables,
     prompt_tables,
     ridge_choices,
+    table_of,
+    training_images,
 )
-from rl_reward_network.ppo.deploy import load_policy, read_policy_config
-from rl_reward_network.ppo.policy import choose_prompts, load_weights
+from rl_reward_network.ppo.operations import words
+from rl_reward_network.ppo.policy import choose_prompts, load_policy, load_weights, read_policy_config
 from rl_reward_network.ppo.prompt_report import EvaluationResult, Overlay, write_report
+from rl_reward_network.ppo.prompts import PolicyPlan
 from rl_reward_network.ppo.settings import TEST_IMAGES
 from rl_reward_network.ppo.train import LAST_WEIGHTS
 from rl_reward_network.report.deployment import Deployment, labels_sentence
@@ -57,7 +61,7 @@ class PathOverrides:
 
 
 def run_evaluation_stage(
-    final_model: Path, where: PathOverrides, images: int | None = None, show_names: bool = False
+    final_model: Path, where: PathOverrides, images: int | None = None, show_names: bool = False, edits: bool = False
 ) -> tuple[EvaluationResult, Path]:
     """Compare a policy with its baselines, and write `<run>/evaluation/`.
 
@@ -65,8 +69,9 @@ def run_evaluation_stage(
         final_model: folder of a policy, in its run folder.
         where: paths and devices that differ from training.
         images: at most this many test images, one per series before a second; the folder is then called
-            `evaluation_<number>`. None is all, in quick mode 80.
+            `evaluation_<number>`. None is all, but 80 for prompts in quick mode.
         show_names: write the names of images and patients into the report, not their hashes.
+        edits: whether the policy chooses operations (experiment 2).
 
     Returns:
         The result, and the path of report.html.
@@ -74,41 +79,41 @@ def run_evaluation_stage(
     Raises:
         ValueError: the run is incomplete, or data, model or reward network differ from training.
     """
-    check_images(images)
+    if images is not None and images < 1:
+        raise ValueError(f"--images: got {images}; give 1 or more, or leave it out for all")
     start, run = time.perf_counter(), final_model.parent
-    config = read_policy_config(final_model)
+    config = read_policy_config(final_model, edits)
+    plan = PolicyPlan.from_json(config["plan"])
     rollouts, trained_on = _rollouts(run / "metrics.jsonl"), load_tables(run / TABLES)
     inputs = open_as_trained(config, where, run)
-    network = _reward_network(config, inputs, run).to(inputs.config.device)
-    maps = ForegroundMaps.beside(run, network)
-    samples, fewer = pick_test_samples(inputs, config["plan"]["mode"], images)
-    entries = prompt_tables(inputs, samples, maps, f"{SPLIT} patients", config["plan"]["vision_features"])
-    policy = load_policy(final_model)
-    chosen = _chosen(config, policy, entries)
-    comparison = _compared(config, final_model, trained_on, entries, chosen)
+    network = _reward_network(config, inputs, run)
+    maps = None if network is None else ForegroundMaps.beside(run, network.to(inputs.config.device))
+    samples, fewer = pick_test_samples(inputs, "full" if edits else plan.mode, images)
+    sequences = tuple(map(tuple, config.get("sequences", [])))
+    arms = Arms(inputs, plan.vision_features, sequences)
+    entries = prompt_tables(arms, samples, maps, f"{SPLIT} patients")
+    comparison = _compared(config, plan, final_model, trained_on, entries)
     result = EvaluationResult(
         comparison,
-        inputs.prompts,
+        tuple(map(words, sequences)) or inputs.prompts,
         _about(config, inputs, (time.perf_counter() - start) / 60),
         (
             *fewer,
             *_labels_note(config),
-            *segmenter_note(entries, comparison),
+            *(
+                segmenter_note(entries, comparison)
+                if maps
+                else ["There is no reward network, so no row of its choice."]
+            ),
             *rehearsal_note(inputs),
             *import_notes(inputs.config.data_root),
         ),
-        _overlays(inputs, comparison, maps, samples),
+        _overlays(arms, comparison, maps, samples),
         rollouts,
         _names(inputs, samples) if show_names else {},
         _origin(config, inputs, final_model, {**vars(where), "images": images, "show_names": show_names}),
     )
     return result, write_report(run / ("evaluation" if images is None else f"evaluation_{len(samples)}"), result)
-
-
-def check_images(images: int | None) -> None:
-    """Raise a ValueError for fewer than 1 image; None is all."""
-    if images is not None and images < 1:
-        raise ValueError(f"--images: got {images}; give 1 or more, or leave it out for all")
 
 
 def pick_test_samples(inputs: RunInputs, mode: str, images: int | None) -> tuple[list[Sample], tuple[str, ...]]:
@@ -120,38 +125,30 @@ def pick_test_samples(inputs: RunInputs, mode: str, images: int | None) -> tuple
     return samples, (f"quick: {len(samples)} of {total} test images; evaluate --images {total} takes all.",)
 
 
-def _chosen(config: dict[str, Any], policy: ActorCriticPolicy, entries: list[PromptTable]) -> np.ndarray:
-    """A policy's prompts on the test images, int64 (N,)."""
-    plan, contexts = config["plan"], [entry.context for entry in entries]
-    return choose_prompts(policy, contexts, plan["ppo"]["max_steps"], plan["reward"] == "net")
-
-
-def _last_weights(final_model: Path) -> ActorCriticPolicy:
-    """The policy with the weights of its last step, which labels did not choose."""
-    policy, archive = load_policy(final_model), final_model.parent / LAST_WEIGHTS
-    if archive.exists():
-        load_weights(policy, archive)
-    return policy
-
-
 def _compared(
     config: dict[str, Any],
+    plan: PolicyPlan,
     final_model: Path,
-    trained_on: dict[str, list[PromptTable]],
-    entries: list[PromptTable],
-    chosen: np.ndarray,
+    trained_on: Tables,
+    entries: list[PromptContext],
 ) -> Comparison:
-    """The comparison on the test images, with the policy's prompts int64 (N,)."""
-    plan, tables = config["plan"], [entry.table for entry in entries]
-    steps, reward = plan["ppo"]["max_steps"], plan["reward"]
-    shuffled = plan.get("shuffle_rewards", False)
-    rewarded = exchange_rewards(trained_on["policy"], plan["ppo"]["seed"]) if shuffled else trained_on["policy"]
-    picks = {POLICY: chosen, RIDGE: ridge_choices(rewarded, entries, reward)}
-    if config.get("labels", {}).get("weights"):
-        picks[LAST] = _chosen(config, _last_weights(final_model), entries)
+    """The comparison on the test images."""
+    policy, steps, names = load_policy(final_model, plan.length > 0), plan.ppo.max_steps, plan.names
+    train = training_images(trained_on)
+    rewarded = exchange_rewards(train, plan.ppo.seed) if plan.shuffle_rewards else train
+    picks = {
+        POLICY: choose_prompts(policy, entries, steps, plan.reward == "net"),
+        names.ridge: ridge_choices(rewarded, entries, plan.reward),
+    }
+    if plan.length:
+        picks[THRESHOLD] = np.ones(len(entries), dtype=np.int64)
+    if config.get("labels", {}).get("weights"):  # labels have not chosen the weights of the last step
+        if (archive := final_model.parent / LAST_WEIGHTS).exists():
+            load_weights(policy, archive)
+        picks[LAST] = choose_prompts(policy, entries, steps, plan.reward == "net")
     deployment = Deployment.from_json(config["deployment"])
-    val = [entry.table for entry in trained_on["val"]]
-    return compare(val, tables, picks, deployment, config["inputs"]["seed"], steps)
+    val, test = ([table_of(entry) for entry in part] for part in (trained_on["val"], entries))
+    return compare(val, test, picks, deployment, config["inputs"]["seed"], steps, names)
 
 
 def open_as_trained(config: dict[str, Any], where: PathOverrides, run: Path) -> RunInputs:
@@ -169,9 +166,11 @@ def open_as_trained(config: dict[str, Any], where: PathOverrides, run: Path) -> 
     return inputs
 
 
-def _reward_network(config: dict[str, Any], inputs: RunInputs, run: Path) -> RewardNetwork:
-    """The reward network of this run, checked by its fingerprint."""
+def _reward_network(config: dict[str, Any], inputs: RunInputs, run: Path) -> RewardNetwork | None:
+    """The reward network of this run, checked by its fingerprint; None if it has none (experiment 2)."""
     path = run / REWARD_NET
+    if "reward_net_fingerprint" not in config:
+        return None
     network = RewardNetwork.from_pretrained(path)
     check_no_leak(inputs.split, network, path, samples=inputs.samples)
     if network.fingerprint != config["reward_net_fingerprint"]:
@@ -188,17 +187,18 @@ def _rollouts(path: Path) -> tuple[dict[str, Any], ...]:
 
 
 def _overlays(
-    inputs: RunInputs, comparison: Comparison, maps: ForegroundMaps, samples: list[Sample]
+    arms: Arms, comparison: Comparison, maps: ForegroundMaps | None, samples: list[Sample]
 ) -> tuple[Overlay, ...]:
-    """Best, median and worst image of the deployed choice, with the masks of the default and of the deployed prompt."""
+    """Best, median and worst image of the deployed choice, with the mask of the first arm and the deployed one."""
     ids, overlays = [sample.sample_id for sample in samples], []
     deployed = comparison.prompts(DEPLOYED)
     for title, number in comparison.results.picks(DEPLOYED).items():
         sample = samples[ids.index(comparison.results.ids[number][0])]
         image = sample.load_image()
-        masks = inputs.probabilities(image) > 0.5
-        mask = masks[deployed[number]]
-        errors = error_map(mask.astype(np.float32), maps.scorer(image).foreground_prob)
+        masks = arms.of(image)[0]
+        mask, errors = masks[deployed[number]], None
+        if maps is not None:
+            errors = error_map(mask.astype(np.float32), maps.scorer(image).foreground_prob)
         overlays.append(Overlay(title, number, image, sample.load_mask(), masks[0], mask, errors))
     return tuple(overlays)
 
@@ -218,15 +218,15 @@ def _labels_note(config: dict[str, Any]) -> tuple[str, ...]:
     return (note,)
 
 
-def segmenter_note(entries: list[PromptTable], comparison: Comparison) -> tuple[str, ...]:
-    """A note on whether a plain segmenter, such as the reward network, beats any choice of prompts."""
-    labelled = [entry for entry in entries if entry.table.metrics is not None]  # as in `comparison`
+def segmenter_note(entries: list[PromptContext], comparison: Comparison) -> tuple[str, ...]:
+    """A note on whether a plain segmenter, such as the reward network, beats any choice of prompts or operations."""
+    labelled = [entry for entry in entries if entry.labelled]  # as in `comparison`
     if not labelled:
         return ()
     segmenter_dice = np.array([np.nan if entry.own_dice is None else entry.own_dice for entry in labelled])
-    groups = [entry.table.group_id for entry in labelled]
+    groups, arm = [entry.group_id for entry in labelled], comparison.names.arm
     best = comparison.results.row(ORACLE).values["dice"]
-    return (plain_segmenter(segmenter_dice, best, groups, "the best prompt of each image", "any choice of prompts"),)
+    return (plain_segmenter(segmenter_dice, best, groups, f"the best {arm} of each image", f"any choice of {arm}s"),)
 
 
 def rehearsal_note(inputs: RunInputs) -> tuple[str, ...]:
@@ -250,14 +250,16 @@ def _origin(config: dict[str, Any], inputs: RunInputs, final_model: Path, flags:
     flags = {"model_path": final_model, **flags}
     origin = made_by("evaluate", flags, data, model, config["version"], run / "logs")
     files = {"run of the policy": run, "what it learned from": run / TABLES, "its metrics": run / "metrics.jsonl"}
-    return replace(
-        origin, files={**origin.files, **files, **reward_run_files(run, config["reward_net_info"].get("named"))}
-    )
+    network = config.get("reward_net_info", {}).get("named")
+    return replace(origin, files={**origin.files, **files, **reward_run_files(run, network)})
 
 
 def _about(config: dict[str, Any], inputs: RunInputs, minutes: float) -> dict[str, Any]:
     """Provenance of the numbers, for the report."""
-    plan, bank, spent, network = config["plan"], config["bank"], config["seconds"], config["reward_net_info"]
+    plan, bank, spent = config["plan"], config["bank"], config["seconds"]
+    network = config.get("reward_net_info")
+    arms = "sequences" if config.get("sequences") else "prompts"
+    named = [] if network is None else [f"{network['mode']}, seed {network['seed']}"]
     since = " (since it was resumed)" if config["resumed"] else ""
     return {
         "mode": f"{plan['mode']}, preset {plan['preset']}",
@@ -267,11 +269,10 @@ def _about(config: dict[str, Any], inputs: RunInputs, minutes: float) -> dict[st
         "model fingerprint": config["model_fingerprint"],
         "data": inputs.summary,
         "data fingerprint": config["data_fingerprint"][:16],
-        "reward network": ", ".join(
-            [f"{network['mode']}, seed {network['seed']}", *([network["named"]] if "named" in network else [])]
-        ),
+        "reward network": ", ".join([*named, *([network["named"]] if network and "named" in network else [])])
+        or "none",
         "observation": f"{len(config['observation'])} numbers, {config['vision_features']} of them Sa2VA's features",
-        "training": f"{plan['images']} images at most, {plan['ppo']['total_timesteps']} prompts tried",
+        "training": f"{plan['images']} images at most, {plan['ppo']['total_timesteps']} {arms} tried",
         "seed": inputs.config.seed,
         "commit": config["commit"],
         "step 2: masks computed / read, images encoded": (

@@ -1,346 +1,273 @@
-"""The stage of experiment 2: the soft masks of the frozen model, the searches, PPO, and what is deployed."""
+"""Experiment 2: operations on a soft mask, and the search for the sequences of operations that a policy chooses from.
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
+Sizes are shares of the image's longer side, so that images of 256 and of 1,024 pixels are treated alike. The mask is
+always where the soft mask is above 0.5.
+"""
 
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import cv2
 import numpy as np
-from stable_baselines3 import PPO
-from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
-from tqdm import tqdm
+from scipy.special import expit, logit
 
-from rl_reward_network.data.items import Sample
-from rl_reward_network.env.mask_bank import FrozenAnswer, MaskBank
-from rl_reward_network.env.observation import (
-    EPISODE_FEATURES,
-    EdgeFeatures,
-    mask_observation_table,
-    observation_table,
-    observe_image,
-)
-from rl_reward_network.env.operations import OPERATIONS, EditedImage, Operations
-from rl_reward_network.env.post_process_env import PostProcessEnv, observe
-from rl_reward_network.inputs.loading import RunInputs
-from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.ppo.policy import choose_operations, policy_kwargs
-from rl_reward_network.ppo.search import best_sequences, best_threshold, sequences_for_ridge, words
-from rl_reward_network.ppo.settings import Mode, PostReward, PPOSettings, operation_settings
-from rl_reward_network.ppo.stage import Trained, complete_run, donors, judged_out_of_fold
-from rl_reward_network.ppo.train import Task, train_ppo
-from rl_reward_network.report.deployment import Deployment, Labels, can_decide, decide
-from rl_reward_network.report.statistics import known_means
-from rl_reward_network.reward_training.stage import check_no_leak
-from rl_reward_network.rewards.learned import ForegroundMaps
-from rl_reward_network.run import Run, clock
+from rl_reward_network.env.observation import EdgeFeatures
+from rl_reward_network.report.statistics import group_means
 
-IMAGES = {"quick": 96, "full": 240}
-VAL_IMAGES = {"quick": 48, "full": 100}
-SEARCHED = 48  # images of the searches for sequences and of the decision
-LEAST_STD = 1e-3  # a number that is constant in training must not amplify noise
-SHORTER = 6  # times fewer operations in a fit for the decision: at first, each costs milliseconds on an image
+Edits = tuple[str, ...]
+"""Names of operations, in the order in which they are applied; one may be `THRESHOLD_AT` and a number."""
+THRESHOLD_AT = "threshold at "
+SMALL_SHARE = 1e-3  # of the image: smaller components are dropped
+HOLE_SHARE = 5e-3  # of the image: larger holes are not filled
+LOGIT_STEP = 1.0  # shift by one threshold operation
+SURE = 1e-4  # soft masks are kept this far from 0 and 1 where logits are taken
+STRONG_RIDGE = 0.5  # of the median tubeness inside the mask
+ADDED = 0.75  # least soft value of a pixel that is added
+KEPT = 24  # soft masks in memory for each image; others are computed again from the nearest kept one
+EDGE_RADIUS, EDGE_EPSILON = 3, 1e-3  # units; variance of grey levels in [0, 1] that counts as an edge
+THRESHOLDS = (0.01, 0.02, *(round(0.05 * step, 2) for step in range(1, 20)), 0.98, 0.99)
+BEAM = 3  # sequences kept at each length
+LEAST_GAIN = 1e-4  # of the mean reward: an operation must gain more
+MOST_SEQUENCES = 12  # found by search, besides the best threshold
 
 
-@dataclass(frozen=True)
-class PostPlan:
-    """Settings of experiment 2.
-
-    Args:
-        mode: quick or full.
-        images: training images at most.
-        val_images: images of the validation.
-        vision_features: whether the observation has Sa2VA's pooled image features.
-        reward: dice, dice+recall, or net, the reward network's score.
-        shuffle_rewards: the control: each training image is rewarded by the true mask of another.
-        ppo: settings of PPO.
-    """
-
-    mode: str
-    images: int
-    val_images: int
-    vision_features: bool
-    reward: PostReward
-    shuffle_rewards: bool
-    ppo: PPOSettings
+def _shifted(soft: np.ndarray, shift: float) -> np.ndarray:
+    return expit(logit(np.clip(soft, SURE, 1 - SURE)) + np.float32(shift)).astype(np.float32)
 
 
-def post_plan(
-    mode: Mode,
-    reward: PostReward = "dice",
-    seed: int = 0,
-    ppo: PPOSettings | None = None,
-    shuffle_rewards: bool = False,
-) -> PostPlan:
-    """The preset of the mode, with the user's changes.
-
-    Raises:
-        ValueError: settings that do not go together.
-    """
-    if shuffle_rewards and reward == "net":
-        raise ValueError("--shuffle_rewards exchanges true masks between images, and --reward net has none; use dice")
-    settings = (ppo or operation_settings(mode)).of_run(seed)
-    return PostPlan(mode, IMAGES[mode], VAL_IMAGES[mode], True, reward, shuffle_rewards, settings)
+def _element(radius: int) -> np.ndarray:
+    return cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (2 * radius + 1, 2 * radius + 1))
 
 
-def rewarded_by(reward: str, network: bool) -> str:
-    """What rewards PPO, in a sentence; `network` is whether a reward network is given."""
-    if reward == "net":
-        return "PPO is rewarded by the reward network's score, also on labelled images."
-    return f"PPO is rewarded by true masks ({reward}){'; the reward network only stands in the report' * network}."
+def _morphology(kind: int) -> Callable[[EdgeFeatures, np.ndarray], np.ndarray]:
+    return lambda guide, soft: cv2.morphologyEx(soft, kind, _element(guide.unit))
 
 
-def run_post_stage(inputs: RunInputs, plan: PostPlan, reward_net: Path | None, run: Run) -> None:
-    """Train the post-processing policy in `run`; an interrupted run is resumed from its last checkpoint.
-
-    Writes final_model/, reward_net/ (a copy, where there is one), config.json, split.json, checkpoint.pt,
-    metrics.jsonl, cost.json and logs/.
-
-    Args:
-        inputs: data, split, frozen model and its masks.
-        plan: settings.
-        reward_net: folder of a reward network; needed for the reward `net` alone.
-        run: new, or interrupted.
-
-    Raises:
-        ValueError: the reward network is missing or was trained on patients of this run, no image is labelled, or as
-            `complete_run`.
-    """
-    network = None if reward_net is None else RewardNetwork.from_pretrained(reward_net)
-    if plan.reward == "net" and network is None:
-        raise ValueError("reward net: there is no reward network; give --reward_net, or use --reward dice")
-    if network is not None and reward_net is not None:
-        # of one that only stands in the report, too
-        check_no_leak(inputs.split, network, reward_net, samples=inputs.samples)
-    print(rewarded_by(plan.reward, network is not None))
-    samples = post_samples(inputs, plan)
-
-    def train(seconds: dict[str, float]) -> Trained:
-        rewards = network.to(inputs.config.device) if network is not None and plan.reward == "net" else None
-        maps = None if rewards is None else ForegroundMaps.beside(run.path, rewards)
-        with clock(seconds, "masks"):
-            images, val = (edited_images(inputs, plan, samples[name], maps, name) for name in ("train", "val"))
-            if maps is not None:
-                images, val = (with_scores(part, name) for part, name in ((images, "training"), (val, "validation")))
-        with clock(seconds, "searches"):
-            searched = searched_images(images, val)  # in the control, too: PPO alone is rewarded otherwise
-            sequences = list(best_sequences(searched, plan.ppo.max_steps))
-            fixed = sequences[0]
-            for_ridge = sequences_for_ridge(searched, fixed, plan.ppo.max_steps)
-            threshold = best_threshold(images)
-        with clock(seconds, "PPO"):
-            model = fit(images, val, plan, run.path)
-        with clock(seconds, "decision"):
-            deployment = decide_operations((images, val), searched, sequences, plan)
-        vision = default_answer(inputs, samples["val"][0].load_image()).vision_features
-        image = observation_table(len(vision) if plan.vision_features else 0)[:-EPISODE_FEATURES]
-        facts = {
-            "fixed_sequence": list(fixed),
-            "best_threshold": threshold,
-            "sequences": [list(operations) for operations in for_ridge],
-            "observation": [entry.name for entry in (*image, *mask_observation_table())],
-            "operations": list(OPERATIONS),
-        }
-        return Trained(model, deployment, labels_used(inputs, (images, val), searched, plan), facts)
-
-    complete_run(run, inputs, run_settings(inputs, plan, network), network, {"plan": asdict(plan)}, train)
+def _components(soft: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """8-connected components: labels int32 (H, W), 0 is the background, and the area of each label."""
+    _, labels, statistics, _ = cv2.connectedComponentsWithStats((soft > 0.5).astype(np.uint8), connectivity=8)
+    return labels, statistics[:, cv2.CC_STAT_AREA]
 
 
-def post_samples(inputs: RunInputs, plan: PostPlan) -> dict[str, list[Sample]]:
-    """The images to train and to validate on.
-
-    Where labels reward, the patients of the reward network's training are used as well: no network judges them here.
-
-    Raises:
-        ValueError: there are none, or a file is damaged.
-    """
-    if plan.reward == "net":
-        return {"train": inputs.pick("policy", plan.images), "val": inputs.pick("val", plan.val_images)}
-    halves = [inputs.pick(name, plan.images // 2, labelled=True) for name in ("reward", "policy")]
-    return {"train": halves[0] + halves[1], "val": inputs.pick("val", plan.val_images, labelled=True)}
+def _drop_small(guide: EdgeFeatures, soft: np.ndarray) -> np.ndarray:
+    labels, areas = _components(soft)
+    return _without(guide, soft, labels, areas < SMALL_SHARE * soft.size)
 
 
-def edited_images(
-    inputs: RunInputs, plan: PostPlan, samples: Sequence[Sample], maps: ForegroundMaps | None, desc: str
-) -> list[EditedImage]:
-    """Images with the soft mask of the default prompt, ready to be edited."""
-    return [_edited(inputs, plan, sample, maps) for sample in tqdm(samples, f"masks of {desc}", unit="image")]
+def _keep_largest(guide: EdgeFeatures, soft: np.ndarray) -> np.ndarray:
+    labels, areas = _components(soft)
+    if len(areas) == 1:
+        return soft
+    return _without(guide, soft, labels, np.arange(len(areas)) != 1 + areas[1:].argmax())
 
 
-def with_scores(images: list[EditedImage], desc: str) -> list[EditedImage]:
-    """The images that the reward network can judge; prints how many it cannot.
-
-    Raises:
-        ValueError: there are none.
-    """
-    outside = [image.scorer.outside for image in images if image.scorer is not None and image.scorer.outside]
-    if outside:
-        found = f"{len(outside)} of {len(images)} {desc} images have no learned reward and are left out: {outside[0]}"
-        if len(outside) == len(images):
-            raise ValueError(found)
-        print(found)
-    return [image for image in images if image.scorer is None or image.scorer.outside is None]
+def _without(guide: EdgeFeatures, soft: np.ndarray, labels: np.ndarray, dropped: np.ndarray) -> np.ndarray:
+    """The soft mask, 0 on the dropped components (by label) and their soft rims, which a lower threshold shows."""
+    inside = labels > 0
+    gone = inside & dropped[labels]
+    rim = cv2.dilate(gone.astype(np.uint8), _element(2 * guide.unit)) > 0
+    return np.where(gone | (rim & ~inside), np.float32(0), soft)
 
 
-def _edited(inputs: RunInputs, plan: PostPlan, sample: Sample, maps: ForegroundMaps | None) -> EditedImage:
-    image = sample.load_image()
-    answer = default_answer(inputs, image)
-    soft = inputs.segmenter.upsample(answer.mask_logits, image.shape[:2])[0]
-    features = observe_image(image, answer.vision_features if plan.vision_features else None)
-    scorer = None if maps is None else maps.scorer(image)
-    truth = sample.load_mask()
-    return EditedImage(
-        sample.sample_id, sample.group_id, EdgeFeatures(image), soft, features, truth, scorer, plan.reward
-    )
+def _fill_holes(guide: EdgeFeatures, soft: np.ndarray) -> np.ndarray:
+    """Fill small holes; large ones are loops of vessels."""
+    background = np.pad(soft <= 0.5, 1, constant_values=True).astype(np.uint8)
+    _, labels, statistics, _ = cv2.connectedComponentsWithStats(background, connectivity=4)
+    small = statistics[:, cv2.CC_STAT_AREA] <= HOLE_SHARE * soft.size
+    small[[0, labels[0, 0]]] = False  # the mask itself, and what surrounds the image
+    return np.where(small[labels][1:-1, 1:-1], np.maximum(soft, np.float32(ADDED)), soft)
 
 
-def default_answer(inputs: RunInputs, image: np.ndarray) -> FrozenAnswer:
-    """Sa2VA's answer to the default prompt alone, from the mask bank; image is uint8 (H, W, 3)."""
-    whole = inputs.bank
-    return MaskBank(whole.folder, whole.segment, whole.fingerprint, inputs.prompts[:1]).answer(image)
+def _bridge(guide: EdgeFeatures, soft: np.ndarray) -> np.ndarray:
+    """Add the strong ridges that connect two components of the mask or more, dark or bright ones as the mask has."""
+    mask = soft > 0.5
+    labels, areas = _components(soft)
+    if len(areas) < 3:
+        return soft
+    inside = guide.ridges[:, mask]
+    polarity = int(inside[1].mean() > inside[0].mean())
+    strength = guide.ridges[polarity]
+    strong = (strength > STRONG_RIDGE * np.median(inside[polarity])) & ~mask
+    count, pieces = cv2.connectedComponents(strong.astype(np.uint8), connectivity=8)
+    joins = _touching(labels, pieces, count, _element(2 * guide.unit)) > 1
+    joins[0] = False  # what is no ridge
+    return np.where(joins[pieces], np.maximum(soft, np.float32(ADDED)), soft)
 
 
-def shuffled(train: Sequence[EditedImage], seed: int) -> list[EditedImage]:
-    """The images, each rewarded by the true mask of another one of the same size."""
-    exchanged = []
-    for image, index in zip(train, donors(len(train), seed), strict=True):
-        donor = train[index].truth
-        assert donor is not None
-        if donor.shape != image.soft.shape:
-            raise ValueError("--shuffle_rewards: the images have different sizes, so no truth fits another image")
-        exchanged.append(replace(image, rewarded_by=donor))
-    return exchanged
+def _touching(labels: np.ndarray, pieces: np.ndarray, count: int, element: np.ndarray) -> np.ndarray:
+    """int (count,): 0, 1, or 2 for several: the number of components of the mask that each piece of ridge touches."""
+    largest = cv2.dilate(labels.astype(np.float32), element)  # of the labels near a pixel
+    smallest = cv2.erode(np.where(labels > 0, labels, np.inf).astype(np.float32), element)
+    near = (pieces > 0) & (largest > 0)
+    high, low = np.zeros(count), np.full(count, np.inf)
+    np.maximum.at(high, pieces[near], largest[near])
+    np.minimum.at(low, pieces[near], smallest[near])
+    return (high > 0).astype(int) + (high > low)
 
 
-def fit(train: Sequence[EditedImage], val: Sequence[EditedImage], plan: PostPlan, run: Path) -> PPO:
-    """PPO on the training images, which in the control are rewarded by those of others; curves go into `run`."""
-    rewarded = shuffled(train, plan.ppo.seed) if plan.shuffle_rewards else train
-    return train_post_policy(rewarded, val, plan.ppo, run)
+def _smooth_along_edges(guide: EdgeFeatures, soft: np.ndarray) -> np.ndarray:
+    """Guided filter of the soft mask by the grey image. Source: He et al., Guided Image Filtering, 2013, equation 5."""
+    size = (2 * EDGE_RADIUS * guide.unit + 1,) * 2
+
+    def mean(values: np.ndarray) -> np.ndarray:
+        return cv2.blur(values, size, borderType=cv2.BORDER_REFLECT)
+
+    grey = guide.grey
+    mean_grey, mean_soft = mean(grey), mean(soft)
+    slope = (mean(grey * soft) - mean_grey * mean_soft) / (mean(grey * grey) - mean_grey**2 + EDGE_EPSILON)
+    return np.clip(mean(slope) * grey + mean(mean_soft - slope * mean_grey), 0, 1)
 
 
-def train_post_policy(
-    train_images: Sequence[EditedImage], val_images: Sequence[EditedImage], settings: PPOSettings, run_dir: Path
-) -> PPO:
-    """Train a post-processing policy, as `train_ppo`; it ends with the weights of the best validation reward.
+_FUNCTIONS: dict[str, Callable[[EdgeFeatures, np.ndarray], np.ndarray]] = {
+    "threshold up": lambda guide, soft: _shifted(soft, -LOGIT_STEP),
+    "threshold down": lambda guide, soft: _shifted(soft, LOGIT_STEP),
+    "open": _morphology(cv2.MORPH_OPEN),
+    "close": _morphology(cv2.MORPH_CLOSE),
+    "dilate": _morphology(cv2.MORPH_DILATE),
+    "erode": _morphology(cv2.MORPH_ERODE),
+    "drop small components": _drop_small,
+    "keep the largest": _keep_largest,
+    "fill holes": _fill_holes,
+    "bridge gaps along ridges": _bridge,
+    "smooth along edges": _smooth_along_edges,
+}
+OPERATIONS = tuple(_FUNCTIONS)
+
+
+def apply_operation(name: str, guide: EdgeFeatures, soft: np.ndarray) -> np.ndarray:
+    """The soft mask after one operation.
 
     Args:
-        train_images: training images with their rewards; observations are standardised by their unchanged masks.
-        val_images: images for validating the greedy policy after each rollout.
-        settings: of PPO.
-        run_dir: run folder; made when missing.
+        name: one of `OPERATIONS`, or `THRESHOLD_AT` and a number in (0, 1).
+        guide: the image.
+        soft: float32 (H, W) in [0, 1]; not changed.
+
+    Returns:
+        float32 (H, W) in [0, 1]; rounded to float16, unless the operation is a threshold.
+
+    Raises:
+        KeyError: no operation has that name.
     """
-
-    def validate(policy: BasePolicy) -> dict[str, list[float]]:
-        """Reward of each validation patient, and Dice of each labelled one."""
-        pairs = list(zip(val_images, choose_operations(policy, val_images, settings.max_steps), strict=True))
-        dices = [np.nan if image.truth is None else image.dice(operations) for image, operations in pairs]
-        rewards = [image.worth(operations) for image, operations in pairs]
-        groups = [image.group_id for image in val_images]
-        return {"custom/val_reward": known_means(rewards, groups), "custom/val_gt_dice": known_means(dices, groups)}
-
-    venv = VecMonitor(DummyVecEnv([lambda: PostProcessEnv(train_images, settings.max_steps)] * settings.n_envs))
-    venv.seed(settings.seed)
-    observations = np.stack([observe(image, (), settings.max_steps) for image in train_images])
-    task = Task(venv, standardised(observations), validate, "custom/val_reward", "best", True, True)
-    return train_ppo(task, settings, run_dir)
+    if name.startswith(THRESHOLD_AT):  # both sides of it are stretched to the halves of [0, 1]
+        best = float(np.float32(name.removeprefix(THRESHOLD_AT)))  # as float32 masks are compared
+        wide = soft.astype(np.float64)
+        above = np.maximum(0.5 + (wide - best) / (1 - best) / 2, np.nextafter(np.float32(0.5), np.float32(1)))
+        return np.where(wide > best, above, wide / best / 2).astype(np.float32)
+    return _FUNCTIONS[name](guide, soft).astype(np.float16).astype(np.float32)  # so that half of the memory keeps it
 
 
-def standardised(observations: np.ndarray) -> dict[str, Any]:
-    """SB3's `policy_kwargs` for a policy that standardises by these observations, float32 (N, D).
-
-    The state of the episode (progress, and the use of each operation but stop) is left as it is.
-    """
-    mean, std = observations.mean(axis=0), np.maximum(observations.std(axis=0), LEAST_STD)
-    mean[-len(OPERATIONS) :], std[-len(OPERATIONS) :] = 0.0, 1.0
-    return policy_kwargs(mean, std)
+def words(sequence: Sequence[str]) -> str:
+    """A sequence in words."""
+    return ", ".join(sequence) or "none"
 
 
-def searched_images(train: Sequence[EditedImage], val: Sequence[EditedImage]) -> list[EditedImage]:
-    """At most `SEARCHED` images, one per patient before a second.
-
-    They are labelled. Where others are not, and these are of too few patients for a decision, all training images.
-    """
-    everything = (*train, *val)
-    labelled = [image for image in everything if image.truth is not None]
-    enough = len(labelled) == len(everything) or can_decide([image.group_id for image in labelled])
-    images = labelled if enough else train
-    seen: Counter[str] = Counter()
-
-    def turn(image: EditedImage) -> int:
-        seen[image.group_id] += 1
-        return seen[image.group_id]
-
-    return sorted(images, key=turn)[:SEARCHED]
-
-
-def decide_operations(
-    images: tuple[Sequence[EditedImage], Sequence[EditedImage]],
-    searched: Sequence[EditedImage],
-    sequences: Sequence[Operations],
-    plan: PostPlan,
-) -> Deployment:
-    """What is deployed: the policy, the best fixed sequence, or the masks as they are.
-
-    All are measured by Dice on the labelled images among those of the search. PPO is judged out of fold, by fits
-    `SHORTER` times as short.
+@dataclass(eq=False, repr=False)
+class EditedImage:
+    """An image and its soft mask; the mask after any operations and its reward, each computed once.
 
     Args:
-        images: for training, and for validation.
-        searched: see `searched_images`.
-        sequences: which the search has tried there, the best by the reward first.
-        plan: settings.
+        guide: the image.
+        soft: float32 (H, W) in [0, 1], Sa2VA's soft mask.
+        reward_of: mask, bool (H, W) -> its reward, in [0, 1].
+        group_id: hash that names the patient.
     """
-    labelled = [image for image in searched if image.truth is not None]
-    groups, tried = [image.group_id for image in labelled], [(), *(one for one in sequences if one)]
-    values = np.array([[image.dice(operations) for image in labelled] for operations in tried])
-    by = f"{words(sequences[0])}, by the reward on {len({image.group_id for image in searched})} patients"
-    steps = max(plan.ppo.total_timesteps // SHORTER, plan.ppo.fewest_timesteps)
-    shorter = replace(plan, ppo=replace(plan.ppo, total_timesteps=steps))
 
-    def refit(patients: frozenset[str], folder: Path) -> PPO:
-        train, val = ([image for image in part if image.group_id not in patients] for part in images)
-        return fit(train if len(train) > 1 else train + val, val or train, shorter, folder)
+    guide: EdgeFeatures
+    soft: np.ndarray
+    reward_of: Callable[[np.ndarray], float] = lambda mask: 0.0
+    group_id: str = ""
+    _rewards: dict[Edits, float] = field(default_factory=dict, init=False)
+    _softs: OrderedDict[Edits, np.ndarray] = field(default_factory=OrderedDict, init=False)
 
-    def dice(model: PPO, indices: np.ndarray) -> np.ndarray:
-        held = [labelled[index] for index in indices]
-        chosen = choose_operations(model, held, plan.ppo.max_steps)
-        return np.array([image.dice(operations) for image, operations in zip(held, chosen, strict=True)])
+    def edited(self, sequence: Edits) -> np.ndarray:
+        """float32 (H, W): the soft mask after the operations."""
+        if not sequence:
+            return self.soft
+        if sequence not in self._softs:
+            after = apply_operation(sequence[-1], self.guide, self.edited(sequence[:-1]))
+            self._softs[sequence] = after if sequence[-1].startswith(THRESHOLD_AT) else after.astype(np.float16)
+            if len(self._softs) > KEPT:
+                self._softs.popitem(last=False)
+            return after
+        return self._softs[sequence].astype(np.float32)
 
-    policy = judged_out_of_fold(groups, refit, dice, "shorter")
-    return decide(values, policy, groups, (tried.index(sequences[0]), by), "best fixed sequence", plan.ppo.seed)
+    def mask(self, sequence: Edits) -> np.ndarray:
+        """bool (H, W): the mask after the operations."""
+        return self.edited(sequence) > 0.5
 
-
-def labels_used(
-    inputs: RunInputs,
-    images: tuple[Sequence[EditedImage], Sequence[EditedImage]],
-    searched: Sequence[EditedImage],
-    plan: PostPlan,
-) -> Labels:
-    """The labelled images by use, besides those of the reward network."""
-
-    def counted(used: Sequence[EditedImage]) -> dict[str, int]:
-        counts = {
-            name: sum(image.group_id in ids and image.truth is not None for image in used)
-            for name, ids in inputs.split.groups.items()
-        }
-        return {name: count for name, count in counts.items() if count}
-
-    by_labels = plan.reward != "net"
-    return {
-        "reward": counted(images[0]) if by_labels else {},
-        "weights": counted(images[1]) if by_labels else {},
-        "deployment": counted(searched),
-    }
+    def reward(self, sequence: Edits) -> float:
+        """The reward of the mask after the operations."""
+        if sequence not in self._rewards:
+            self._rewards[sequence] = self.reward_of(self.mask(sequence))
+        return self._rewards[sequence]
 
 
-def run_settings(inputs: RunInputs, plan: PostPlan, network: RewardNetwork | None = None) -> dict[str, Any]:
-    """The settings that a run to resume must share; of a network only one that rewards."""
-    return {
-        **asdict(plan),
-        "data_fingerprint": inputs.data_fingerprint,
-        "model_fingerprint": inputs.segmenter.fingerprint,
-        "prompt": inputs.prompts[0],
-        "split_seed": inputs.split.seed,
-        "reward_net": network.fingerprint if network is not None and plan.reward == "net" else None,
-    }
+def find_sequences(images: Sequence[EditedImage], length: int) -> tuple[Edits, ...]:
+    """What a policy chooses from: no operation, the best threshold, the best sequence for all images, and others.
+
+    The others are what is greedy on an image, and beginnings of it. They are added one by one, the next being the one
+    that raises the mean reward of the best sequence of each image most.
+
+    Args:
+        images: on which the search is made.
+        length: of the longest sequence.
+    """
+    fixed = next(iter(best_sequences(images, length)))
+    found = [greedy(image.reward, length) for image in images]
+    candidates = sorted({one[:end] for one in found for end in range(1, len(one) + 1)} - {fixed})
+    chosen = list(dict.fromkeys([(), fixed]))
+    best = _table(images, chosen).max(axis=1)
+    table = _table(images, candidates)
+    while len(chosen) < MOST_SEQUENCES and candidates:
+        gains = np.maximum(table - best[:, None], 0).mean(axis=0)
+        place = int(gains.argmax())
+        if gains[place] == 0:
+            break
+        chosen.append(candidates[place])
+        best = np.maximum(best, table[:, place])
+    return ((), (f"{THRESHOLD_AT}{best_threshold(images):g}",), *chosen[1:])
+
+
+def _table(images: Sequence[EditedImage], sequences: Sequence[Edits]) -> np.ndarray:
+    """float64 (N, P): the rewards."""
+    return np.array([[image.reward(one) for one in sequences] for image in images]).reshape(len(images), -1)
+
+
+def best_threshold(images: Sequence[EditedImage]) -> float:
+    """The threshold of `THRESHOLDS` with the highest mean reward over patients; 0.5 where several are equal."""
+    order = sorted(THRESHOLDS, key=lambda threshold: abs(threshold - 0.5))
+    rewards = np.array([[image.reward_of(image.soft > threshold) for threshold in order] for image in images])
+    return order[int(_means(images, rewards).argmax())]
+
+
+def best_sequences(images: Sequence[EditedImage], length: int) -> dict[Edits, float]:
+    """Mean reward over patients of every fixed sequence that a beam search visits, the best first."""
+
+    def values(sequences: Sequence[Edits]) -> dict[Edits, float]:
+        return dict(zip(sequences, _means(images, _table(images, sequences)).tolist(), strict=True))
+
+    visited = values([()])
+    beam: list[Edits] = [()]
+    for _ in range(length):
+        new: list[Edits] = [(*old, name) for old in beam for name in OPERATIONS]
+        visited |= values(new)
+        beam = sorted(new, key=lambda sequence: -visited[sequence])[:BEAM]
+    return dict(sorted(visited.items(), key=lambda item: (LEAST_GAIN * len(item[0]) - item[1], item[0])))
+
+
+def _means(images: Sequence[EditedImage], rewards: np.ndarray) -> np.ndarray:
+    """float64 (P,): means over patients of rewards, (N, P)."""
+    return group_means(rewards.T, [image.group_id for image in images]).mean(axis=-1)
+
+
+def greedy(reward: Callable[[Edits], float], length: int) -> Edits:
+    """The sequence of operations each of which is worth most, until none is worth more than stopping."""
+    sequence: Edits = ()
+    for _ in range(length):
+        options = [(*sequence, name) for name in OPERATIONS]
+        best = max(options, key=reward)
+        if reward(best) <= reward(sequence):
+            break
+        sequence = best
+    return sequence

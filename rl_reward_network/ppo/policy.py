@@ -1,4 +1,4 @@
-"""The network of both policies, how it chooses on many images, and its files."""
+"""The network of a policy, how it chooses, its files, and what a finished run deploys on a new image."""
 
 import io
 import pickle
@@ -15,10 +15,13 @@ from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
 from rl_reward_network.atomic_io import whole_folder, write_json
-from rl_reward_network.env.operations import EditedImage, Operations
-from rl_reward_network.env.post_process_env import STOP_ACTION, observe
-from rl_reward_network.env.sa2va_finetune_env import PromptContext, observations
+from rl_reward_network.env.observation import EPISODE_FEATURES, EdgeFeatures, features_of, observation_table
+from rl_reward_network.env.sa2va_finetune_env import PromptContext, observations, spaces_of
+from rl_reward_network.models.sa2va.checkpoint_sa2va import refuse_unmerged
 from rl_reward_network.models.weights import check_finite
+from rl_reward_network.ppo.operations import EditedImage, Edits
+from rl_reward_network.report.deployment import AS_IT_IS, Deployment
+from rl_reward_network.run import FINAL, read_model_config
 
 NET_ARCH = (128, 64)  # hidden units of the policy, and the same again for the value
 STANDARDISED_LIMIT = 10.0  # standard deviations; limits the input of the network for unusual images
@@ -83,21 +86,6 @@ def choose_prompts(
     return np.stack(tried)[best_step, np.arange(len(contexts))]
 
 
-def choose_operations(policy: PPO | BasePolicy, images: Sequence[EditedImage], max_steps: int) -> list[Operations]:
-    """The most probable operations for each image, until the policy stops or `max_steps` are reached."""
-    chosen: list[Operations] = [()] * len(images)
-    running = list(range(len(images)))
-    for _ in range(max_steps):
-        if not running:
-            break
-        batch = np.stack([observe(images[index], chosen[index], max_steps) for index in running])
-        actions = dict(zip(running, policy.predict(batch, deterministic=True)[0].tolist(), strict=True))
-        running = [index for index in running if actions[index] != STOP_ACTION]
-        for index in running:
-            chosen[index] = (*chosen[index], actions[index])
-    return chosen
-
-
 def save_network(model: PPO, folder: Path, config: dict[str, Any]) -> None:
     """Write policy.zip and config.json, atomically."""
     with whole_folder(folder) as temporary:
@@ -105,22 +93,12 @@ def save_network(model: PPO, folder: Path, config: dict[str, Any]) -> None:
         write_json(temporary / "config.json", {**config, "net_arch": list(NET_ARCH)})
 
 
-def load_network(
-    archive: Path, spaces: tuple[gym.spaces.Box, gym.spaces.Discrete], net_arch: Sequence[int]
-) -> ActorCriticPolicy:
-    """The policy in SB3's `policy.zip`, rebuilt for inference from its weights alone: nothing is unpickled.
+def load_weights(policy: ActorCriticPolicy, archive: Path) -> None:
+    """Read the weights in SB3's `policy.zip` into a policy; nothing is unpickled.
 
     Raises:
         ValueError: the file is missing, damaged, or of another policy.
     """
-    zeros = np.zeros(spaces[0].shape)
-    policy = ActorCriticPolicy(*spaces, lambda _: 0.0, **policy_kwargs(zeros, zeros, net_arch))
-    load_weights(policy, archive)
-    return policy
-
-
-def load_weights(policy: ActorCriticPolicy, archive: Path) -> None:
-    """Read the weights in `policy.zip` into a policy; as `load_network`."""
     try:
         with zipfile.ZipFile(archive) as file:
             weights = torch.load(io.BytesIO(file.read("policy.pth")), map_location="cpu", weights_only=True)
@@ -129,3 +107,150 @@ def load_weights(policy: ActorCriticPolicy, archive: Path) -> None:
     except (OSError, KeyError, RuntimeError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
         raise ValueError(f"{archive}: not the weights of this policy ({error}); train the policy again") from None
     policy.set_training_mode(False)
+
+
+def policy_folder(path: Path) -> Path:
+    """The final_model folder of a run of step 2, given its path or that of the run.
+
+    Raises:
+        ValueError: the folder is of a GRPO run, which has no policy.
+    """
+    refuse_unmerged(path)
+    return path / FINAL if (path / FINAL / "config.json").exists() else path
+
+
+def read_policy_config(folder: Path, edits: bool = False) -> dict[str, Any]:
+    """config.json of a `final_model` folder.
+
+    Args:
+        folder: of a policy.
+        edits: whether it chooses operations, else prompts.
+
+    Raises:
+        ValueError: the file or a field is missing, or it is of the other kind or of another version; names the remedy.
+    """
+    path, command = folder / "config.json", "operations" if edits else "prompts"
+    remedy = f"name the final_model folder of a run of this version, or train one: sa2va-rl {command} quick"
+    try:
+        config = read_model_config(path)
+    except ValueError as error:
+        raise ValueError(f"{error}; {remedy}") from None
+    if "fixed_sequence" in config:
+        raise ValueError(f"{path}: up to 1.0.0rc1 a policy chose operations one by one; train experiment 2 again")
+    if config.get("plan", {}).get("ppo", {}).get("stop"):
+        raise ValueError(
+            f"{path}: trained with --stop, which this version does not have; use it with version 0.12, or train again: "
+            "bash run_experiment1.sh quick"
+        )
+    fields = ("prompts", "inputs", "observation", "vision_features", "net_arch", "plan", "deployment")
+    for name in (*fields, *(["sequences"] if edits else [])):
+        if name not in config:
+            raise ValueError(f"{path}: field {name} is missing; {remedy}")
+    if not edits and config.get("sequences"):
+        raise ValueError(f"{path}: this policy chooses operations, not prompts; {remedy}")
+    return dict(config)
+
+
+def load_policy(folder: Path, edits: bool = False) -> ActorCriticPolicy:
+    """The policy of a `final_model` folder, rebuilt from its weights alone; arguments as of `read_policy_config`.
+
+    Raises:
+        ValueError: config.json or policy.zip is missing or damaged, or the policy was trained on other observations.
+    """
+    config = read_policy_config(folder, edits)
+    vision = config["vision_features"]
+    if config["observation"] != [entry.name for entry in observation_table(vision, edits)]:
+        raise ValueError(f"{folder / 'config.json'}: observation: made for other observations; train the policy again")
+    spaces = spaces_of(vision, len(config["sequences" if edits else "prompts"]), edits)
+    zeros = np.zeros(spaces[0].shape)
+    policy = ActorCriticPolicy(*spaces, lambda _: 0.0, **policy_kwargs(zeros, zeros, config["net_arch"]))
+    load_weights(policy, folder / "policy.zip")
+    return policy
+
+
+def deployed_prompt(
+    policy: ActorCriticPolicy,
+    trained: dict[str, Any],
+    image: np.ndarray,
+    vision_features: np.ndarray | None,
+    score: Callable[[int], float],
+) -> int:
+    """The index of the prompt that a policy chooses for a new image.
+
+    Args:
+        policy: as `load_policy` returns it.
+        trained: its config.json.
+        image: uint8 (H, W, 3).
+        vision_features: float32 (C,), Sa2VA's pooled features; used only if the policy was trained with them.
+        score: the reward network's score of a prompt's mask; called only if the policy tries several.
+
+    Raises:
+        ValueError: the policy was trained with features of another model.
+    """
+    plan = trained["plan"]
+    context = _new_context(
+        trained, features_of(EdgeFeatures(image), vision_features if plan["vision_features"] else None)
+    )
+    scores: Callable[[np.ndarray], np.ndarray] = lambda prompts: np.array([score(int(prompts[0]))])  # noqa: E731
+    return int(choose_prompts(policy, [context], plan["ppo"]["max_steps"], plan["reward"] == "net", scores)[0])
+
+
+def _new_context(trained: dict[str, Any], features: np.ndarray, edits: bool = False) -> PromptContext:
+    """A new image, whose rewards nobody knows, for the policy with this config.json."""
+    if len(features) + EPISODE_FEATURES != len(trained["observation"]):
+        raise ValueError(
+            "the policy was trained on a Sa2VA with features of another width; use the model of its run (with "
+            "--policy, leave --model_path out)"
+        )
+    actions = len(trained["sequences" if edits else "prompts"])
+    return PromptContext("new image", features, np.zeros(actions, dtype=np.float32), mask_features=edits)
+
+
+class EditingPolicy:
+    """What a run of experiment 2 deploys: the policy, the best fixed sequence, or the masks as they are.
+
+    Args:
+        folder: its final_model.
+
+    Attributes:
+        config: config.json; `sequences` are the actions.
+        policy: the policy, deployed or not.
+
+    Raises:
+        ValueError: as `load_policy`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.config, self.policy = read_policy_config(folder, edits=True), load_policy(folder, edits=True)
+
+    @property
+    def deployment(self) -> Deployment:
+        """What is deployed."""
+        return Deployment.from_json(self.config["deployment"])
+
+    def sequence(self, index: int) -> Edits:
+        """A sequence of operations: 0 is none, 1 the best threshold."""
+        return tuple(self.config["sequences"][index])
+
+    def deployed(self, image: np.ndarray, soft: np.ndarray, vision_features: np.ndarray | None) -> Edits:
+        """The deployed sequence of a mask.
+
+        Args:
+            image: uint8 (H, W, 3), RGB.
+            soft: float32 (H, W) in [0, 1], Sa2VA's soft mask.
+            vision_features: float32 (C,), pooled features of Sa2VA's image encoder; used only if the policy was trained
+                with them.
+
+        Raises:
+            ValueError: the policy was trained with features of another model.
+        """
+        if self.deployment.choice != "policy":
+            return self.sequence(self.deployment.best_fixed if self.deployment.choice == "fixed" else AS_IT_IS)
+        vision = vision_features if self.config["plan"]["vision_features"] else None
+        context = _new_context(self.config, features_of(EdgeFeatures(image), vision, soft), edits=True)
+        return self.sequence(int(choose_prompts(self.policy, [context])[0]))
+
+
+def edit(image: np.ndarray, soft: np.ndarray, sequence: Edits) -> np.ndarray:
+    """The soft mask, float32 (H, W) in [0, 1], of an image, uint8 (H, W, 3), after a sequence of operations."""
+    return EditedImage(EdgeFeatures(image), soft).edited(sequence)

@@ -1,4 +1,4 @@
-"""The report of a prompt policy: tables per image and per patient, and the page."""
+"""The report of a policy: eval.json, tables per image and per patient, and one HTML page."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_reward_network.ppo.baselines import DEFAULT, DEPLOYED, FIXED, NET, POLICY, Comparison
+from rl_reward_network.ppo.baselines import DEPLOYED, NET, POLICY, PROMPTS, Comparison
 from rl_reward_network.report import page
 from rl_reward_network.report.overlays import BLUE, GREEN, ORANGE, picture
 from rl_reward_network.report.statistics import INTERVALS, group_means
@@ -57,7 +57,7 @@ class EvaluationResult:
 
     Args:
         comparison: rows, verdict and the scores of each test image.
-        prompts: the P prompts, index 0 the default.
+        prompts: the P prompts, index 0 the default, or sequences of operations in words.
         config: model, data fingerprint, reward network, ...; JSON values.
         notes: in addition to those of the comparison.
         overlays: images of the page, see `Results.picks`.
@@ -94,14 +94,15 @@ def write_report(folder: Path, result: EvaluationResult) -> Path:
 def _summary(result: EvaluationResult) -> dict[str, Any]:
     """The content of eval.json."""
     comparison, results = result.comparison, result.comparison.results
-    of_default, of_fixed = results.p(DEFAULT), results.p(FIXED)
+    names = comparison.names
+    of_default, of_fixed = results.p(names.default), results.p(names.fixed)
     rows = [
         {
             "name": row.name,
             "means": row.means(),
-            f"{results.criterion}_minus_default": asdict(results.difference(row, DEFAULT)),
+            f"{results.criterion}_minus_default": asdict(results.difference(row, names.default)),
             "p_minus_default": of_default.get(row.name),
-            f"{results.criterion}_minus_best_fixed": asdict(results.difference(row, FIXED)),
+            f"{results.criterion}_minus_best_fixed": asdict(results.difference(row, names.fixed)),
             "p_minus_best_fixed": of_fixed.get(row.name),
             "gap_closed": comparison.closed(row),
             "prompts_asked_per_image": comparison.prompts_asked[row.name],
@@ -150,12 +151,12 @@ def _per_patient(result: EvaluationResult) -> str:
 
 def _page(result: EvaluationResult) -> page.Page:
     comparison, results = result.comparison, result.comparison.results
-    criterion = TITLES[results.criterion]
-    what = comparison.deployment.words(f"{FIXED} (index {comparison.deployment.best_fixed})")
-    curves = page.curves(result.rollouts, {"mean of the greedy policy": VALIDATION}, "prompts tried in training")
+    criterion, arm = TITLES[results.criterion], comparison.names.arm
+    what = _deployed_words(comparison, f" (index {comparison.deployment.best_fixed})")
+    curves = page.curves(result.rollouts, {"mean of the greedy policy": VALIDATION}, f"{arm}s tried in training")
     return page.Page(
-        f"Prompt policy: {comparison.verdict.label}",
-        "Which prompt suits which image?",
+        f"{arm.capitalize()} policy: {comparison.verdict.label}",
+        f"Which {arm} suits which image?",
         deployed_sentence(comparison),
         comparison.verdict.sentence,
         f"Shown is what is deployed: {what}. Best, median and worst are the test images by its {criterion}.",
@@ -164,7 +165,7 @@ def _page(result: EvaluationResult) -> page.Page:
         result.all_notes,
         {
             "All metrics, and differences": _all_metrics(comparison),
-            "Which prompts are chosen": _choices(result),
+            f"Which {arm}s are chosen": _choices(result),
             "Reward and ground truth": _reward_and_truth(comparison),
             "Training": page.figure(curves, "Reward and Dice in training") if curves else "",
         },
@@ -176,8 +177,15 @@ def _page(result: EvaluationResult) -> page.Page:
 def deployed_sentence(comparison: Comparison) -> str:
     """The deployed choice and its reason, in a sentence."""
     deployment = comparison.deployment
-    fixed = f"The best fixed prompt is index {deployment.best_fixed}, chosen by {deployment.fixed_by}."
-    return f"Deployed: {deployment.words(FIXED)}, because {deployment.reason}. {fixed}"
+    fixed = f"The {comparison.names.fixed} is index {deployment.best_fixed}, chosen by {deployment.fixed_by}."
+    return f"Deployed: {_deployed_words(comparison)}, because {deployment.reason}. {fixed}"
+
+
+def _deployed_words(comparison: Comparison, index: str = "") -> str:
+    """What is deployed, in words; `index` is added to the best fixed choice."""
+    names = comparison.names
+    as_it_is = {} if names is PROMPTS else {"as_it_is": f"the {names.default}"}
+    return comparison.deployment.words(names.fixed + index, **as_it_is)
 
 
 NAME: Column[Row] = ("row", lambda row: row.name)
@@ -189,26 +197,26 @@ def _table(comparison: Comparison) -> str:
     columns: list[Column[Row]] = [
         NAME,
         (TITLES[results.criterion], lambda row: results.value(row).point()),
-        ("to best fixed", lambda row: results.difference(row, FIXED).point("+")),
+        ("to best fixed", lambda row: results.difference(row, comparison.names.fixed).point("+")),
         ("gap closed", lambda row: percent(comparison.closed(row))),
     ]
     return (
         f"<p>{page.text(TITLES[results.criterion])} on {len(results.ids)} test images, mean over {results.patients} "
-        "patients, in [0, 1]; the difference to the best fixed prompt; and the share of the oracle's gain over that "
-        f"prompt (gap closed).</p>{table_of(results.rows, columns).html()}"
+        f"patients, in [0, 1]; the difference to the {comparison.names.fixed}; and the share of the oracle's gain over "
+        f"it (gap closed).</p>{table_of(results.rows, columns).html()}"
     )
 
 
 def _all_metrics(comparison: Comparison) -> str:
     """HTML: all metrics with intervals, and the differences with their p."""
-    results = comparison.results
-    rows, of_default, of_fixed = results.rows, results.p(DEFAULT), results.p(FIXED)
+    results, names = comparison.results, comparison.names
+    rows, of_default, of_fixed = results.rows, results.p(names.default), results.p(names.fixed)
     prompts: Column[Row] = ("prompts per image", lambda row: comparison.prompts_asked[row.name] or "needs truth")
     differences: list[Column[Row]] = [
         NAME,
-        ("minus default", lambda row: results.difference(row, DEFAULT)),
+        ("minus default", lambda row: results.difference(row, names.default)),
         ("p", lambda row: p_words(of_default.get(row.name))),
-        ("minus best fixed", lambda row: results.difference(row, FIXED)),
+        ("minus best fixed", lambda row: results.difference(row, names.fixed)),
         ("p", lambda row: p_words(of_fixed.get(row.name))),
     ]
     return (
@@ -221,14 +229,15 @@ def _all_metrics(comparison: Comparison) -> str:
 
 
 def show_comparison(result: EvaluationResult) -> None:
-    """Print the rows of a prompt policy's evaluation, and the verdict."""
+    """Print the rows of a policy's evaluation, and the verdict."""
     comparison, results = result.comparison, result.comparison.results
+    names = comparison.names
     columns: list[Column[Row]] = [
         ("", lambda row: row.name),
         ("mean [95 %]", results.value),
         *([("recall", lambda row: row.estimates["recall"].point())] if comparison.labelled else []),
-        ("-default", lambda row: results.difference(row, DEFAULT).point("+")),
-        ("-fixed", lambda row: results.difference(row, FIXED).point("+")),
+        ("-default", lambda row: results.difference(row, names.default).point("+")),
+        ("-fixed", lambda row: results.difference(row, names.fixed).point("+")),
         ("closed", lambda row: percent(comparison.closed(row))),
     ]
     table_of(results.rows, columns).show(f"mean over patients ({results.criterion}), minus default and best fixed")
@@ -236,14 +245,14 @@ def show_comparison(result: EvaluationResult) -> None:
 
 
 def _choices(result: EvaluationResult) -> str:
-    """HTML: histogram and table of the selected prompts."""
-    comparison = result.comparison
+    """HTML: histogram and table of what was selected."""
+    comparison, arm = result.comparison, result.comparison.names.arm
     reference = ORACLE if comparison.labelled else NET
     counts = {name: comparison.weights[name].sum(axis=0) for name in (DEPLOYED, POLICY, reference)}
     chosen = [counts[name].astype(int) for name in (POLICY, DEPLOYED)]
     lines = zip(range(len(result.prompts)), result.prompts, *chosen, strict=True)
-    return page.figure(page.histogram(counts, "index of the prompt"), "How often each prompt is chosen") + page.table(
-        ["index", "prompt", POLICY, DEPLOYED], lines, "wrap"
+    return page.figure(page.histogram(counts, f"index of the {arm}"), f"How often each {arm} is chosen") + page.table(
+        ["index", arm, POLICY, DEPLOYED], lines, "wrap"
     )
 
 
@@ -251,21 +260,22 @@ def _reward_and_truth(comparison: Comparison) -> str:
     """HTML: Dice over the reward of every mask; "" without either."""
     if not (comparison.labelled and SCORE in comparison.results.rows[0].values):
         return ""
+    arm = comparison.names.arm
     every = [np.concatenate([table.column(name) for table in comparison.tables]) for name in (SCORE, "dice")]
     deployed = comparison.results.row(DEPLOYED).values
-    points = {"all prompts": (every[0], every[1]), DEPLOYED: (deployed[SCORE], deployed["dice"])}
-    words = "The masks of all prompts on all test images, and those of the deployed choice."
+    points = {f"all {arm}s": (every[0], every[1]), DEPLOYED: (deployed[SCORE], deployed["dice"])}
+    words = f"The masks of all {arm}s on all test images, and those of the deployed choice."
     return f"<p>{words}</p>{page.figure(page.scatter(points), 'Reward against Dice')}"
 
 
 def _picture(result: EvaluationResult, overlay: Overlay) -> str:
     """HTML of one test image: the true mask, that of the default prompt, and what is deployed with expected errors."""
     comparison, results = result.comparison, result.comparison.results
-    measure = TITLES[results.criterion]
-    masks, colours = [], {DEFAULT: ORANGE, DEPLOYED: BLUE}
+    measure, default = TITLES[results.criterion], comparison.names.default
+    masks, colours = [], {default: ORANGE, DEPLOYED: BLUE}
     if overlay.truth is not None:
         masks, colours = [("truth", overlay.truth, GREEN)], {"truth": GREEN} | colours
-    for name, mask in ((DEFAULT, overlay.default), (DEPLOYED, overlay.deployed)):
+    for name, mask in ((default, overlay.default), (DEPLOYED, overlay.deployed)):
         value = results.row(name).values[results.criterion][overlay.number]
         caption = f"{name} (index {comparison.prompts(name)[overlay.number]}): {measure} {value:.3f}"
         masks.append((caption, mask, colours[name]))

@@ -1,6 +1,10 @@
-"""The stage of experiments 1 and 3: score the masks of all prompts, train the policy, decide what is deployed."""
+"""The stage of all experiments with PPO: score the masks, train the policy, decide what is deployed.
 
-from collections.abc import Callable, Collection, Sequence
+The arms are prompts (experiments 1 and 3), or sequences of operations on the mask of the default prompt (experiment 2).
+"""
+
+import tempfile
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from itertools import compress
 from pathlib import Path
@@ -8,41 +12,66 @@ from typing import Any
 
 import numpy as np
 from stable_baselines3 import PPO
-from stable_baselines3.common.policies import BasePolicy
 
+from rl_reward_network.atomic_io import read_json, write_json
 from rl_reward_network.data.items import Sample
-from rl_reward_network.env.observation import EPISODE_FEATURES, bounds, observation_table
-from rl_reward_network.env.sa2va_finetune_env import PromptContext, prompt_rewards
-from rl_reward_network.inputs.loading import RunInputs
+from rl_reward_network.env.observation import observation_table
+from rl_reward_network.inputs.loading import RunInputs, describe_run
 from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.ppo.baselines import PROMPTS, SEQUENCES, Names
 from rl_reward_network.ppo.contexts import (
+    SEARCH,
     TABLES,
-    PromptTable,
+    Arms,
     Tables,
     exchange_rewards,
     load_tables,
     prompt_tables,
     save_tables,
+    search_sequences,
+    table_of,
+    training_images,
+    with_default_prompt,
 )
-from rl_reward_network.ppo.policy import choose_prompts, policy_kwargs
-from rl_reward_network.ppo.settings import Mode, PPOSettings, Preset, prompt_settings
-from rl_reward_network.ppo.stage import Trained, complete_run, judged_out_of_fold
-from rl_reward_network.ppo.train import Task, Weights, make_vector_env, train_ppo
-from rl_reward_network.report.deployment import Deployment, Labels, best_fixed_prompt, decide, stack
-from rl_reward_network.report.statistics import known_means
+from rl_reward_network.ppo.policy import choose_prompts, save_network
+from rl_reward_network.ppo.settings import Mode, PPOSettings, Preset, operation_settings, prompt_settings
+from rl_reward_network.ppo.train import train_prompt_policy
+from rl_reward_network.report.cost import RunCost
+from rl_reward_network.report.deployment import (
+    FOLDS,
+    Deployment,
+    Labels,
+    best_fixed_prompt,
+    can_decide,
+    decide,
+    out_of_fold,
+    stack,
+)
 from rl_reward_network.reward_training.stage import RewardPlan, check_no_leak, named, origin
 from rl_reward_network.rewards.learned import DomainCheck, ForegroundMaps, in_domain
 from rl_reward_network.rewards.table import LEARNED, OF_LABELS, RewardName, needs_truth, own_fingerprint
-from rl_reward_network.run import POLICY_RUN, REWARD_NET, Kind, Run, clock, differences
+from rl_reward_network.run import (
+    FINAL,
+    POLICY_RUN,
+    POST_RUN,
+    REWARD_NET,
+    Kind,
+    Run,
+    clock,
+    differences,
+    peak_memory_gib,
+)
 
 IMAGES = {"quick": 20, "full": 100}
 VAL_IMAGES = {"quick": 48, "full": 100}  # for the decision what is deployed; they take seconds
-LEAST_STD = 1e-4  # of a feature's range: a feature that is constant in training must not amplify rounding noise
+EDITED_IMAGES = {"quick": 96, "full": 240}  # of experiment 2; half of them for the search
+SEARCHED = 48  # images of the search, at most; the others of its half train the policy
+FOUND = "sequences.json"  # in the folder of a run of experiment 2: what the search has found
 
 
 @dataclass(frozen=True)
 class PolicyPlan:
-    """Settings of step 2.
+    """Settings of step 2, or of experiment 2.
 
     Args:
         mode: quick or full.
@@ -53,6 +82,7 @@ class PolicyPlan:
         reward: reward of a mask.
         ppo: settings of PPO.
         shuffle_rewards: the control: each training image has the rewards of another.
+        length: of the longest sequence of operations; 0 where the policy chooses prompts.
     """
 
     mode: str
@@ -63,6 +93,12 @@ class PolicyPlan:
     reward: RewardName
     ppo: PPOSettings
     shuffle_rewards: bool = False
+    length: int = 0
+
+    @classmethod
+    def from_json(cls, saved: dict[str, Any]) -> "PolicyPlan":
+        """The plan in config.json of a run."""
+        return cls(**{**saved, "ppo": PPOSettings.from_json(saved["ppo"])})
 
     @property
     def learned(self) -> bool:
@@ -70,8 +106,15 @@ class PolicyPlan:
         return self.reward not in OF_LABELS
 
     @property
+    def names(self) -> Names:
+        """What is chosen from."""
+        return SEQUENCES if self.length else PROMPTS
+
+    @property
     def kind(self) -> Kind:
         """Of a new run: experiment 1 has its own beginning of the folder's name; POLICY_RUN finds both."""
+        if self.length:
+            return POST_RUN
         return POLICY_RUN if self.learned else replace(POLICY_RUN, prefix=f"{POLICY_RUN.prefix}_experiment1")
 
 
@@ -90,161 +133,185 @@ def policy_plan(
     return PolicyPlan(mode, preset, IMAGES[mode], VAL_IMAGES[mode], vision, reward, settings, shuffle_rewards)
 
 
-def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run: Run) -> None:
-    """Train the prompt policy in `run`; in an interrupted run, PPO begins anew.
+def post_plan(
+    mode: Mode,
+    reward: RewardName = "dice",
+    seed: int = 0,
+    ppo: PPOSettings | None = None,
+    shuffle_rewards: bool = False,
+) -> PolicyPlan:
+    """The preset of experiment 2, with the user's changes; `max_steps` is the length of the longest sequence."""
+    settings = (ppo or operation_settings(mode)).of_run(seed)
+    ppo, images = replace(settings, max_steps=1), EDITED_IMAGES[mode]
+    return PolicyPlan(mode, "default", images, VAL_IMAGES[mode], True, reward, ppo, shuffle_rewards, settings.max_steps)
+
+
+def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path | None, run: Run) -> None:
+    """Train the policy in `run`; in an interrupted run, PPO begins anew.
 
     Writes final_model/, reward_net/ (a copy), tables.json (what the policy learned from), config.json, split.json,
-    metrics.jsonl, cost.json and logs/.
+    metrics.jsonl, cost.json and logs/; in experiment 2 sequences.json, too.
 
     Args:
         inputs: data, split, frozen model and its masks; with unlabelled images only if the reward needs no labels.
         plan: settings.
-        reward_net: folder of a reward network; that of an interrupted run must be the one it began with.
+        reward_net: folder of a reward network; that of an interrupted run must be the one it began with. None: none, in
+            experiment 2.
         run: new, or interrupted.
 
     Raises:
         ValueError: the reward network is missing, damaged, or was trained on the policy's, val or test patients; the
-            reward needs labels and there are none; or as `complete_run`.
+            reward needs labels and there are none; the run is of another version or began with other settings, or
+            another process works in it.
     """
-    network = RewardNetwork.from_pretrained(reward_net)
-    check_no_leak(inputs.split, network, reward_net, inputs.samples)
+    network = None if reward_net is None else RewardNetwork.from_pretrained(reward_net)
+    if network is None and plan.reward in LEARNED:
+        raise ValueError(f"reward {plan.reward}: there is no reward network; give --reward_net, or use --reward dice")
+    if network is not None and reward_net is not None:
+        check_no_leak(inputs.split, network, reward_net, inputs.samples)
+    inputs = with_default_prompt(inputs) if plan.length else inputs
+    settings = run_settings(inputs, plan)
     samples = policy_samples(inputs, plan)
-
-    def train(seconds: dict[str, float]) -> Trained:
+    with run.lock():
+        resumed = run.state != "new"
+        if resumed:
+            run.check_same({**settings, **({} if network is None else {"reward_net": network.fingerprint})})
+        else:
+            if network is not None:
+                network.save_pretrained(run / REWARD_NET)
+            describe_run(run, inputs, settings, _facts(plan, network, run))
+        seconds: dict[str, float] = {}
         before = _counts(inputs)
         with clock(seconds, "masks and scores"):
-            maps = ForegroundMaps.beside(run.path, network.to(inputs.config.device))
-            used, check = judged_samples(plan, samples, maps)
-            if check is not None and check.outside:
-                print(check.sentence)
-            tables = _tables(inputs, plan, maps, used, run / TABLES)
+            maps = None
+            if network is not None:
+                maps = ForegroundMaps.beside(run.path, network.to(inputs.config.device))
+            tables, domain, sequences = _scored(inputs, plan, samples, maps, run)
         with clock(seconds, "PPO"):
             model = fit(tables, plan, run.path)
         with clock(seconds, "decision"):
             deployment = decide_prompts(tables, plan)
-        vision = tables["policy"][0].context.vision_features
-        facts = {
+        labels, peak = labels_used(tables, plan), peak_memory_gib(inputs.config.device)
+        parameters = sum(tensor.numel() for tensor in model.policy.parameters())
+        RunCost(seconds, labels, parameters, peak, resumed).save(run.path)
+        vision = tables["policy"][0].vision_features
+        description = {
+            "deployment": asdict(deployment),
+            "labels": labels,
+            "seconds": seconds,
+            "peak_memory_gib": peak,
+            "resumed": resumed,
             "bank": {name: count - before[name] for name, count in _counts(inputs).items()},
-            "domain": None if check is None else asdict(check),
-            "observation": [entry.name for entry in observation_table(vision)],
+            "domain": None if domain is None else asdict(domain),
+            "observation": [entry.name for entry in observation_table(vision, bool(sequences))],
             "vision_features": vision,
+            **({"sequences": sequences} if sequences else {}),
         }
-        return Trained(model, deployment, labels_used(tables, plan), facts)
-
-    info = {key: network.training_info.get(key) for key in ("mode", "data_fingerprint", "seed")}
-    facts = {
-        "plan": asdict(plan),
-        "reward_net_fingerprint": network.fingerprint,
-        "reward_net_info": {"named": named(network, run.path), **info},
-    }
-    settings = run_settings(inputs, plan)
-    if run.state != "new":
-        settings["reward_net"] = network.fingerprint
-    complete_run(run, inputs, settings, network, facts, train)
+        save_network(model, run / FINAL, {**run.config, **description})
+        run.finish()
 
 
-def train_prompt_policy(
-    train_contexts: Sequence[PromptContext],
-    val_contexts: Sequence[PromptContext],
-    settings: PPOSettings,
-    run_dir: Path,
-    reward: RewardName = "net",
-) -> PPO:
-    """Train a prompt policy, as `train_ppo`; it ends early when the reward is over-optimised.
+def _facts(plan: PolicyPlan, network: RewardNetwork | None, run: Run) -> dict[str, Any]:
+    """Entries of config.json besides those of the inputs."""
+    facts: dict[str, Any] = {"plan": asdict(plan)}
+    if network is not None:
+        info = {key: network.training_info.get(key) for key in ("mode", "data_fingerprint", "seed")}
+        facts["reward_net_fingerprint"] = network.fingerprint
+        facts["reward_net_info"] = {"named": named(network, run.path), **info}
+    return facts
 
-    Args:
-        train_contexts: training images; the observations are standardised by their features.
-        val_contexts: images for validating the greedy policy after each rollout; may be empty. The stop rule uses the
-            labelled ones.
-        settings: of PPO.
-        run_dir: run folder; made when missing.
-        reward: reward of a mask, see `prompt_rewards`.
 
-    Raises:
-        ValueError: contexts that do not fit together or to the reward.
+def _scored(
+    inputs: RunInputs, plan: PolicyPlan, samples: dict[str, list[Sample]], maps: ForegroundMaps | None, run: Run
+) -> tuple[Tables, DomainCheck | None, tuple[tuple[str, ...], ...]]:
+    """Tables of the images, the check of the reward network's domain, and in experiment 2 the sequences.
+
+    A resumed run reads them from its folder.
     """
-
-    def validate(policy: BasePolicy) -> dict[str, list[float]]:
-        """Score of each validation patient, or its reward if that needs no network and no labels; Dice if labelled."""
-        if not val_contexts:
-            return {}
-        chosen = choose_prompts(policy, val_contexts, settings.max_steps, reward == "net")
-        pairs = list(zip(val_contexts, chosen.tolist(), strict=True))
-        dices = [context.metrics["dice"][prompt] if "dice" in context.metrics else np.nan for context, prompt in pairs]
-        proxy: RewardName = "net" if reward in (*LEARNED, *OF_LABELS) else reward
-        judged = [proxy != "net" or context.judged for context in val_contexts]
-        values = [
-            float(prompt_rewards(context, proxy)[prompt]) if known else np.nan
-            for known, (context, prompt) in zip(judged, pairs, strict=True)
-        ]
-        groups = [context.group_id or context.sample_id for context in val_contexts]
-        return {"custom/val_score": known_means(values, groups), "custom/val_gt_dice": known_means(dices, groups)}
-
-    venv = make_vector_env(train_contexts, settings.n_envs, settings.seed, settings.max_steps, reward)
-    weights: Weights = "last" if reward in OF_LABELS else "last unless over-optimised"
-    task = Task(venv, standardised(train_contexts), validate, "custom/val_gt_dice", weights, False, False)
-    return train_ppo(task, settings, run_dir)
+    used, check = judged_samples(plan, samples, maps)
+    if check is not None and check.outside:
+        print(check.sentence)
+    sequences: tuple[tuple[str, ...], ...] = ()
+    if plan.length:
+        used = with_search(used)
+        if not (run / FOUND).exists():
+            found = search_sequences(inputs, used[SEARCH][:SEARCHED], maps, plan.reward, plan.length)
+            write_json(run / FOUND, found)
+        sequences = tuple(map(tuple, read_json(run / FOUND)))
+    if (run / TABLES).exists():
+        return load_tables(run / TABLES), check, sequences
+    arms = Arms(inputs, plan.vision_features, sequences)
+    tables = {name: prompt_tables(arms, picked, maps, f"{name} patients") for name, picked in used.items()}
+    save_tables(run / TABLES, tables)
+    return tables, check, sequences
 
 
-def standardised(contexts: Sequence[PromptContext]) -> dict[str, Any]:
-    """SB3's `policy_kwargs` for a policy that standardises by these images, except the state of the episode."""
-    features = np.stack([context.features for context in contexts]).astype(np.float64)
-    low, high = (side[:-EPISODE_FEATURES] for side in bounds(contexts[0].vision_features))
-    std = np.maximum(features.std(axis=0), LEAST_STD * (high - low))
-    mean = np.append(features.mean(axis=0), np.zeros(EPISODE_FEATURES))
-    return policy_kwargs(mean, np.append(std, np.ones(EPISODE_FEATURES)))
+def with_search(samples: dict[str, list[Sample]]) -> dict[str, list[Sample]]:
+    """The samples, with those of every other patient of `policy` for the search if it has none of its own.
+
+    Patients of the search decide nothing: what is best of many on them is so by chance, too.
+    """
+    if SEARCH in samples:
+        return samples
+    patients = list(dict.fromkeys(sample.group_id for sample in samples["policy"]))
+    parts: tuple[list[Sample], list[Sample]] = ([], [])
+    for sample in samples["policy"]:
+        parts[patients.index(sample.group_id) % 2].append(sample)
+    return {SEARCH: parts[0], "policy": parts[1] or parts[0], "val": samples["val"]}
 
 
 def fit(tables: Tables, plan: PolicyPlan, run: Path) -> PPO:
-    """PPO on the images of `policy`, validated on those of `val`; writes its curves into `run`.
+    """PPO on the training images, validated on those of `val`; writes its curves into `run`.
 
     In the control with shuffled rewards, each training image has the rewards of another.
     """
-    rewarded = exchange_rewards(tables["policy"], plan.ppo.seed) if plan.shuffle_rewards else tables["policy"]
-    train_contexts, val_contexts = ([entry.context for entry in entries] for entries in (rewarded, tables["val"]))
-    return train_prompt_policy(train_contexts, val_contexts, plan.ppo, run, plan.reward)
+    images = training_images(tables)
+    rewarded = exchange_rewards(images, plan.ppo.seed) if plan.shuffle_rewards else images
+    return train_prompt_policy(rewarded, tables["val"], plan.ppo, run, plan.reward)
 
 
 def decide_prompts(tables: Tables, plan: PolicyPlan) -> Deployment:
     """What is deployed, by the true masks of the patients of `policy` and `val`.
 
-    No reward network was trained on them (`check_no_leak`). PPO is judged out of fold, by fits as `fit`.
+    No reward network was trained on them (`check_no_leak`), and no sequence was searched on them. PPO is judged out of
+    fold, by fits as `fit`.
     """
     everything = [*tables["policy"], *tables["val"]]
-    labelled = _labelled(everything)
-    groups = [entry.table.group_id for entry in labelled]
-    fixed = best_fixed_prompt([entry.table for entry in everything])
-    values = stack([entry.table for entry in labelled], "dice").T if labelled else np.zeros((1, 0))
+    labelled = [context for context in everything if context.labelled]
+    groups = [context.group_id for context in labelled]
+    fixed = best_fixed_prompt([table_of(context) for context in everything])
+    values = stack([table_of(context) for context in labelled], "dice").T if labelled else np.zeros((1, 0))
+    policy = None
+    if can_decide(groups):
+        print(f"{FOLDS} more fits of PPO decide what is deployed: each is judged on patients that it has not seen")
 
-    def refit(patients: frozenset[str], folder: Path) -> PPO:
-        return fit(_without(tables, patients), plan, folder)
+        def measure(patients: frozenset[str], indices: np.ndarray) -> np.ndarray:
+            held = [labelled[index] for index in indices]
+            with tempfile.TemporaryDirectory() as folder:
+                model = fit(_without(tables, patients), plan, Path(folder))
+            return values[choose_prompts(model, held, plan.ppo.max_steps, plan.reward == "net"), indices]
 
-    def dice(model: PPO, indices: np.ndarray) -> np.ndarray:
-        held = [labelled[index].context for index in indices]
-        return values[choose_prompts(model, held, plan.ppo.max_steps, plan.reward == "net"), indices]
-
-    policy = judged_out_of_fold(groups, refit, dice, "more")
-    return decide(values, policy, groups, fixed, seed=plan.ppo.seed)
+        policy = out_of_fold(groups, measure)
+    return decide(values, policy, groups, fixed, plan.names.fixed, plan.ppo.seed)
 
 
 def _without(tables: Tables, patients: Collection[str]) -> Tables:
     """The tables of the other patients; where less than two training images are left, labelled ones of `val` join."""
-    left = {
-        name: [entry for entry in entries if entry.table.group_id not in patients] for name, entries in tables.items()
-    }
-    more = [entry for entry in _labelled(left["val"]) if entry.context.judged]
-    return left if len(left["policy"]) > 1 else {**left, "policy": left["policy"] + more}
-
-
-def _labelled(entries: Sequence[PromptTable]) -> list[PromptTable]:
-    return [entry for entry in entries if entry.table.metrics is not None]
+    left = {name: [one for one in contexts if one.group_id not in patients] for name, contexts in tables.items()}
+    more = [context for context in left["val"] if context.labelled and context.judged]
+    return left if len(training_images(left)) > 1 else {**left, "policy": left["policy"] + more}
 
 
 def labels_used(tables: Tables, plan: PolicyPlan) -> Labels:
     """The labelled images, besides those of the reward network; with a learned reward `val` chooses the weights."""
-    count = {name: len(_labelled(entries)) for name, entries in tables.items()}
+    count = {name: sum(context.labelled for context in contexts) for name, contexts in tables.items()}
+    rewarded = {"policy": count["policy"]}
+    if SEARCH in count and plan.reward in LEARNED:  # a half of the same split
+        rewarded["policy"] += count[SEARCH]
+    elif SEARCH in count:
+        rewarded = {"reward": count[SEARCH], **rewarded}
     uses = {
-        "reward": {} if not needs_truth(plan.reward) else {"policy": count["policy"]},
+        "reward": rewarded if needs_truth(plan.reward) else {},
         "weights": {"val": count["val"]} if plan.learned else {},
         "deployment": {name: count[name] for name in ("policy", "val")},
     }
@@ -252,45 +319,36 @@ def labels_used(tables: Tables, plan: PolicyPlan) -> Labels:
 
 
 def policy_samples(inputs: RunInputs, plan: PolicyPlan) -> dict[str, list[Sample]]:
-    """The images of the splits `policy` and `val` that step 2 uses.
+    """The images of the splits `policy` and `val`; in experiment 2, unless a network rewards, those of a search, too.
 
     Raises:
         ValueError: there are none, none is labelled although the reward needs it, or a file is damaged.
     """
+    labelled = needs_truth(plan.reward)
+    apart = plan.length > 0 and plan.reward not in LEARNED  # else a network has learned the patients of `reward`
+    images = plan.images // 2 if apart else plan.images
+    search = {SEARCH: inputs.pick("reward", images, labelled)} if apart else {}
     return {
-        "policy": inputs.pick("policy", plan.images, labelled=needs_truth(plan.reward)),
+        **search,
+        "policy": inputs.pick("policy", images, labelled),
         "val": inputs.pick("val", plan.val_images),
     }
 
 
 def judged_samples(
-    plan: PolicyPlan, samples: dict[str, list[Sample]], maps: ForegroundMaps
+    plan: PolicyPlan, samples: dict[str, list[Sample]], maps: ForegroundMaps | None
 ) -> tuple[dict[str, list[Sample]], DomainCheck | None]:
     """The samples without training images outside the network's domain, where the reward is learned, and their number.
 
     Raises:
         ValueError: an image cannot be read, or none is left.
     """
-    if plan.reward not in LEARNED:
+    if plan.reward not in LEARNED or maps is None:
         return samples, None
     inside, check = in_domain(maps, (sample.load_image() for sample in samples["policy"]))
     if not any(inside):
         raise ValueError(f"no training image is left: {check.sentence}")
     return {**samples, "policy": list(compress(samples["policy"], inside))}, check
-
-
-def _tables(
-    inputs: RunInputs, plan: PolicyPlan, maps: ForegroundMaps, samples: dict[str, list[Sample]], file: Path
-) -> Tables:
-    """Tables for training and validation; a resumed run reads them from its folder."""
-    if file.exists():
-        return load_tables(file)
-    tables = {
-        name: prompt_tables(inputs, picked, maps, f"{name} patients", plan.vision_features)
-        for name, picked in samples.items()
-    }
-    save_tables(file, tables)
-    return tables
 
 
 def _counts(inputs: RunInputs) -> dict[str, int]:
@@ -316,7 +374,7 @@ def run_settings(inputs: RunInputs, plan: PolicyPlan) -> dict[str, Any]:
         **asdict(plan),
         "data_fingerprint": inputs.data_fingerprint,
         "model_fingerprint": inputs.segmenter.fingerprint,
-        "prompts": list(inputs.prompts),
+        "prompts": list(inputs.prompts[:1] if plan.length else inputs.prompts),
         "split_seed": inputs.split.seed,
         "unlabelled": inputs.unlabelled,
         **own_fingerprint([plan.reward]),

@@ -12,7 +12,6 @@ MIN_ROLLOUTS = 8  # with fewer, the curves have too few points and the policy to
 TEST_IMAGES = {"quick": 80}  # of the evaluation; all in other modes
 Mode = Literal["quick", "full"]
 Preset = Literal["default", "published"]
-PostReward = Literal["dice", "dice+recall", "net"]  # of experiment 2
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,8 @@ class PPOSettings:
     vf_coef: Rare[float] = 0.5
     """Weight of the value loss."""
     max_steps: int = 1
-    """Most actions per episode, all on one image: operations on its mask, or prompts, of which the one whose mask has
-    the highest predicted score is used."""
+    """Most prompts tried on an image, of which the one whose mask has the highest predicted score is used; in
+    experiment 2, operations in the longest sequence."""
     seed: Annotated[int, tyro.conf.Fixed, tyro.conf.Suppress] = 0
     """Seed of the policy's weights, the sampled actions and the order of the images; the seed of the run."""
 
@@ -109,6 +108,4 @@ def prompt_settings(mode: Mode, preset: Preset = "default") -> PPOSettings:
 
 def operation_settings(mode: Mode) -> PPOSettings:
     """The settings of the post-processing policy (experiment 2)."""
-    steps = {"quick": 24000, "full": 60000}[mode]
-    # with a discount of 0.99 the noise of later operations hides what one operation is worth, see docs/log.md
-    return PPOSettings(steps, n_envs=8, n_steps=64, batch_size=128, gamma=0.5, max_steps=5)
+    return PPOSettings({"quick": 24000, "full": 60000}[mode], n_envs=8, n_steps=64, batch_size=128, max_steps=5)

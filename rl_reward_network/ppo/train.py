@@ -1,14 +1,11 @@
-"""PPO of both policies: environments, curves, validation, which weights are kept, and the checkpoint."""
+"""PPO of a policy: environments, curves, validation, and which weights are kept."""
 
 import math
-import time
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,77 +18,84 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepR
 from tqdm import tqdm
 
 from rl_reward_network.atomic_io import whole_file
-from rl_reward_network.curves import Best, Curves, load_checkpoint, over_optimised, save_checkpoint
+from rl_reward_network.curves import Best, Curves, over_optimised
+from rl_reward_network.env.observation import EPISODE_FEATURES, bounds
 from rl_reward_network.env.sa2va_finetune_env import PromptContext, Sa2VAFinetuneEnv, prompt_rewards
+from rl_reward_network.ppo.policy import choose_prompts, policy_kwargs
 from rl_reward_network.ppo.settings import PPOSettings
-from rl_reward_network.rewards.table import RewardName
-from rl_reward_network.run import CHECKPOINT
+from rl_reward_network.report.statistics import known_means
+from rl_reward_network.rewards.table import LEARNED, OF_LABELS, RewardName
 
 LAST_WEIGHTS = "last_weights.zip"  # in the folder of a run whose policy went back to earlier weights
-Weights = Literal["last", "best", "last unless over-optimised"]
-CHECKPOINT_SECONDS = 1.0  # minimum time between checkpoints: writing one takes as long as ten steps
+LEAST_STD = 1e-4  # of a feature's range: a feature that is constant in training must not amplify rounding noise
+KEEP = "custom/val_gt_dice"  # the curve whose highest mean decides which weights are the best
 
 
-@dataclass(frozen=True)
-class Task:
-    """What a policy learns.
+def train_prompt_policy(
+    train_contexts: Sequence[PromptContext],
+    val_contexts: Sequence[PromptContext],
+    settings: PPOSettings,
+    run_dir: Path,
+    reward: RewardName = "net",
+) -> PPO:
+    """Train a policy with SB3's PPO; it ends early when the reward is over-optimised (`curves.over_optimised`).
 
-    Args:
-        venv: the environments, seeded.
-        policy_kwargs: SB3's, of the policy.
-        validate: greedy policy -> the curves of validation, tag -> a value per patient; may be empty.
-        keep: the tag of the curve whose highest mean decides which weights are the best.
-        weights: which weights training ends with: the last ones, the best ones, or the last ones unless they are
-            over-optimised (`curves.over_optimised`), which also ends the training.
-        ends_only: whether the curve of Dice has the masks at the end of episodes only, not those of every step.
-        checkpoint: whether the training can be resumed; the environments then have `state` and `restore`.
-    """
-
-    venv: VecEnv
-    policy_kwargs: dict[str, Any]
-    validate: Callable[[BasePolicy], dict[str, list[float]]]
-    keep: str
-    weights: Weights
-    ends_only: bool
-    checkpoint: bool
-
-
-def train_ppo(task: Task, settings: PPOSettings, run_dir: Path) -> PPO:
-    """Train a policy with SB3's PPO.
-
-    Writes `run_dir`/logs (TensorBoard) and metrics.jsonl, anew unless there is a checkpoint.pt, with which training
-    goes on and ends in the weights of an uninterrupted run. If the policy went back from over-optimised weights, these
-    are in `LAST_WEIGHTS`.
+    Writes `run_dir`/logs (TensorBoard) and metrics.jsonl, anew. If the policy went back from over-optimised weights,
+    these are in `LAST_WEIGHTS`.
 
     Args:
-        task: what is learned.
+        train_contexts: training images; the observations are standardised by their features.
+        val_contexts: images for validating the greedy policy after each rollout; may be empty. The stop rule uses the
+            labelled ones.
         settings: of PPO.
         run_dir: run folder; made when missing.
+        reward: reward of a mask, see `prompt_rewards`.
+
+    Raises:
+        ValueError: contexts that do not fit together or to the reward.
     """
-    model = new_ppo(task.venv, task.policy_kwargs, settings)
-    state = load_checkpoint(run_dir / CHECKPOINT) if task.checkpoint else {}
-    done = state.get("num_timesteps", 0)
-    curves = Curves(run_dir, {"step": done}, board_step=done)
+
+    def validate(policy: BasePolicy) -> dict[str, list[float]]:
+        """Score of each validation patient, or its reward if that needs no network and no labels; Dice if labelled."""
+        if not val_contexts:
+            return {}
+        chosen = choose_prompts(policy, val_contexts, settings.max_steps, reward == "net")
+        pairs = list(zip(val_contexts, chosen.tolist(), strict=True))
+        dices = [context.metrics["dice"][prompt] if context.labelled else np.nan for context, prompt in pairs]
+        proxy: RewardName = "net" if reward in (*LEARNED, *OF_LABELS) else reward
+        judged = [proxy != "net" or context.judged for context in val_contexts]
+        values = [
+            float(prompt_rewards(context, proxy)[prompt]) if known else np.nan
+            for known, (context, prompt) in zip(judged, pairs, strict=True)
+        ]
+        groups = [context.group_id or context.sample_id for context in val_contexts]
+        return {"custom/val_score": known_means(values, groups), KEEP: known_means(dices, groups)}
+
+    venv = make_vector_env(train_contexts, settings.n_envs, settings.seed, settings.max_steps, reward)
+    model = new_ppo(venv, standardised(train_contexts), settings)
+    curves = Curves(run_dir, {"step": 0}, board_step=0)
     model.set_logger(Logger(str(run_dir / "logs"), [CurvesWriter(curves)]))
-    if state:
-        restore_ppo(model, state)
-    peak = state.get("peak")
-    validation = Validation(task, curves, Best((peak["value"],), weights=peak["policy"]) if peak else Best())
-    bar = tqdm(total=settings.whole_timesteps, initial=done, desc="PPO", unit="step")
-    callbacks: list[BaseCallback] = [RolloutCurves(curves, bar, task.ends_only), validation]
-    if task.checkpoint:
-        callbacks.append(RolloutCheckpoint(run_dir / CHECKPOINT, validation))
-    with closing(task.venv), closing(curves), bar, one_thread():
-        model.learn(settings.whole_timesteps - done, callbacks, reset_num_timesteps=not state)
+    validation = Validation(validate, curves, reward not in OF_LABELS)
+    bar = tqdm(total=settings.whole_timesteps, desc="PPO", unit="step")
+    with closing(venv), closing(curves), bar, one_thread():
+        model.learn(settings.whole_timesteps, [RolloutCurves(curves, bar), validation])
         over = validation.finish()
     (run_dir / LAST_WEIGHTS).unlink(missing_ok=True)  # of a run that was killed
     if over:
         with whole_file(run_dir / LAST_WEIGHTS) as temporary:
             model.save(temporary)
         print("back to the best weights: at the end the reward still rose, but Dice on val patients had fallen")
-    if validation.best.weights and (over or task.weights == "best"):
         model.policy.load_state_dict(validation.best.weights)
     return model
+
+
+def standardised(contexts: Sequence[PromptContext]) -> dict[str, Any]:
+    """SB3's `policy_kwargs` for a policy that standardises by these images, except the state of the episode."""
+    features = np.stack([context.features for context in contexts]).astype(np.float64)
+    low, high = (side[:-EPISODE_FEATURES] for side in bounds(contexts[0].vision_features, contexts[0].mask_features))
+    std = np.maximum(features.std(axis=0), LEAST_STD * (high - low))
+    mean = np.append(features.mean(axis=0), np.zeros(EPISODE_FEATURES))
+    return policy_kwargs(mean, np.append(std, np.ones(EPISODE_FEATURES)))
 
 
 def new_ppo(venv: VecEnv, policy_kwargs: dict[str, Any], settings: PPOSettings) -> PPO:
@@ -198,26 +202,23 @@ class RolloutCurves(BaseCallback):
     Args:
         curves: the curves so far.
         bar: progress in steps of all environments.
-        ends_only: as in `Task`.
     """
 
-    def __init__(self, curves: Curves, bar: "tqdm[Any]", ends_only: bool) -> None:
+    def __init__(self, curves: Curves, bar: "tqdm[Any]") -> None:
         super().__init__()
-        self.curves, self.bar, self.ends_only = curves, bar, ends_only
+        self.curves, self.bar = curves, bar
 
     def _on_rollout_start(self) -> None:
         self.infos: list[dict[str, Any]] = []
 
     def _on_step(self) -> bool:
-        steps = zip(self.locals["infos"], self.locals["dones"], strict=True)
-        self.infos += [info for info, done in steps if done or not self.ends_only]
+        self.infos += self.locals["infos"]
         return True
 
     def _on_rollout_end(self) -> None:
         self.bar.update(self.num_timesteps - self.bar.n)
-        if not self.ends_only:
-            mean_return = float(np.mean([episode["r"] for episode in self.model.ep_info_buffer or ()]))
-            self.logger.record("custom/best_reward", max([mean_return, *self.curves.column("custom/best_reward")]))
+        mean_return = float(np.mean([episode["r"] for episode in self.model.ep_info_buffer or ()]))
+        self.logger.record("custom/best_reward", max([mean_return, *self.curves.column("custom/best_reward")]))
         for tag, name in (("custom/reward_net_score", "score"), ("custom/gt_dice", "dice")):
             record_mean(self, tag, [info[name] for info in self.infos if name in info])
 
@@ -226,17 +227,17 @@ class Validation(BaseCallback):
     """Logs the greedy policy on the validation images, keeps the best weights, and applies the stop rule.
 
     Args:
-        task: what is learned.
+        validate: greedy policy -> the curves of validation, tag -> a value per patient; may be empty.
         curves: the curves so far.
-        best: the best weights so far, by the mean of `Task.keep`.
-
-    Attributes:
-        stopped: whether the stop rule ended the run.
+        may_stop: whether the training ends, with the best weights, when the reward is over-optimised.
     """
 
-    def __init__(self, task: Task, curves: Curves, best: Best) -> None:
+    def __init__(
+        self, validate: Callable[[BasePolicy], dict[str, list[float]]], curves: Curves, may_stop: bool
+    ) -> None:
         super().__init__()
-        self.task, self.curves, self.best, self.stopped = task, curves, best, False
+        self.validate, self.curves, self.may_stop = validate, curves, may_stop
+        self.best, self.stopped = Best(), False
 
     def _on_rollout_start(self) -> None:
         self.stopped = self._fallen({})
@@ -245,31 +246,25 @@ class Validation(BaseCallback):
         return not self.stopped
 
     def _on_rollout_end(self) -> None:
-        values = self.task.validate(self.model.policy)
+        values = self.validate(self.model.policy)
         for tag, of_images in values.items():
             record_mean(self, tag, of_images)
-        self._remember(values)
+        if kept := values.get(KEEP):
+            self.best.offer((float(np.mean(kept)),), self.num_timesteps, self.model.policy.state_dict())
 
     def finish(self) -> bool:
         """Validate the last update, which no rollout follows; returns whether its weights are over-optimised."""
-        values = self.task.validate(self.model.policy)
-        if self.task.weights == "best":
-            self._remember(values)
+        values = self.validate(self.model.policy)
         return bool(self.best.weights) and (self.stopped or self._fallen(values))
-
-    def _remember(self, values: dict[str, list[float]]) -> None:
-        kept = values.get(self.task.keep)
-        if kept:
-            self.best.offer((float(np.mean(kept)),), self.num_timesteps, self.model.policy.state_dict())
 
     def _fallen(self, values: dict[str, list[float]]) -> bool:
         """The stop rule on the curves so far and one more validation."""
-        if self.task.weights != "last unless over-optimised":
+        if not self.may_stop:
             return False
-        proxy, gold = (self.curves.column(tag) for tag in ("custom/val_score", "custom/val_gt_dice"))
-        if values.get("custom/val_gt_dice") and values.get("custom/val_score"):
+        proxy, gold = (self.curves.column(tag) for tag in ("custom/val_score", KEEP))
+        if values.get(KEEP) and values.get("custom/val_score"):
             proxy = [*proxy, float(np.mean(values["custom/val_score"]))]
-            gold = [*gold, float(np.mean(values["custom/val_gt_dice"]))]
+            gold = [*gold, float(np.mean(values[KEEP]))]
         return over_optimised(proxy, gold)
 
 
@@ -277,75 +272,3 @@ def record_mean(callback: BaseCallback, tag: str, values: Sequence[float]) -> No
     """Log the mean of the values; nothing when there are none, such as Dice of unlabelled images."""
     if len(values):
         callback.logger.record(tag, float(np.mean(values)))
-
-
-class RolloutCheckpoint(BaseCallback):
-    """Writes a checkpoint at the start of a rollout, at most one per `CHECKPOINT_SECONDS`.
-
-    Args:
-        path: the file.
-        validation: its best weights are part of the checkpoint.
-    """
-
-    def __init__(self, path: Path, validation: Validation) -> None:
-        super().__init__()
-        self.path, self.validation, self.next_time = path, validation, 0.0
-
-    def _on_rollout_start(self) -> None:
-        if time.monotonic() < self.next_time:
-            return
-        assert isinstance(self.model, PPO)
-        best = self.validation.best
-        peak = {"value": best.score[0], "policy": best.weights}
-        save_checkpoint(self.path, {**ppo_state(self.model), "peak": peak})
-        self.next_time = time.monotonic() + CHECKPOINT_SECONDS
-
-    def _on_step(self) -> bool:
-        return True
-
-
-def ppo_state(model: PPO) -> dict[str, Any]:
-    """The state on which the next rollouts depend, as tensors and plain values.
-
-    SB3's `save` leaves out random states, environments and the logger.
-    """
-    monitor = model.env
-    assert isinstance(monitor, VecMonitor)
-    name, keys, *rest = tuple(np.random.get_state(legacy=True))
-    return {
-        "policy": model.policy.state_dict(),
-        "optimizer": model.policy.optimizer.state_dict(),
-        "num_timesteps": model.num_timesteps,
-        "updates": model._n_updates,
-        "last_obs": torch.tensor(model._last_obs),
-        "episode_starts": torch.tensor(model._last_episode_starts),
-        "episodes": [{"r": float(e["r"]), "l": int(e["l"])} for e in model.ep_info_buffer or ()],
-        "environments": monitor.env_method("state"),
-        "returns": monitor.episode_returns.tolist(),
-        "lengths": monitor.episode_lengths.tolist(),
-        "numpy": [name, torch.tensor(np.asarray(keys, dtype=np.int64)), *rest],
-        "torch": torch.get_rng_state(),
-        "unwritten": {key: float(value) for key, value in model.logger.name_to_value.items()},
-        "excluded": {key: list(value or ()) for key, value in model.logger.name_to_excluded.items()},
-    }
-
-
-def restore_ppo(model: PPO, state: dict[str, Any]) -> None:
-    """Restore the state that `ppo_state` returned, in a model of the same settings; `learn` must not reset it."""
-    monitor = model.env
-    assert isinstance(monitor, VecMonitor)
-    model.policy.load_state_dict(state["policy"])
-    model.policy.optimizer.load_state_dict(state["optimizer"])
-    model.num_timesteps, model._n_updates = state["num_timesteps"], state["updates"]
-    model._last_obs, model._last_episode_starts = state["last_obs"].numpy(), state["episode_starts"].numpy()
-    episodes = [{"r": np.float32(e["r"]), "l": np.int32(e["l"])} for e in state["episodes"]]
-    model.ep_info_buffer, model.ep_success_buffer = deque(episodes, maxlen=100), deque(maxlen=100)
-    for index, environment in enumerate(state["environments"]):
-        monitor.env_method("restore", environment, indices=index)
-    monitor.episode_returns = np.array(state["returns"], dtype=np.float32)
-    monitor.episode_lengths = np.array(state["lengths"], dtype=np.int32)
-    name, keys, *rest = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
-    torch.set_rng_state(state["torch"])
-    for key, value in state["unwritten"].items():
-        model.logger.record(key, value, tuple(state["excluded"][key]) or None)

@@ -29,7 +29,7 @@ from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.generation_sa2va import Segmentation, image_features
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype, load_sa2va_model
-from rl_reward_network.ppo.deploy import deployed_prompt, load_policy, policy_folder, read_policy_config
+from rl_reward_network.ppo.policy import deployed_prompt, load_policy, policy_folder, read_policy_config
 from rl_reward_network.report.deployment import AS_IT_IS, Deployment
 from rl_reward_network.report.overlays import ORANGE, paint_mask
 from rl_reward_network.reward_training.calibration import given_interval

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from benchmarks.prompt_seeds import Tables, measured, shuffled, summary
-from rl_reward_network.ppo.contexts import PromptTable
+from rl_reward_network.env.sa2va_finetune_env import PromptContext
 from rl_reward_network.ppo.prompts import policy_plan
-from rl_reward_network.report.metrics import SampleTable
 from rl_reward_network.rewards.table import MASK_REWARDS
 from tests.ppo.toys import toy_contexts
 
@@ -17,11 +16,13 @@ PLAN = policy_plan("quick")
 
 @pytest.fixture(scope="module")
 def tables() -> Tables:
-    def entries(count: int, seed: int) -> list[PromptTable]:
+    def entries(count: int, seed: int) -> list[PromptContext]:
         return [
-            PromptTable(
-                np.append(context.features, [1.0, 2.0]).astype(np.float32),
-                SampleTable(context.sample_id, context.sample_id, context.scores, metrics),
+            replace(
+                context,
+                features=np.append(context.features, [1.0, 2.0]).astype(np.float32),
+                metrics=metrics,
+                group_id=context.sample_id,
             )
             for context in toy_contexts(count, seed)
             if (metrics := dict.fromkeys(MASK_REWARDS, context.metrics["dice"]))

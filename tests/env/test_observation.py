@@ -9,7 +9,6 @@ from rl_reward_network.env.observation import (
     VISION_LIMIT,
     EdgeFeatures,
     bounds,
-    mask_observation_table,
     observation_table,
     observe_image,
     observe_mask,
@@ -17,6 +16,7 @@ from rl_reward_network.env.observation import (
 
 NAMES = [entry.name for entry in observation_table()]
 LOW, HIGH = bounds()
+MASK = [entry for entry in observation_table(mask=True) if entry.name.startswith("mask_")]
 
 
 def rgb(grey):
@@ -51,6 +51,8 @@ def test_features_of_sa2va_follow_those_of_the_image():
     np.testing.assert_array_equal(features[-3:], [0.5, -2.0, VISION_LIMIT])
     low, high = bounds(3)
     assert len(low) == len(high) == len(names)
+    with_mask = [entry.name for entry in observation_table(3, mask=True)]
+    assert with_mask == [*names[:-2], *(entry.name for entry in MASK), *names[-2:]]
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (9, 4000), (64, 48), (1500, 2000)])
@@ -121,7 +123,7 @@ def test_other_input_is_refused(image):
 def observed(mask, image=None):
     guide = EdgeFeatures(np.zeros((*mask.shape, 3), np.uint8) if image is None else image)
     values = observe_mask(guide, mask.astype(np.float32))
-    return {entry.name: float(value) for entry, value in zip(mask_observation_table(), values, strict=True)}
+    return {entry.name: float(value) for entry, value in zip(MASK, values, strict=True)}
 
 
 def test_statistics_of_two_squares_one_with_a_hole():
@@ -155,4 +157,4 @@ def test_a_line_has_its_length_and_width_and_contrast_is_inside_less_outside():
 def test_constant_masks_of_any_size_are_finite_and_within_bounds(value, size):
     image = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
     values = observed(np.full(size, value), image)
-    assert all(entry.low <= values[entry.name] <= entry.high for entry in mask_observation_table())
+    assert all(entry.low <= values[entry.name] <= entry.high for entry in MASK)

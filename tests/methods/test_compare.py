@@ -22,8 +22,7 @@ from rl_reward_network.methods.methods import METHODS, POST, PROMPTS_LABELS, PRO
 from rl_reward_network.methods.training import REWARD_NET, digest
 from rl_reward_network.methods.view import BASE, FrozenModel, ImageView, Trained
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.ppo.operations import post_plan, run_post_stage
-from rl_reward_network.ppo.prompts import policy_plan, run_policy_stage
+from rl_reward_network.ppo.prompts import policy_plan, post_plan, run_policy_stage
 from rl_reward_network.ppo.settings import PPOSettings
 from rl_reward_network.report.deployment import COST
 from rl_reward_network.reward_training.stage import run_reward_stage
@@ -57,7 +56,7 @@ def runs(inputs: RunInputs) -> dict[str, Path]:
     run_policy_stage(inputs, policy_plan("quick", ppo=few), network, Run(found[PROMPTS_NET], POLICY_RUN))
     run_policy_stage(inputs, of_labels, network, Run(found[PROMPTS_LABELS], POLICY_RUN))
     settings = PPOSettings(128, n_envs=2, n_steps=8, batch_size=16, gamma=0.5)
-    run_post_stage(inputs, post_plan("quick", ppo=settings), None, Run(found[POST], POST_RUN))
+    run_policy_stage(inputs, post_plan("quick", ppo=settings), None, Run(found[POST], POST_RUN))
     return found
 
 

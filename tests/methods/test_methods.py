@@ -85,8 +85,9 @@ def mask(name: str, view: ImageView, parameter: float | None = None) -> np.ndarr
 @pytest.mark.parametrize("best", [0.01, 0.5, 0.6, 0.99])
 def test_a_best_threshold_gives_its_mask_and_a_soft_mask_in_0_1(best: float) -> None:
     """A threshold of 0.6 gave values below 0, and ECE of them ended the comparison."""
-    policy, view = SimpleNamespace(config={"best_threshold": best}), view_of()
+    policy = SimpleNamespace(sequence=lambda index: ((), (f"threshold at {best}",))[index])
     trained: Any = SimpleNamespace(load=lambda run, loader: policy, prompts=("a",))
+    view = view_of()
     soft, own = BY_NAME["threshold"].predict(view, trained, None), view.soft(("a",))[0]
     np.testing.assert_array_equal(soft > 0.5, own > best)
     assert soft.min() >= 0

@@ -29,7 +29,7 @@ from rl_reward_network.methods.methods import (
 )
 from rl_reward_network.methods.training import MERGED, REWARD_NET, Job, check_split, merge, named_run
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
-from rl_reward_network.ppo import operations, prompts
+from rl_reward_network.ppo import prompts
 from rl_reward_network.run import GRPO_RUN, Run
 from tests.conftest import write_tiny_data
 
@@ -105,9 +105,8 @@ def test_each_run_is_trained_with_the_settings_of_its_method(
     def stage(inputs: Any, plan: Any, *_: Any, **__: Any) -> None:
         calls.append((inputs, plan))
 
-    stages = (prompts, "run_policy_stage"), (operations, "run_post_stage"), (grpo_stage, "run_grpo_stage")
-    for module, function in stages:
-        monkeypatch.setattr(module, function, stage)
+    monkeypatch.setattr(prompts, "run_policy_stage", stage)
+    monkeypatch.setattr(grpo_stage, "run_grpo_stage", stage)
     monkeypatch.setattr(training.RewardNetwork, "from_pretrained", lambda folder: SimpleNamespace(fingerprint="net"))
     monkeypatch.setattr(training, "check_no_leak", lambda *_: None)
     inputs = replace(small, config=replace(small.config, output_dir=tmp_path))

@@ -93,15 +93,6 @@ def test_what_is_deployed_was_decided_without_the_test_images(choice, row, asked
     np.testing.assert_array_equal(comparison.prompts(DEPLOYED), comparison.prompts(row))
 
 
-def test_nobody_beats_the_oracle_and_random_is_the_mean():
-    rng = np.random.default_rng(0)
-    test = tables(rng.random((20, 5)), rng.random((20, 5)))
-    results = compared(test, test, rng.integers(5, size=20)).results
-    for row in results.rows:
-        assert (row.values["dice"] <= results.row(ORACLE).values["dice"] + 1e-12).all()
-    np.testing.assert_allclose(results.row(RANDOM).values["dice"], [table.metrics["dice"].mean() for table in test])
-
-
 def test_ridge_finds_a_linear_rule_and_nothing_in_noise():
     rng = np.random.default_rng(0)
     features, new = rng.normal(3, 2, (60, 4)), rng.normal(3, 2, (200, 4))

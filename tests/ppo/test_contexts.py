@@ -10,12 +10,12 @@ from stable_baselines3 import PPO
 
 from rl_reward_network.env import ENV_ID
 from rl_reward_network.env.observation import IMAGE_FEATURES, observe_image
+from rl_reward_network.env.sa2va_finetune_env import PromptContext
 from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.ppo import contexts as contexts_file
 from rl_reward_network.ppo.contexts import (
     TABLES,
-    PromptTable,
     contexts_from_masks,
     contexts_from_model,
     contexts_from_run,
@@ -34,10 +34,17 @@ MASKS = np.stack([TRUTHS, ~TRUTHS, np.ones_like(TRUTHS)], axis=1)  # all right, 
 SCORES = RNG.random((2, 3))
 
 
-def entries(labelled: bool) -> list[PromptTable]:
+def entries(labelled: bool) -> list[PromptContext]:
     rng = np.random.default_rng(0)
     found = tables(rng.random((3, 4)), rng.random((3, 4), dtype=np.float32), labelled=labelled)
-    return [PromptTable(rng.random(IMAGE_FEATURES, dtype=np.float32) / 3, table) for table in found]
+    return [
+        PromptContext(
+            *(table.sample_id, rng.random(IMAGE_FEATURES, dtype=np.float32) / 3),
+            *(table.scores, {**(table.metrics or {}), "single_tree": rng.random(4)}, table.group_id),
+            own_dice=0.25 if labelled else None,
+        )
+        for table in found
+    ]
 
 
 def test_the_example_of_the_docstring_runs() -> None:
@@ -98,13 +105,14 @@ def test_tables_come_back_to_the_last_bit_and_play(tmp_path: Path) -> None:
         for one, other in zip(expected, loaded[name], strict=True):
             np.testing.assert_array_equal(one.features, other.features)
             assert other.features.dtype == np.float32
-            np.testing.assert_array_equal(one.table.scores.astype(np.float32), other.table.scores)
-            assert set(one.table.metrics or {}) == set(other.context.metrics)
-            for metric, values in (one.table.metrics or {}).items():
-                np.testing.assert_array_equal(values, (other.table.metrics or {})[metric])
+            np.testing.assert_array_equal(one.scores, other.scores)
+            assert (one.own_dice, one.group_id, one.labelled) == (other.own_dice, other.group_id, other.labelled)
+            assert set(one.metrics) == set(other.metrics)
+            for metric, values in one.metrics.items():
+                np.testing.assert_array_equal(values, other.metrics[metric])
     train, val = contexts_from_run(tmp_path), contexts_from_run(str(tmp_path), split="val")
-    assert all(context.metrics == {} for context in train)
-    assert all(set(context.metrics) == set(MASK_REWARDS) for context in val)
+    assert not any(context.labelled for context in train)
+    assert all(set(context.metrics) == {*MASK_REWARDS, "single_tree"} for context in val)
     _, info = gym.make(ENV_ID, contexts=train).reset(seed=0)
     assert info["sample_id"] in {context.sample_id for context in train}
     with pytest.raises(ValueError, match=r"split is 'reward'.*policy"):
@@ -121,14 +129,14 @@ def test_a_file_that_is_no_table_is_named_with_the_remedy(tmp_path: Path, text: 
 
 def test_exchanged_rewards_are_of_another_image_and_of_the_same_set() -> None:
     images = entries(labelled=True)
-    by_name = {entry.table.sample_id: entry for entry in images}
+    by_name = {entry.sample_id: entry for entry in images}
     control = exchange_rewards(images, seed=0)
     for image, other in zip(images, control, strict=True):
         np.testing.assert_array_equal(image.features, other.features)
-        assert other.table.sample_id != image.table.sample_id
-        np.testing.assert_array_equal(other.table.scores, by_name[other.table.sample_id].table.scores)
-    assert {entry.table.sample_id for entry in control} == set(by_name)
+        assert other.sample_id != image.sample_id
+        np.testing.assert_array_equal(other.scores, by_name[other.sample_id].scores)
+    assert {entry.sample_id for entry in control} == set(by_name)
     again = exchange_rewards(images, seed=0)
-    assert [entry.table.sample_id for entry in again] == [entry.table.sample_id for entry in control]
+    assert [entry.sample_id for entry in again] == [entry.sample_id for entry in control]
     with pytest.raises(ValueError, match=r"--shuffle_rewards: 1 training image"):
         exchange_rewards(images[:1], seed=0)

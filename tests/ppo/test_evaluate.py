@@ -9,23 +9,28 @@ import numpy as np
 import pytest
 
 from rl_reward_network.env.observation import IMAGE_FEATURES
+from rl_reward_network.env.sa2va_finetune_env import PromptContext
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.ppo.baselines import POLICY, RIDGE, Comparison, compare
-from rl_reward_network.ppo.contexts import PromptTable
 from rl_reward_network.ppo.evaluate import pick_test_samples, rehearsal_note, segmenter_note
 from rl_reward_network.report.deployment import decide
 from tests.ppo.test_baselines import tables
 
 
-def compared(own_dice: float | None, images: int = 8) -> tuple[list[PromptTable], Comparison]:
+def compared(own_dice: float | None, count: int = 8) -> tuple[list[PromptContext], Comparison]:
     """Images of a patient each, whose best prompt has Dice 0.8."""
-    dice = np.tile([0.5, 0.8, 0.6, 0.1], (images, 1))
+    dice = np.tile([0.5, 0.8, 0.6, 0.1], (count, 1))
     rows = tables(dice, dice)
-    chosen = np.ones(images, dtype=np.int64)
+    chosen = np.ones(count, dtype=np.int64)
     comparison = compare(
         rows, rows, {POLICY: chosen, RIDGE: chosen}, decide(dice.T, dice[:, 1], [row.group_id for row in rows]), 0
     )
-    return [PromptTable(np.zeros(IMAGE_FEATURES, np.float32), table, own_dice) for table in rows], comparison
+    features = np.zeros(IMAGE_FEATURES, np.float32)
+    images = [
+        PromptContext(row.sample_id, features, row.scores, row.metrics or {}, row.group_id, own_dice=own_dice)
+        for row in rows
+    ]
+    return images, comparison
 
 
 @pytest.mark.parametrize(
@@ -47,7 +52,7 @@ def test_the_report_says_when_a_plain_segmenter_serves_better(own_dice: float, i
 
 def test_unlabelled_images_tell_nothing_about_it() -> None:
     entries, comparison = compared(None)
-    unlabelled = [replace(entry, table=replace(entry.table, metrics=None)) for entry in entries]
+    unlabelled = [replace(entry, metrics={}) for entry in entries]
     assert segmenter_note(unlabelled, comparison) == ()
 
 

@@ -1,201 +1,198 @@
-"""Experiment 2 as a whole on a tiny model: train, evaluate, report, deploy, resume, controls; what is decided."""
+"""Operations on masks, each in closed form and where nothing can be done; searches on images of a known optimum."""
 
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
-
+import cv2
 import numpy as np
 import pytest
+from scipy.special import expit, logit
 
-from rl_reward_network.atomic_io import read_json, write_json
-from rl_reward_network.cli import evaluate
-from rl_reward_network.cli import operations as command
-from rl_reward_network.flags import parse
-from rl_reward_network.inputs.loading import RunInputs
-from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
-from rl_reward_network.ppo.deploy import PostPolicy, load_post_policy
-from rl_reward_network.ppo.evaluate import PathOverrides
+from rl_reward_network.env.observation import EdgeFeatures
 from rl_reward_network.ppo.operations import (
-    SEARCHED,
-    PostPlan,
-    decide_operations,
-    edited_images,
-    post_plan,
-    run_post_stage,
-    run_settings,
-    searched_images,
-    shuffled,
+    KEPT,
+    MOST_SEQUENCES,
+    OPERATIONS,
+    EditedImage,
+    apply_operation,
+    best_sequences,
+    best_threshold,
+    find_sequences,
+    greedy,
+    words,
 )
-from rl_reward_network.ppo.post_evaluate import evaluate_post
-from rl_reward_network.ppo.search import best_sequences
-from rl_reward_network.run import POST_RUN, Run
-from tests.conftest import FEW_OPERATIONS
-from tests.env.edited_images import DILATE, ERODE, LikesLarge, known_image, known_images
+from rl_reward_network.rewards.metrics import dice
 
-pytestmark = pytest.mark.usefixtures("load_once")
+SIDE, SIZE = 48, 64
+DILATE, ERODE = ("dilate",), ("erode",)
 
 
-def plan(**changes: Any) -> PostPlan:
-    return post_plan("quick", ppo=replace(FEW_OPERATIONS, **changes))
+def known_image(number: int) -> EditedImage:
+    """An image rewarded by Dice. Even numbers: dilate is right, and it is bright. Odd: erode is right, it is dark."""
+    rng = np.random.default_rng(number)
+    truth = np.zeros((SIDE, SIDE), bool)
+    top, left = rng.integers(8, 16, 2)
+    truth[top : top + 18, left : left + 14] = True
+    bright = number % 2 == 0
+    guide = EdgeFeatures(np.full((SIDE, SIDE, 3), 200 if bright else 60, np.uint8))
+    wrong = apply_operation("erode" if bright else "dilate", guide, truth.astype(np.float32))
+    soft = np.where(wrong > 0.5, np.float32(0.95), np.float32(0.05))
+    return EditedImage(guide, soft, lambda mask: float(dice(mask[None], truth[None])[0]), f"patient {number}")
 
 
-def test_a_run_is_complete_and_found_again(tiny_inputs: RunInputs, post_run: Run) -> None:
-    config = read_json(post_run / "final_model" / "config.json")
-    counts = {name: len(tiny_inputs.pick(name, 99, labelled=True)) for name in ("reward", "policy", "val")}
-    trained = {name: counts[name] for name in ("reward", "policy")}
-    assert config["labels"] == {"reward": trained, "weights": {"val": counts["val"]}, "deployment": counts}
-    assert config["peak_memory_gib"] > 0
-    assert 0 < config["best_threshold"] < 1
-    network = RewardNetwork(RewardNetworkConfig(channels=(4, 4), packing=2))
-    output_dir = tiny_inputs.config.output_dir
-    assert Run.find(POST_RUN, output_dir, run_settings(tiny_inputs, plan(), network)) == post_run, "it rewards nothing"
-    assert Run.find(POST_RUN, output_dir, run_settings(tiny_inputs, plan(max_steps=3))) is None
-    settings = run_settings(tiny_inputs, replace(plan(), reward="net"), network)
-    assert settings["reward_net"] == network.fingerprint
+GUIDE = EdgeFeatures(np.full((SIZE, SIZE, 3), 128, np.uint8))
 
 
-def test_the_report_holds_every_row_and_what_is_deployed(post_run: Run) -> None:
-    evaluate.main(evaluate.Args(model_path=(str(post_run),)))
-    result = read_json(post_run / "evaluation" / "eval.json")
-    rows = {row["name"]: row["means"]["dice"]["mean"] for row in result["rows"]}
-    beside = ["mask as it is", "best threshold", "best fixed sequence", "ridge over sequences"]
-    assert list(rows) == [*beside, "PPO", "deployed", "oracle"]
-    assert rows["oracle"] >= rows["mask as it is"]
-    deployed = {"policy": "PPO", "fixed": "best fixed sequence", "as it is": "mask as it is"}
-    assert rows["deployed"] == rows[deployed[result["deployment"]["choice"]]]
-    assert result["reward"] == "dice"
-    page = (post_run / "evaluation" / "report.html").read_text()
-    assert "Deployed:" in page
-    assert "PPO is rewarded by true masks (dice)." in page
-    assert page.count("<figure>") == 15  # image, truth, as it is, deployed and oracle of three images
-    assert len((post_run / "evaluation" / "eval.csv").read_text().splitlines()) == 1 + result["images"] * len(rows)
-    with pytest.raises(ValueError, match="--images: got 0"):
-        evaluate_post(post_run / "final_model", PathOverrides(), images=0)
+def soft_of(mask: np.ndarray) -> np.ndarray:
+    return np.where(mask, np.float32(0.9), np.float32(0.1))
 
 
-def test_what_is_deployed_edits_new_masks(tiny_inputs: RunInputs, post_run: Run, tmp_path: Path) -> None:
-    sample = tiny_inputs.samples[0]
-    image = sample.load_image()
-    edited = edited_images(tiny_inputs, plan(), [sample], None, "one")[0]
-    features = edited.features[-len(tiny_inputs.bank.answer(image).vision_features) :]
-    config = read_json(post_run / "final_model" / "config.json")
-    (tmp_path / "policy.zip").write_bytes((post_run / "final_model" / "policy.zip").read_bytes())
-
-    def deploying(choice: str) -> PostPolicy:
-        write_json(tmp_path / "config.json", config | {"deployment": config["deployment"] | {"choice": choice}})
-        return load_post_policy(tmp_path)
-
-    fixed = deploying("fixed")
-    sequence = tuple(fixed.config["fixed_sequence"])
-    assert fixed.operations(image, edited.soft, features) == sequence
-    assert deploying("as it is").operations(image, edited.soft, features) == ()
-    np.testing.assert_array_equal(fixed.edit_by_sequence(image, edited.soft), edited.edited(sequence))
-    policy = deploying("policy")
-    operations = policy.operations(image, edited.soft, features)
-    assert len(operations) <= 2
-    np.testing.assert_array_equal(policy.edit(image, edited.soft, features), edited.edited(operations))
-    with pytest.raises(ValueError, match="features of another width"):
-        policy.edit(image, edited.soft, features[:-1])
+def square(top: int, left: int, side: int) -> np.ndarray:
+    mask = np.zeros((SIZE, SIZE), bool)
+    mask[top : top + side, left : left + side] = True
+    return mask
 
 
-def test_damaged_policies_are_named(post_run: Run, tmp_path: Path) -> None:
-    config = read_json(post_run / "final_model" / "config.json")
-    with pytest.raises(ValueError, match=r"config\.json.*sa2va-rl operations"):
-        load_post_policy(tmp_path)
-    write_json(tmp_path / "config.json", config | {"operations": ["sharpen"]})
-    with pytest.raises(ValueError, match="of another version"):
-        load_post_policy(tmp_path)
-    write_json(tmp_path / "config.json", config)
-    (tmp_path / "policy.zip").write_bytes(b"no archive")
-    with pytest.raises(ValueError, match="not the weights"):
-        load_post_policy(tmp_path)
+def after(name: str, soft: np.ndarray, guide: EdgeFeatures = GUIDE) -> np.ndarray:
+    return apply_operation(name, guide, soft) > 0.5
 
 
-def test_what_cannot_be_is_refused(tiny_inputs: RunInputs, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="give --reward_net"):
-        run_post_stage(tiny_inputs, post_plan("quick", "net"), None, Run(tmp_path / "run", POST_RUN))
-    assert not (tmp_path / "run").exists()
-    with pytest.raises(ValueError, match="--reward net has none"):
-        post_plan("quick", "net", shuffle_rewards=True)
-    with pytest.raises(ValueError, match=r"--shuffle_rewards: 1 training image, expected 2"):
-        shuffled(edited_images(tiny_inputs, plan(), tiny_inputs.samples[:1], None, "one"), 0)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_empty_and_full_masks_stay_soft_masks_and_no_input_changes(name: str) -> None:
+    assert name.islower()
+    for value in (0, 1):
+        soft = np.full((SIZE, SIZE), value, np.float32)
+        result = apply_operation(name, GUIDE, soft)
+        assert (result.shape, result.dtype) == (soft.shape, np.float32)
+        assert 0 <= result.min() <= result.max() <= 1
+        assert ((result > 0.5) == value).all()
+    soft = np.random.default_rng(0).random((SIZE, SIZE)).astype(np.float32)
+    copy = soft.copy()
+    apply_operation(name, GUIDE, soft)
+    assert (soft == copy).all()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("quick --reward net", "give --reward_net"),
-        ("quick --max_steps 0", "max_steps is 0"),
-        ("quick --unlabelled_root images", "--unlabelled_root does nothing here"),
-        ("quick --model_path other", "no data are named for it"),
-        ("quick --run_folder .", "holds a run already"),
-        ("quick --run_folder nowhere --resume", "nowhere holds no run; leave --resume out"),
-    ],
-)
-def test_flags_that_cannot_be_are_refused_early(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("config.json").write_text("{}")
-    with pytest.raises(ValueError, match=message):
-        command.check(parse(command.Args, words.split()))
+def test_thresholds_shift_the_logit_and_undo_each_other() -> None:
+    soft = np.linspace(0.01, 0.99, SIZE * SIZE, dtype=np.float32).reshape(SIZE, SIZE)
+    up = apply_operation("threshold up", GUIDE, soft)
+    assert up == pytest.approx(expit(logit(soft) - 1), abs=1e-3)
+    assert apply_operation("threshold down", GUIDE, up) == pytest.approx(soft, abs=2e-3)
 
 
-def test_the_command_resumes_nothing_of_other_settings(tiny_inputs: RunInputs, post_run: Run) -> None:
-    config = tiny_inputs.config
-    flags = f"quick --model_path {config.model_path} --data_root {config.data_root} --gpu -1 --resume"
-    with pytest.raises(ValueError, match=r"no sa2va_post_process run .*\n.*differs in .*ppo"):
-        command.main(parse(command.Args, [*flags.split(), "--output_dir", str(config.output_dir)]))
+def test_morphology_is_that_of_opencv_on_the_mask() -> None:
+    mask = np.random.default_rng(1).random((SIZE, SIZE)) > 0.6
+    element = cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (3, 3))
+    kinds = {"open": cv2.MORPH_OPEN, "close": cv2.MORPH_CLOSE, "dilate": cv2.MORPH_DILATE, "erode": cv2.MORPH_ERODE}
+    for name, kind in kinds.items():
+        expected = cv2.morphologyEx(mask.astype(np.uint8), kind, element) > 0
+        assert (after(name, soft_of(mask)) == expected).all(), name
 
 
-def test_the_control_is_rewarded_by_other_truths(tiny_inputs: RunInputs, post_run: Run, tmp_path: Path) -> None:
-    control = Run(tmp_path / "control", POST_RUN)
-    run_post_stage(tiny_inputs, replace(plan(), shuffle_rewards=True), None, control)
-    control.check_same(run_settings(tiny_inputs, replace(plan(), shuffle_rewards=True)))
-    configs = [read_json(run / "final_model" / "config.json") for run in (post_run, control)]
-    assert configs[0]["sequences"] == configs[1]["sequences"], "only PPO is rewarded otherwise"
+def test_components_are_dropped_with_their_rim() -> None:
+    large, small, dot = square(5, 5, 20), square(40, 40, 6), square(55, 5, 1)
+    soft = soft_of(large | small | dot)
+    assert (after("keep the largest", soft) == large).all()
+    assert (after("drop small components", soft) == (large | small)).all()  # the dot is below 0.1 % of the image
+    soft = np.where(square(39, 39, 8), np.float32(0.4), np.float32(0.01))
+    soft[large | small] = 0.9
+    kept = apply_operation("keep the largest", GUIDE, soft)
+    assert (after("threshold down", kept) == large).all()
 
 
-@pytest.mark.parametrize(("images", "choice"), [(24, "policy"), (5, "as it is")], ids=["many", "too few"])
-def test_the_policy_is_deployed_where_it_beats_the_masks_as_they_are(images: int, choice: str) -> None:
-    """Dilate is right for half of the images, erode for the others."""
-    train, val = known_images(images - images // 3), known_images(images // 3, 100)
-    searched = searched_images(train, val)
-    long = plan(total_timesteps=6000, n_envs=4, n_steps=32, batch_size=64, max_steps=1)
-    found = decide_operations((train, val), searched, list(best_sequences(searched, 1)), long)
-    assert found.choice == choice
-    assert (found.patients, len(searched)) == (images, images)
-    assert f"{images} labelled patients outside the test split" in found.reason
+def test_holes_are_filled_but_not_bays() -> None:
+    ring = square(5, 5, 20) & ~square(15, 15, 4)
+    bay = square(40, 40, 20) & ~square(40, 45, 4)  # open at the top
+    loop = square(5, 35, 20) & ~square(10, 40, 10)  # above 0.5 % of the image
+    assert (after("fill holes", soft_of(ring | bay | loop)) == (square(5, 5, 20) | bay | loop)).all()
 
 
-def test_a_sequence_is_deployed_where_it_beats_the_masks_as_they_are() -> None:
-    """Dilate is right for all; PPO, which adds nothing, is not deployed. Where no operation helps, nothing is."""
-    images = [known_image(2 * number) for number in range(12)]
-    short = plan(max_steps=1)
-    found = decide_operations((images[:8], images[8:]), images, [(DILATE,), (), (ERODE,)], short)
-    assert (found.choice, found.best_fixed, found.fixed_by) == ("fixed", 1, "dilate, by the reward on 12 patients")
-    right = [replace(image, soft=image.edited((DILATE,))) for image in images]
-    found = decide_operations((right[:8], right[8:]), right, [(DILATE,), (), (ERODE,)], short)
-    assert found.choice == "as it is"
+def test_a_gap_is_bridged_along_a_ridge_of_the_masks_own_polarity() -> None:
+    rows = np.arange(256)[:, None]
+    grey = 160 - 90 * np.exp(-((rows - 128.0) ** 2) / 8) * np.ones((1, 256))  # a dark line
+    image = np.repeat(grey[..., None], 3, axis=2).astype(np.uint8)
+    mask = np.zeros((256, 256), bool)
+    mask[126:131, 20:120] = mask[126:131, 140:230] = True
+    result = after("bridge gaps along ridges", soft_of(mask), EdgeFeatures(image))
+    assert result[128, 120:140].all()
+    assert (result & ~mask)[:120].sum() == (result & ~mask)[137:].sum() == 0  # nothing is added elsewhere
+    plain = EdgeFeatures(np.full_like(image, 128))
+    assert (after("bridge gaps along ridges", soft_of(mask), plain) == mask).all()
 
 
-def test_unlabelled_images_do_not_judge_even_if_the_reward_network_likes_everything() -> None:
-    """One unlabelled validation image used to switch the decision from true masks to the reward network's score."""
-    likes: Any = LikesLarge()
-    images = [replace(known_image(2 * number), reward="net", scorer=likes) for number in range(12)]
-    images[-1] = replace(images[-1], truth=None)
-    bare = [replace(image, truth=None) for image in images]
-    found = decide_operations((images[:8], images[8:]), images, [(ERODE,), ()], plan(max_steps=1))
-    assert (found.choice, found.patients) == ("as it is", 11)
-    assert found.fixed_gain is not None
-    assert found.fixed_gain.mean < 0, "erode harms"
-    found = decide_operations((bare[:8], bare[8:]), bare, [(DILATE,), ()], plan(max_steps=1))
-    assert found.choice == "as it is"
-    assert found.reason.startswith("no labelled patient outside the test split")
+def test_smoothing_follows_edges_of_the_image() -> None:
+    """A ragged border moves to the edge of the image."""
+    image = np.zeros((SIZE, SIZE, 3), np.uint8)
+    image[:, 32:] = 255
+    ragged = image[..., 0] > 0
+    ragged[::4, 30:32] = True
+    assert (after("smooth along edges", soft_of(ragged), EdgeFeatures(image)) == (image[..., 0] > 0)).mean() > 0.999
 
 
-def test_patients_take_turns_in_the_search() -> None:
-    train = [replace(image, group_id="one patient") for image in known_images(60)]
-    val = known_images(8, 100)
-    assert searched_images(train, val)[1:9] == val
-    assert len(searched_images(train, val)) == SEARCHED
+@pytest.mark.parametrize("name", ["erode", "dilate"])
+def test_a_larger_image_is_treated_alike(name: str) -> None:
+    mask = np.zeros((512, 512), bool)
+    mask[100:120, 50:400] = True
+    shares = [
+        after(name, soft_of(one), EdgeFeatures(np.zeros((*one.shape, 3), np.uint8))).mean()
+        for one in (mask, mask[::2, ::2])
+    ]
+    assert shares[0] == pytest.approx(shares[1], rel=0.02)
+
+
+def test_a_threshold_is_stretched_to_a_half_and_unknown_names_fail() -> None:
+    soft = np.append(np.linspace(0, 1, 1001, dtype=np.float32), np.float32(0.6))
+    for best in (0.01, 0.5, 0.6, 0.99):
+        after = apply_operation(f"threshold at {best}", GUIDE, soft)
+        assert ((after > 0.5) == (soft > np.float32(best))).all()
+        assert (after.dtype, after.min(), after.max()) == (np.float32, 0, 1)
+        assert (np.diff(after[:-1]) >= 0).all()
+    with pytest.raises(KeyError, match="sharpen"):
+        apply_operation("sharpen", GUIDE, soft)
+
+
+def test_a_sequence_is_applied_in_order_and_what_memory_dropped_is_computed_again() -> None:
+    image = known_image(0)
+    sequence = ("dilate", "erode", "dilate")
+    expected = image.soft
+    for name in sequence:
+        expected = apply_operation(name, image.guide, expected)
+    np.testing.assert_array_equal(image.edited(sequence), expected)
+    assert image.edited(()) is image.soft
+    for one in OPERATIONS:
+        for other in OPERATIONS[:4]:
+            image.mask((one, other))
+    assert len(image._softs) <= KEPT
+    np.testing.assert_array_equal(image.edited(sequence), expected)
+    assert image.reward(DILATE) > 0.97 > image.reward(())
+    assert (words(()), words(("dilate", "erode"))) == ("none", "dilate, erode")
+
+
+def test_the_best_fixed_sequence_is_the_one_with_the_highest_mean() -> None:
+    bright = [known_image(number) for number in range(0, 12, 2)]
+    sequences = best_sequences(bright, 2)
+    best = next(iter(sequences))
+    assert best[0] == "dilate"
+    means = {sequence: np.mean([image.reward(sequence) for image in bright]) for sequence in sequences}
+    assert sequences == pytest.approx(means)
+    assert () in sequences
+    assert sequences[best] >= max(sequences.values()) - 2e-4  # a longer one must gain
+
+
+def test_the_threshold_with_the_highest_reward_is_found() -> None:
+    images = [known_image(number) for number in range(4)]
+    assert best_threshold(images) == 0.5  # all are equal
+    for image in images:
+        image.soft = np.where(image.soft > 0.5, np.float32(0.3), np.float32(0.1))
+    assert best_threshold(images) in (0.1, 0.15, 0.2, 0.25)
+
+
+def test_greedy_stops_where_nothing_is_better() -> None:
+    image = known_image(0)
+    found = greedy(image.reward, 5)
+    assert image.reward(found) >= image.reward(DILATE)
+    assert greedy(lambda sequence: -len(sequence), 5) == ()
+    assert greedy(lambda sequence: float(sequence.count("close")), 3) == ("close",) * 3
+
+
+def test_a_policy_chooses_from_nothing_a_threshold_the_best_for_all_and_the_best_of_some() -> None:
+    found = find_sequences([known_image(number) for number in range(9)], 1)
+    assert found[:3] == ((), ("threshold at 0.5",), DILATE)
+    assert ERODE in found
+    assert len(set(found)) == len(found) <= MOST_SEQUENCES + 1

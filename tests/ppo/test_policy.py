@@ -15,9 +15,8 @@ from stable_baselines3 import PPO
 from rl_reward_network.atomic_io import write_json
 from rl_reward_network.env.observation import observation_table
 from rl_reward_network.env.sa2va_finetune_env import observations
-from rl_reward_network.ppo.deploy import deployed_prompt, load_policy, read_policy_config
-from rl_reward_network.ppo.policy import choose_prompts, save_network
-from rl_reward_network.ppo.prompts import standardised
+from rl_reward_network.ppo.policy import choose_prompts, deployed_prompt, load_policy, read_policy_config, save_network
+from rl_reward_network.ppo.train import standardised
 from tests.env.test_sa2va_finetune_env import make_contexts
 from tests.ppo.toys import toy_contexts, train
 
@@ -27,7 +26,8 @@ OWN = {"prompts": ["the vessel", "the rib", "the dark vessel", "the bright vesse
 
 def save(trained: PPO, folder: Path, vision: int = 0, **more: Any) -> Path:
     names = [entry.name for entry in observation_table(vision)]
-    save_network(trained, folder, {**OWN, "plan": PLAN, "observation": names, "vision_features": vision, **more})
+    config = {**OWN, "plan": PLAN, "observation": names, "vision_features": vision, **more}
+    save_network(trained, folder, config)
     return folder
 
 
@@ -92,6 +92,8 @@ def test_a_saved_policy_loads_equal_without_unpickling(tmp_path: Path, monkeypat
     model = train(tmp_path, contexts)
     folder = save(model, tmp_path / "final_model", model="nano")
     assert read_policy_config(folder)["model"] == "nano"
+    renamed = save(model, tmp_path / "rc1", plan=PLAN | {"reward": "tree"})
+    assert read_policy_config(renamed)["plan"] == PLAN | {"reward": "single_tree"}
     poison_pickles(folder / "policy.zip")
     policy = load_policy(folder)
     assert not Path("poisoned").exists()

@@ -15,13 +15,14 @@ from stable_baselines3 import PPO
 from rl_reward_network.atomic_io import read_json, write_json
 from rl_reward_network.cli import evaluate, segment
 from rl_reward_network.cli import prompts as command
+from rl_reward_network.env.sa2va_finetune_env import PromptContext
 from rl_reward_network.flags import parse
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, describe_run, open_inputs
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.ppo import prompts as stage
 from rl_reward_network.ppo.baselines import LAST, POLICY, RIDGE, Comparison, compare
-from rl_reward_network.ppo.contexts import PromptTable, Tables, load_tables, ridge_choices
+from rl_reward_network.ppo.contexts import Tables, load_tables, ridge_choices, table_of
 from rl_reward_network.ppo.policy import choose_prompts
 from rl_reward_network.ppo.prompts import (
     PolicyPlan,
@@ -37,7 +38,6 @@ from rl_reward_network.ppo.prompts import (
 )
 from rl_reward_network.ppo.settings import PPOSettings
 from rl_reward_network.ppo.train import RolloutCurves
-from rl_reward_network.report.metrics import SampleTable
 from rl_reward_network.reward_training import stage as reward_stage
 from rl_reward_network.reward_training.stage import reward_plan
 from rl_reward_network.rewards.learned import ForegroundMaps
@@ -49,15 +49,15 @@ from tests.ppo.toys import toy_contexts
 PLAN, LONGER = policy_plan("quick", ppo=FEW_STEPS), replace(FEW_STEPS, total_timesteps=72)
 
 
-def entries(count: int, seed: int, scores: str = "true", labelled: bool = True) -> list[PromptTable]:
+def entries(count: int, seed: int, scores: str = "true", labelled: bool = True) -> list[PromptContext]:
     """Images of one patient each; two prompts suit half of them each. Scores: the Dice, random, or all equal."""
     rng, made = np.random.default_rng(seed), []
     for context in toy_contexts(count, seed):
         dice = context.metrics["dice"]
         given = {"true": dice, "random": rng.random(len(dice), np.float32), "constant": np.full_like(dice, 0.5)}
-        metrics = dict.fromkeys(MASK_REWARDS, dice) if labelled else None
-        table = SampleTable(context.sample_id, context.sample_id, given[scores], metrics)
-        made.append(PromptTable(context.features, table))
+        metrics = dict.fromkeys(MASK_REWARDS, dice) if labelled else {}
+        name = context.sample_id
+        made.append(PromptContext(name, context.features, given[scores], metrics, name))
     return made
 
 
@@ -87,7 +87,7 @@ def test_a_patient_who_judges_has_neither_trained_nor_chosen(reward: Any, monkey
     monkeypatch.setattr(stage, "train_prompt_policy", training)
     monkeypatch.setattr(stage, "choose_prompts", choosing)
     decide_prompts(tables, policy_plan("quick", reward=reward, ppo=FEW_STEPS))
-    everybody = {entry.table.group_id for part in tables.values() for entry in part}
+    everybody = {entry.group_id for part in tables.values() for entry in part}
     assert [ids | held for ids, held in zip(seen, judged, strict=True)] == [everybody] * 3
     assert not any(ids & held for ids, held in zip(seen, judged, strict=True))
     assert set.union(*judged) == everybody
@@ -96,8 +96,8 @@ def test_a_patient_who_judges_has_neither_trained_nor_chosen(reward: Any, monkey
 def judged_on_test(tables: Tables, steps: int, run: Path) -> Comparison:
     """The evaluation of a run with these tables."""
     test, plan = entries(60, 2), policy_plan("quick", ppo=PPOSettings(total_timesteps=steps))
-    picks = choose_prompts(fit(tables, plan, run), [entry.context for entry in test])
-    val, rows = ([entry.table for entry in part] for part in (tables["val"], test))
+    picks = choose_prompts(fit(tables, plan, run), test)
+    val, rows = ([table_of(entry) for entry in part] for part in (tables["val"], test))
     return compare(val, rows, {POLICY: picks, LAST: picks, RIDGE: picks}, decide_prompts(tables, plan), 0)
 
 
@@ -343,14 +343,14 @@ def test_in_the_control_ppo_and_ridge_get_the_rewards_of_other_images(
         return train_prompt_policy(contexts, *rest)
 
     def ridge(train: Any, new: Any, reward: Any) -> Any:
-        given.append([entry.context for entry in train])
+        given.append(train)
         return ridge_choices(train, new, reward)
 
     monkeypatch.setattr(stage, "train_prompt_policy", train)
     monkeypatch.setattr("rl_reward_network.ppo.evaluate.ridge_choices", ridge)
     run = trained(tiny_inputs, reward_net, tmp_path / "control", shuffle_rewards=True, reward="dice")
     assert evaluated(run)["config"]["reward"] == "dice, exchanged between images (control)"
-    true = {entry.context.sample_id: entry.features for entry in load_tables(run / "tables.json")["policy"]}
+    true = {entry.sample_id: entry.features for entry in load_tables(run / "tables.json")["policy"]}
     assert [len(contexts) for contexts in given] == [len(true)] * 2
     for context in (*given[0], *given[1]):
         assert not np.array_equal(context.features, true[context.sample_id])

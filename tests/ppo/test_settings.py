@@ -53,7 +53,7 @@ def test_bad_settings_name_field_value_and_remedy(settings: dict[str, Any], mess
         (prompts, "quick --preset published --learning_rate 1e-3", {"learning_rate": 1e-3}),
         (prompts, "full --n_envs 2", {"n_envs": 2, "total_timesteps": 10000, "gamma": 0.99}),
         (prompts, "full --n_envs 300", {"n_envs": 300, "total_timesteps": 10000}),
-        (operations, "quick", {"total_timesteps": 24000, "n_envs": 8, "n_steps": 64, "batch_size": 128, "gamma": 0.5}),
+        (operations, "quick", {"total_timesteps": 24000, "n_envs": 8, "n_steps": 64, "batch_size": 128}),
         (operations, "full --learning_rate 1e-4", {"total_timesteps": 60000, "learning_rate": 1e-4, "max_steps": 5}),
     ],
 )

@@ -13,11 +13,8 @@ import torch
 
 from rl_reward_network.curves import Curves
 from rl_reward_network.ppo.evaluate import _labels_note
-from rl_reward_network.ppo.operations import train_post_policy
-from rl_reward_network.ppo.policy import choose_operations, choose_prompts
-from rl_reward_network.ppo.settings import PPOSettings, operation_settings
-from rl_reward_network.ppo.train import CurvesWriter, RolloutCheckpoint, make_vector_env
-from tests.env.edited_images import known_images
+from rl_reward_network.ppo.policy import choose_prompts
+from rl_reward_network.ppo.train import CurvesWriter, make_vector_env
 from tests.env.test_sa2va_finetune_env import RECORDED, RECORDED_CASES, make_contexts, recorded_actions
 from tests.ppo.toys import curves, toy_contexts, train
 
@@ -42,12 +39,6 @@ def test_rewards_are_centred_per_image_and_the_monitor_stays_raw() -> None:
             assert info["episode"]["r"] == pytest.approx(scores[info["prompt"]]) == pytest.approx(info["score"])
             assert reward == pytest.approx(scores[info["prompt"]] - scores.mean(), abs=1e-6)
             assert info["TimeLimit.truncated"] is False
-
-
-def test_longer_episodes_keep_their_improvements() -> None:
-    steps = play(make_vector_env(make_contexts(), n_envs=2, seed=0, max_steps=3))
-    assert min(rewards.min() for _, rewards, _ in steps) >= 0
-    assert {info["episode"]["l"] for _, _, infos in steps for info in infos if "episode" in info} == {3}
 
 
 def test_environments_differ_and_equal_seeds_repeat() -> None:
@@ -119,16 +110,6 @@ def test_the_report_says_what_gave_the_reward(reward: str, said: str) -> None:
     assert note.endswith(of_labels)
 
 
-def test_ppo_learns_which_operation_repairs_which_mask(tmp_path: Path) -> None:
-    settings = PPOSettings(3000, n_envs=4, n_steps=32, batch_size=64, max_steps=2, gamma=0.5)
-    model = train_post_policy(known_images(12), known_images(6, 12), settings, tmp_path)
-    new = known_images(8, 30)
-    pairs = list(zip(new, choose_operations(model, new, 2), strict=True))
-    gain = np.mean([image.dice(operations) - image.dice(()) for image, operations in pairs])
-    assert gain > 0.05
-    assert set(curves(tmp_path)) >= {"custom/gt_dice", "custom/val_reward", "custom/val_gt_dice"}
-
-
 def test_equal_seeds_give_equal_policies(tmp_path: Path) -> None:
     first, second, other = (
         train(tmp_path / name, seed=seed).policy.state_dict() for name, seed in (("a", 1), ("b", 1), ("c", 2))
@@ -177,13 +158,6 @@ def test_a_run_of_64_steps_has_8_rollouts_and_every_curve_from_the_first_on(tmp_
     assert [tag for tag in tags if f"`{tag}`" not in explained] == []
 
 
-def test_unlabelled_images_have_no_dice_curve(tmp_path: Path) -> None:
-    train(tmp_path, toy_contexts(8, 0, labelled=False), toy_contexts(4, 1, labelled=False))
-    tags = set(curves(tmp_path))
-    assert tags >= TAGS
-    assert not any("dice" in tag for tag in tags)
-
-
 def test_clock_times_and_infinite_numbers_stay_out_of_the_rows(tmp_path: Path) -> None:
     with closing(Curves(tmp_path, {"step": 0}, board_step=0)) as run_curves:
         values = {"custom/best_reward": np.float32(0.5), "time/fps": 100, "train/explained_variance": np.nan}
@@ -209,29 +183,3 @@ def test_an_over_optimised_run_stops_and_has_the_weights_of_its_peak(
     weights = copy.deepcopy(model.policy.state_dict())
     again = train(tmp_path, contexts, val, total_timesteps=6000)  # killed after the stop
     assert all(torch.equal(value, again.policy.state_dict()[name]) for name, value in weights.items())
-
-
-def test_a_run_that_was_cut_off_ends_in_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = replace(operation_settings("quick"), total_timesteps=600, n_envs=4, n_steps=32, max_steps=2)
-    begin, count = RolloutCheckpoint._on_rollout_start, 0
-
-    def run(name: str) -> Any:
-        return train_post_policy(known_images(6), known_images(4, 6), settings, tmp_path / name)
-
-    def cut(self: RolloutCheckpoint) -> None:
-        nonlocal count
-        begin(self)
-        count += 1
-        if count == 4:
-            raise KeyboardInterrupt
-
-    whole = run("whole")
-    monkeypatch.setattr("rl_reward_network.ppo.train.CHECKPOINT_SECONDS", 0.0)
-    with monkeypatch.context() as patch:
-        patch.setattr(RolloutCheckpoint, "_on_rollout_start", cut)
-        with pytest.raises(KeyboardInterrupt):
-            run("cut")
-    resumed = run("cut")
-    for name, tensor in whole.policy.state_dict().items():
-        assert torch.equal(tensor, resumed.policy.state_dict()[name]), name
-    assert (tmp_path / "whole/metrics.jsonl").read_text() == (tmp_path / "cut/metrics.jsonl").read_text()

@@ -9,8 +9,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rl_reward_network.env.observation import observe_image
 from rl_reward_network.env.sa2va_finetune_env import PromptContext
-from rl_reward_network.ppo.prompts import train_prompt_policy
 from rl_reward_network.ppo.settings import PPOSettings
+from rl_reward_network.ppo.train import train_prompt_policy
 
 
 def toy_contexts(count: int, seed: int, labelled: bool = True) -> list[PromptContext]:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +15,7 @@ from rl_reward_network.cli.prompts import Args
 from rl_reward_network.env.sa2va_finetune_env import Sa2VAFinetuneEnv, prompt_rewards
 from rl_reward_network.grpo.plan import RewardArgs
 from rl_reward_network.grpo.rewards import mask_reward_terms
-from rl_reward_network.ppo.contexts import PromptTable, load_tables, save_tables
+from rl_reward_network.ppo.contexts import load_tables, save_tables
 from rl_reward_network.report.metrics import measure_sample
 from rl_reward_network.rewards import table
 from rl_reward_network.rewards.learned import ForegroundMaps
@@ -73,7 +74,8 @@ def test_unknown_rewards_and_missing_labels_raise():
 def test_cldice_rewards_ppo_and_grpo():
     """From masks to the reward of a step, and to that of a generation."""
     table = measure_sample("a", "g", np.zeros(2), np.stack([LINE, HALF_LINE]), LINE)
-    env = Sa2VAFinetuneEnv([PromptTable(make_contexts(count=1)[0].features, table).context], reward="cldice")
+    context = replace(make_contexts(count=1, prompts=2)[0], metrics=table.metrics)
+    env = Sa2VAFinetuneEnv([context], reward="cldice")
     rewards = []
     for prompt in (0, 1):
         env.reset(seed=0)
@@ -98,12 +100,11 @@ def test_a_reward_of_the_image_alone_rewards_ppo_and_grpo_without_labels(monkeyp
     assert not needs_truth("bright")
     assert all(needs_truth(name) == (name not in ("net", *IMAGE_REWARDS)) for name in PROMPT_REWARDS)
     masks = np.stack([LINE, HALF_LINE])
-    table = measure_sample("a", "g", np.zeros(2, np.float32), masks, None)
-    entry = PromptTable(make_contexts(count=1)[0].features, table, None, {"bright": bright(masks, image)})
-    assert prompt_rewards(entry.context, "bright").tolist() == [1, 0.5]
+    entry = replace(make_contexts(count=1, prompts=2)[0], metrics={"bright": bright(masks, image)})
+    assert prompt_rewards(entry, "bright").tolist() == [1, 0.5]
     save_tables(tmp_path / "tables.json", {"policy": [entry]})
     (again,) = load_tables(tmp_path / "tables.json")["policy"]
-    assert prompt_rewards(again.context, "bright").tolist() == [1, 0.5]
+    assert prompt_rewards(again, "bright").tolist() == [1, 0.5]
     terms = mask_reward_terms({"bright": 1.0})
     columns = {"predicted_masks": [LINE, HALF_LINE, None], "masks": [None] * 3, "images": [image] * 3}
     assert terms["bright"].function(**columns) == [1.0, 0.5, 0.0]
