@@ -8,7 +8,7 @@ H W original pixels, S side of a model's square input, h w pixels of the mask de
 
 import gymnasium
 
-__version__ = "1.0.0rc2"
+__version__ = "1.0.0rc3"
 ENV_ID = "rl_reward_network/Sa2VAFinetune-v0"
 
 gymnasium.register(ENV_ID, entry_point="rl_reward_network.env.sa2va_finetune_env:Sa2VAFinetuneEnv")
