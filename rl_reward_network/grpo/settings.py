@@ -158,28 +158,18 @@ MODES = {
     "full": {"num_train_epochs": 3.0, "max_steps": 400, "logging_steps": 5},  # 5 and 14 minutes on two CPU cores
 }
 WITH_VIEWS = {"warmup_steps": 0.15, "augment": True, "bce_weight": 1.0, "dice_weight": 0.5}  # as the reward network's
-MASK_LOSSES = {  # of supervised training, by kind of data; chosen on validation items, see docs/log.md
-    "regions": {"bce_weight": 2.0, "dice_weight": 0.5},
-    "images": {"bce_weight": 0.25, "dice_weight": 2.0},
+OF_DATA: dict[str, dict[str, Any]] = {  # presets by kind of data; docs/log.md, docs/explanation/mask-policies.md
+    "regions": {"bce_weight": 2.0, "dice_weight": 0.5, "mask_policy": "bernoulli"},
+    "images": {"bce_weight": 0.25, "dice_weight": 2.0, "mask_policy": "gaussian"},
 }
 LORA_R = {"small": 16, "large": 128}
-
-
-def default_mask_policy(captions: bool) -> MaskPolicyName:
-    """The mask policy on data with or without captions; docs/explanation/mask-policies.md compares them."""
-    return "bernoulli" if captions else "gaussian"
 
 
 def with_preset(settings: GRPOSettings, mode: Mode, small: bool, side: bool = False) -> GRPOSettings:
     """Settings of a mode and a kind of model, with the user's changes.
 
-    `mask_policy`, `pathwise_weight` and the weights of the mask losses may still be None: they depend on the data.
-
-    Args:
-        settings: the user's, None where the preset counts.
-        mode: quick or full.
-        small: whether the model is of the embedded one's size.
-        side: whether a side network trains: on every model it takes the steps, images and rate of a small one.
+    `mask_policy`, `pathwise_weight` and the weights of the mask losses may still be None: they depend on the data. A
+    side network that trains (`side`) takes the steps, images and rate of a small model on every model.
     """
     preset: dict[str, Any] = MODES[mode] | (SMALL if small else LARGE) | {"mask_beta": settings.beta}
     preset |= {"warmup_steps": 5, "side_learning_rate": LATER_SIDE_LEARNING_RATE}
@@ -197,10 +187,7 @@ def with_preset(settings: GRPOSettings, mode: Mode, small: bool, side: bool = Fa
 
 
 def of_masks(settings: GRPOSettings, mode: Mode, small: bool) -> GRPOSettings:
-    """Settings of a run on masks of annotated images, with the user's changes; `with_preset` follows.
-
-    Supervised training of `full` ends when validation no longer rises: its number of steps is the most.
-    """
+    """Settings of a run on masks of annotated images, with the user's changes; `with_preset` follows."""
     preset = {name: value for name, value in WITH_VIEWS.items() if name != "augment" or settings.objective != "dpo"}
     if settings.objective == "supervised":
         preset |= {"early_stopping_patience": PATIENCE} if mode == "full" else {}
@@ -209,10 +196,7 @@ def of_masks(settings: GRPOSettings, mode: Mode, small: bool) -> GRPOSettings:
 
 
 def with_images(settings: GRPOSettings, images: int, small: bool) -> GRPOSettings:
-    """The settings with so many images in a step, which a large model takes in several passes.
-
-    A batch or a number of passes that the user has set stays.
-    """
+    """The settings with so many images in a step, which a large model takes in several passes; what is set stays."""
     if settings.per_device_train_batch_size is not None:
         return settings
     group, most = settings.num_generations, LARGE["per_device_train_batch_size"]
@@ -233,20 +217,12 @@ def with_whole_groups(settings: GRPOSettings) -> GRPOSettings:
     passes = settings.gradient_accumulation_steps
     if batch is None or not 1 <= batch < group:
         return settings
-    if passes >= 1:  # others are refused by `check_settings`
-        passes = math.ceil(batch * passes / group)
+    passes = math.ceil(batch * passes / group) if passes >= 1 else passes  # others are refused by `check_settings`
     return replace(settings, per_device_train_batch_size=group, gradient_accumulation_steps=passes)
 
 
 def check_settings(settings: Any) -> None:
-    """Check hyperparameters of GRPO; None is not checked.
-
-    Args:
-        settings: `GRPOSettings`, or a `Sa2VAGRPOConfig`, which has all of its fields.
-
-    Raises:
-        ValueError: names the field, its value and the remedy.
-    """
+    """Raise a ValueError for `GRPOSettings`, or a `Sa2VAGRPOConfig`, that cannot be trained with; None passes."""
     _check_counts(settings)
     _check_objective(settings)
     above = ("temperature", "epsilon", "epsilon_high", "max_minutes", "num_train_epochs", "dpo_beta")
@@ -290,10 +266,10 @@ def _check_objective(settings: Any) -> None:
         raise ValueError("augment is False, but a mean teacher needs different views of an image; leave it out")
     if objective == "mean_teacher" and not settings.ema_decay:
         raise ValueError("ema_decay is 0, but the teacher is a moving average; leave it out")
-    if objective != "grpo" and settings.num_iterations > 1:
+    if objective != "grpo" and (times := settings.num_iterations) > 1:
         raise ValueError(
-            f"num_iterations is {settings.num_iterations}, expected 1 with {objective} training: it uses no "
-            "rollouts again; raise num_epochs"
+            f"num_iterations is {times}, expected 1 with {objective} training: it uses no rollouts again; raise "
+            "num_epochs"
         )
     if objective != "grpo" and settings.curriculum:
         raise ValueError(
@@ -317,21 +293,14 @@ def check_lora_dropout(lora_dropout: float) -> None:
 
 @dataclass(frozen=True)
 class RewardWeights:
-    """Weight of each reward term; a term of weight 0 is logged where it can be computed.
+    """Weight of each reward term; a term of weight 0 is logged where it can be computed."""
 
-    Args:
-        iou, caption: of loop 1: IoU of mask' with the region; the caption reward of the sampled caption.
-        loop2_caption, loop2_iou: of loop 2: the caption reward of caption'; IoU of the sampled mask with the true one.
-        learned: of loop 2: the reward network's score of the sampled mask.
-        confidence: of loop 2: how clear the sampled mask's edges are.
-    """
-
-    iou: float = 1.0
-    caption: float = 1.0
-    loop2_caption: float = 1.0
-    loop2_iou: float = 1.0
-    learned: float = 0.0
-    confidence: float = 0.0
+    iou: float = 1.0  # loop 1: of mask' with the region
+    caption: float = 1.0  # loop 1: the caption reward of the sampled caption
+    loop2_caption: float = 1.0  # of caption'
+    loop2_iou: float = 1.0  # of the sampled mask with the true one
+    learned: float = 0.0  # loop 2: the reward network's score of the sampled mask
+    confidence: float = 0.0  # loop 2: how clear the sampled mask's edges are
 
 
 @dataclass(frozen=True)
@@ -339,9 +308,6 @@ class GRPOPlan:
     """The settings of a GRPO run besides its inputs.
 
     Args:
-        mode: quick or full.
-        weights: of the rewards.
-        lora_r, lora_alpha: of LoRA.
         settings: hyperparameters; None is the Trainer's default.
         judge: the LLM judge of captions: base_url, model, loops ("loop1", "loop2"), no key; None without a judge.
         reward_net: fingerprint of the reward network; None without one.
@@ -374,12 +340,7 @@ class GRPOPlan:
 
 
 def meanings(flags: GRPOSettings, settings: GRPOSettings) -> list[str]:
-    """One line for each changed setting with a meaning other than in the original specification.
-
-    Args:
-        flags: the user's settings.
-        settings: those of the plan.
-    """
+    """One line for each changed setting (`flags`) with a meaning other than in the original specification."""
     given, group = flags.per_device_train_batch_size or 0, settings.num_generations
     regions, passes = (settings.per_device_train_batch_size or 0) // group, settings.gradient_accumulation_steps
     acts = (
