@@ -77,17 +77,16 @@ BEHIND_SEG = (
     "no loss of this run goes past the [SEG] embedding; --mask_policy bernoulli, the gradient of a reward network "
     "(--pathwise_weight) and --objective supervised do"
 )
-WHY_FROZEN = {
-    "language model": "LoRA trains in its place",
-    "SAM 2 prompt encoder": BEHIND_SEG,
-    "SAM 2 mask decoder": BEHIND_SEG,
-    "side network": BEHIND_SEG,
-    "SAM 2 memory": "for video alone",
-}
+WHY_FROZEN = dict.fromkeys(("SAM 2 prompt encoder", "SAM 2 mask decoder", "side network"), BEHIND_SEG)
+WHY_FROZEN |= {"language model": "LoRA trains in its place", "SAM 2 memory": "for video alone"}
 ALIKE = {
     "grpo": "the rewards of every group were all alike",
     "dpo": "no two masks of an image differed by more than the noise of --preferred_by; prefer by something else",
 }
+SHARED = (  # flags that a resumed run must share
+    *("seed", "max_dynamic_patch", "quantization", "use_flash_attn"),
+    *("bit_depth", "describe_question", "segment_question"),
+)
 VALIDATIONS = 4  # at least, in a run of epochs
 ONLY_SCORES = "no loss of this run asks the reward network: it scores the validation items alone (val/score)"
 PROBED = 4  # prompts on which unreached tensors are found
@@ -101,11 +100,7 @@ class _Training:
     trainer: Sa2VAGRPOTrainer
     domain: DomainCheck | None  # how many images the reward network cannot judge; None without one
     validation: ValidationCallback | None
-
-    @property
-    def folder(self) -> Path:
-        """The run's."""
-        return Path(str(self.trainer.args.output_dir))
+    folder: Path  # the run's
 
 
 def run_grpo_stage(
@@ -119,14 +114,8 @@ def run_grpo_stage(
 ) -> None:
     """Train in `run`: config.json, split.json, metrics.jsonl, timings.jsonl, logs/, checkpoint-*/; then final_model/.
 
-    Args:
-        inputs: data, split and model.
-        plan: settings.
-        run: a new run, or one to resume.
-        judge: of captions, if the plan has one.
-        network: the reward network, if the plan has one.
-        wandb: see `GRPOLogs`.
-        log_completions: write the table of completions at each line of the log.
+    `judge` and `network` are given if the plan has them; `log_completions` writes the table of completions at each
+    line of the log.
 
     Raises:
         ValueError: settings that do not go together, a run to resume with other settings or of another version, a loss
@@ -179,7 +168,7 @@ def load_model(
 
 
 def training_arguments(inputs: GRPOInputs, plan: GRPOPlan, folder: Path) -> Sa2VAGRPOConfig:
-    """The Trainer's configuration for this run: the one place where the plan's settings become its arguments."""
+    """The Trainer's configuration: the one place where the plan's settings become its arguments."""
     return Sa2VAGRPOConfig(
         output_dir=str(folder),
         seed=inputs.config.seed,
@@ -224,7 +213,7 @@ def _open(
             every = min(every, -(-trainer.planned_steps // VALIDATIONS))
         validation = ValidationCallback(trainer, validation_prompts(inputs), every, maps)
     trainer.validation = validation
-    return _Training(settings, trainer, domain, validation)
+    return _Training(settings, trainer, domain, validation, folder)
 
 
 def captions_of(settings: GRPOSettings) -> int:
@@ -242,13 +231,9 @@ def asks_network(plan: GRPOPlan) -> bool:
 
 
 def _training_prompts(inputs: GRPOInputs, plan: GRPOPlan, rewards: LoopRewards, learned: bool) -> list[TrainingItem]:
-    """The prompts to train on.
+    """The prompts to train on; a ValueError without a true mask, other than empty, that objective or reward need.
 
     The reward network was trained on the reward split: a run that asks it (`learned`) must not use these patients.
-
-    Raises:
-        ValueError: there are none, or none with a true mask that is not empty although the objective or a reward needs
-            it.
     """
     prompts = inputs.pick("policy") if learned else inputs.pick("reward", "policy")
     objective = plan.settings.objective
@@ -274,11 +259,13 @@ def _train(training: _Training, judge: Judge | None, resume: bool, wandb: bool, 
     """Run the Trainer's loop, from the last checkpoint of a run that is resumed."""
     trainer, validation = training.trainer, training.validation
     sampled, folder = (lambda: trainer.sampled) if log_completions else None, training.folder
-    logs = GRPOLogs(folder, lambda: trainer.last_rollouts, wandb, judge, sampled, lambda: trainer.timings)
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
-    for added in (logs, validation) if validation else (logs,):
-        trainer.add_callback(added)
+    trainer.add_callback(
+        GRPOLogs(folder, lambda: trainer.last_rollouts, wandb, judge, sampled, lambda: trainer.timings)
+    )
+    if validation:
+        trainer.add_callback(validation)
     last = get_last_checkpoint(str(folder)) if resume else None
     if last is None or not trainer.load_if_finished(Path(last)):
         with hint_out_of_memory(trainer.place, "training", SMALLER_LOSS):
@@ -293,9 +280,8 @@ def _train(training: _Training, judge: Judge | None, resume: bool, wandb: bool, 
 def _check_trained(trainer: Sa2VAGRPOTrainer, before: dict[str, str]) -> None:
     """Warn of trainable tensors that did not move since their digests were `before`, with the reasons.
 
-    Raises:
-        ValueError: no tensor moved although the learning rate is above 0, or for lack of different rewards; the last
-            state has been saved.
+    If none moved although the learning rate is above 0, or for lack of different rewards, this is an error; the last
+    state has been saved.
     """
     tensors, rate = trainable_tensors(trainer.sa2va), trainer.args.learning_rate
     unmoved = check_movement(before, digests(trainer.sa2va), tensors)
@@ -320,10 +306,7 @@ def _check_trained(trainer: Sa2VAGRPOTrainer, before: dict[str, str]) -> None:
 def startup_lines(trainer: Sa2VAGRPOTrainer, frozen: list[str], domain: DomainCheck | None) -> Iterator[str]:
     """Trained and frozen parts, the size of an optimisation step, images left out, and the teacher's decay.
 
-    Args:
-        trainer: before its first step.
-        frozen: names of the tensors that no enabled loss reaches.
-        domain: of the training images.
+    `frozen` names the tensors that no enabled loss reaches.
     """
     table = parameter_table(trainer.sa2va)
     yield from (f"{part}: {count:,} parameters, {trained:,} train" for part, count, trained in table)
@@ -352,18 +335,14 @@ def startup_lines(trainer: Sa2VAGRPOTrainer, frozen: list[str], domain: DomainCh
 def _step(trainer: Sa2VAGRPOTrainer) -> str:
     """Regions, or images with all their questions, x captions and masks of one optimisation step."""
     args, passes = trainer.args, trainer.args.gradient_accumulation_steps
-    loops = {
-        "captions": (args.mask_to_caption_weight, args.num_generations),
-        "masks": (args.caption_to_mask_weight, args.num_mask_generations),
-    }
-    enabled = {name: count for name, (weight, count) in loops.items() if weight}
-    made = " and ".join(f"{count} {name}" for name, count in enabled.items()) or "their masks"
-    if args.objective in OF_LABELS:
-        made = f"true {' and '.join(enabled)}"
-    if args.objective == "dpo":
-        made = "a pair of masks"
-    if args.objective == "mean_teacher":
-        made += " of half of them, the teacher's of the others"
+    enabled = {"captions": args.num_generations} if args.mask_to_caption_weight else {}
+    enabled |= {"masks": args.num_mask_generations} if args.caption_to_mask_weight else {}
+    made = {
+        "grpo": " and ".join(f"{count} {name}" for name, count in enabled.items()) or "their masks",
+        "supervised": f"true {' and '.join(enabled)}",
+        "mean_teacher": f"true {' and '.join(enabled)} of half of them, the teacher's of the others",
+        "dpo": "a pair of masks",
+    }[args.objective]
     whole = len(trainer.taken_together) < len(trainer.prompts)
     shares = f"{args.world_size} processes x {passes} forward passes x {args.prompts_per_step}"
     regions = args.prompts_per_step * passes * args.world_size
@@ -378,16 +357,11 @@ def wanted_settings(inputs: GRPOInputs, plan: GRPOPlan, fingerprint: str | None 
 
     Without the fingerprint of the model, which `run_grpo_stage` compares, those that are known before it is loaded.
     """
+    flags = vars(inputs.config) | vars(inputs.regions)
     settings = {
         **asdict(plan),
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
-        "seed": inputs.config.seed,
-        "max_dynamic_patch": inputs.regions.max_dynamic_patch,
-        "quantization": inputs.regions.quantization,
-        "use_flash_attn": inputs.regions.use_flash_attn,
-        "bit_depth": inputs.config.bit_depth,
-        "describe_question": inputs.regions.describe_question,
-        "segment_question": inputs.regions.segment_question,
+        **{name: flags[name] for name in SHARED},
         "data_fingerprint": inputs.split.fingerprint,
         "split_seed": inputs.split.seed,
         "unlabelled": inputs.unlabelled,
@@ -433,8 +407,7 @@ def _write_inputs(inputs: GRPOInputs, training: _Training, network: RewardNetwor
     images = {"train": training.trainer.prompts, "val": validated}
     loads = {use: {p.image_key: p.load for p in prompts if p.image_key} for use, prompts in images.items()}
     own = {use: np.stack([thumbnail(load()[0]) for load in of.values()]) for use, of in loads.items() if of}
-    pictures = together(load_arrays(Path(inputs.config.model_path) / PICTURES, NAMES_ALONE), own)
-    if pictures:
+    if pictures := together(load_arrays(Path(inputs.config.model_path) / PICTURES, NAMES_ALONE), own):
         save_arrays(folder / PICTURES, pictures)
     save_split(inputs.split, folder / "split.json")
 
@@ -462,8 +435,7 @@ def _save(inputs: GRPOInputs, training: _Training, resumed: bool) -> None:
     validated = count_images([p for p in validation.prompts if p.labelled]) if validation else 0
     labels = {"reward": _labels_used(trainer, inputs.split), "weights": {"val": validated}}
     trained = sum(count for _, _, count in parameter_table(trainer.sa2va))
-    seconds = {"training": trainer.seconds}  # of all processes
-    RunCost(seconds, labels, trained, peak, resumed=False).save(folder)
+    RunCost({"training": trainer.seconds}, labels, trained, peak, resumed=False).save(folder)  # of all processes
     learning = trainer.seconds - trainer.earlier_seconds - sum(trainer.phases.values())
     config = read_json(folder / "config.json") | {
         "steps": trainer.state.global_step,
