@@ -219,7 +219,13 @@ CONTROL = "A control run: its rewards were shuffled at random, so it cannot have
 
 
 def card_text(config: Mapping[str, Any], evaluation: Mapping[str, Any] | None = None, merged: bool = False) -> str:
-    """The card in Markdown, of the run's final_model and its eval.json; of a full checkpoint if `merged`."""
+    """The card in Markdown.
+
+    Args:
+        config: of the run's final_model.
+        evaluation: its eval.json, if there is one.
+        merged: True for a full checkpoint, False for the trained tensors alone.
+    """
     base = config["inputs"]["model_path"]  # a hub id, an embedded model's name, or a folder
     base = Path(base).name if base.startswith((".", "/")) else base  # a card must not contain local paths
     what, command, python = MERGED if merged else ADAPTER

@@ -23,14 +23,22 @@ class Sa2VAGRPOConfig(TrainingArguments, GRPOSettings):  # type: ignore[misc]  #
     """Configuration of `Sa2VAGRPOTrainer`.
 
     The fields are those of `TrainingArguments`, with its defaults except the learning rate, those of `GRPOSettings`
-    (TRL explains `epsilon_high`, `loss_type` and `importance_sampling_level`), and those with a comment here.
+    (TRL explains `epsilon_high`, `loss_type` and `importance_sampling_level`), and:
+
+    Args:
+        seg_learning_rate, decoder_learning_rate: of `text_hidden_fcs` and SAM 2's mask decoder; None is learning_rate.
+        reward_floor: see `group_advantages`.
+        mask_truncated_completions: captions cut off by the limit do not count.
+        mask_epsilon: clip range of loop 2's ratio, whose log-probability is a mean over dimensions.
+        feature_cache_gib: main memory for image features, in GiB.
+        rows_at_once: most sequences decoded at once.
     """
 
     learning_rate: float = 1e-5
     side_learning_rate: float = SIDE_LEARNING_RATE
     encoder_learning_rate: float = 1e-6
-    seg_learning_rate: float | None = None  # of `text_hidden_fcs`; None is learning_rate
-    decoder_learning_rate: float | None = None  # of SAM 2's mask decoder, likewise
+    seg_learning_rate: float | None = None
+    decoder_learning_rate: float | None = None
     mask_beta: float = 0.04
     scale_rewards: Scale = "group"
     max_completion_length: int = 64
@@ -38,11 +46,11 @@ class Sa2VAGRPOConfig(TrainingArguments, GRPOSettings):  # type: ignore[misc]  #
     pathwise_weight: float = 0.0
     bce_weight: float = 2.0
     dice_weight: float = 0.5
-    reward_floor: float = 0.05  # see `group_advantages`
-    mask_truncated_completions: bool = True  # captions cut off by the limit do not count
-    mask_epsilon: float = 1e-3  # clip range of loop 2's ratio, whose log-probability is a mean over dimensions
-    feature_cache_gib: float = 4.0  # main memory for image features
-    rows_at_once: int = ROWS_AT_ONCE  # most sequences decoded at once
+    reward_floor: float = 0.05
+    mask_truncated_completions: bool = True
+    mask_epsilon: float = 1e-3
+    feature_cache_gib: float = 4.0
+    rows_at_once: int = ROWS_AT_ONCE
     remove_unused_columns: bool = field(default=False)
     ddp_find_unused_parameters: bool | None = field(default=False)  # every step reaches every trainable tensor
     average_tokens_across_devices: bool = field(default=False)

@@ -200,8 +200,8 @@ def with_images(settings: GRPOSettings, images: int, small: bool) -> GRPOSetting
     if settings.per_device_train_batch_size is not None:
         return settings
     group, most = settings.num_generations, LARGE["per_device_train_batch_size"]
-    divisors = [count for count in range(1, images + 1) if images % count == 0]
-    at_once = images if small else max([1, *(count for count in divisors if count * group <= most)])
+    fitting = (count for count in range(1, images + 1) if images % count == 0 and count * group <= most)
+    at_once = images if small else max(fitting, default=1)
     passes = images // at_once if settings.gradient_accumulation_steps == 1 else settings.gradient_accumulation_steps
     return replace(settings, per_device_train_batch_size=at_once * group, gradient_accumulation_steps=passes)
 
@@ -305,38 +305,23 @@ class RewardWeights:
 
 @dataclass(frozen=True)
 class GRPOPlan:
-    """The settings of a GRPO run besides its inputs.
-
-    Args:
-        settings: hyperparameters; None is the Trainer's default.
-        judge: the LLM judge of captions: base_url, model, loops ("loop1", "loop2"), no key; None without a judge.
-        reward_net: fingerprint of the reward network; None without one.
-        shuffle_rewards: the control: the rewards of each step are permuted at random.
-        eval_steps: optimisation steps between validations; 0 never validates.
-        mask_rewards: loop -> name in `rewards.table.MASK_REWARDS` -> weight, beside those of `weights`; None without.
-        max_labelled: most prompts with a true mask that supervised training uses; None uses all.
-        freeze_embeddings: True leaves the token embeddings and the head of a Qwen-VL as they are; None trains them.
-        side_network: fields of `SideNetworkConfig` of the side network that is added; None adds none.
-        encoder: what trains of SAM 2's image encoder: {"train": "full"}, or {"train": "lora", "lora_r": rank}; None
-            freezes it.
-        own_batch: True keeps the batch, which the user chose, also where it is larger than the data; None lowers it.
-    """
+    """The settings of a GRPO run besides its inputs."""
 
     mode: str
     weights: RewardWeights = field(default_factory=RewardWeights)
     lora_r: int = 128
     lora_alpha: int = 256
-    settings: GRPOSettings = field(default_factory=GRPOSettings)
-    judge: dict[str, Any] | None = None
-    reward_net: str | None = None
-    shuffle_rewards: bool = False
-    eval_steps: int = 0
-    mask_rewards: dict[str, dict[str, float]] | None = None
-    max_labelled: int | None = None
-    freeze_embeddings: bool | None = None
-    side_network: dict[str, Any] | None = None
-    encoder: dict[str, Any] | None = None
-    own_batch: bool | None = None
+    settings: GRPOSettings = field(default_factory=GRPOSettings)  # None is the Trainer's default
+    judge: dict[str, Any] | None = None  # of captions: base_url, model, loops ("loop1", "loop2"), no key
+    reward_net: str | None = None  # fingerprint
+    shuffle_rewards: bool = False  # the control: the rewards of each step are permuted at random
+    eval_steps: int = 0  # optimisation steps between validations; 0 never validates
+    mask_rewards: dict[str, dict[str, float]] | None = None  # loop -> name in `MASK_REWARDS` -> weight
+    max_labelled: int | None = None  # most prompts with a true mask that supervised training uses; None uses all
+    freeze_embeddings: bool | None = None  # True does not train the token embeddings and the head of a Qwen-VL
+    side_network: dict[str, Any] | None = None  # fields of `SideNetworkConfig` of the one that is added
+    encoder: dict[str, Any] | None = None  # of SAM 2: {"train": "full"}, or {"train": "lora", "lora_r": rank}
+    own_batch: bool | None = None  # True keeps the batch also where it is larger than the data; None lowers it
 
 
 def meanings(flags: GRPOSettings, settings: GRPOSettings) -> list[str]:

@@ -9,7 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -92,17 +92,6 @@ ONLY_SCORES = "no loss of this run asks the reward network: it scores the valida
 PROBED = 4  # prompts on which unreached tensors are found
 
 
-@dataclass(frozen=True)
-class _Training:
-    """A run that is about to train."""
-
-    settings: dict[str, Any]  # those that a resumed run must share
-    trainer: Sa2VAGRPOTrainer
-    domain: DomainCheck | None  # how many images the reward network cannot judge; None without one
-    validation: ValidationCallback | None
-    folder: Path  # the run's
-
-
 def run_grpo_stage(
     inputs: GRPOInputs,
     plan: GRPOPlan,
@@ -122,30 +111,30 @@ def run_grpo_stage(
             that is not finite, or no tensor that moved.
     """
     resume = run.state != "new"
-    training = _open(inputs, plan, run.path, judge, network)
-    trainer, writes = training.trainer, training.trainer.args.should_save  # one of all processes
+    trainer, settings, domain = _open(inputs, plan, run.path, judge, network)
+    writes = trainer.args.should_save  # one of all processes
     with hint_out_of_memory(trainer.place, "a first trial", TILES):
         frozen = trainer.freeze_unreached(trainer.prompts[:PROBED])
     trainer.reset_reference()
     if writes:
-        print("\n".join(startup_lines(trainer, frozen, training.domain)))
+        print("\n".join(startup_lines(trainer, frozen, domain)))
         if network is not None and not asks_network(plan):
             print(ONLY_SCORES)
         if captions_of(trainer.args) < captions_of(plan.settings):
             print(f"each step takes fewer than its preset says, since only {len(trainer.taken_together)} train")
-    facts = _facts(inputs, training, frozen, network) if writes and not resume else {}
+    facts = _facts(inputs, run.path, trainer, domain, frozen, network) if writes and not resume else {}
     with run.lock() if writes else nullcontext():  # the first process locks the folder for all
         if resume:
-            run.check_same(training.settings)
+            run.check_same(settings)
         elif writes:
             run.check_new()
-            _write_inputs(inputs, training, network)
-            run.begin(training.settings, facts)
+            _write_inputs(inputs, run.path, trainer, network)
+            run.begin(settings, facts)
         trainer.accelerator.wait_for_everyone()
         before = digests(trainer.sa2va)
-        _train(training, judge, resume, wandb, log_completions)
+        _train(trainer, run.path, resume, wandb, log_completions)
         _check_trained(trainer, before)
-        _save(inputs, training, resume)
+        _save(inputs, run.path, trainer, resume)
         if writes:
             run.finish()
 
@@ -184,12 +173,11 @@ def training_arguments(inputs: GRPOInputs, plan: GRPOPlan, folder: Path) -> Sa2V
 
 def _open(
     inputs: GRPOInputs, plan: GRPOPlan, folder: Path, judge: Judge | None, network: RewardNetwork | None
-) -> _Training:
-    """Load the model and build the trainer."""
+) -> tuple[Sa2VAGRPOTrainer, dict[str, Any], DomainCheck | None]:
+    """The trainer with its model, the settings that a resumed run must share, and what the reward network can judge."""
     config, regions = inputs.config, inputs.regions
-    model, processor = load_model(
-        config.model_path, inputs.device, regions.use_flash_attn, config.dtype, regions.quantization
-    )
+    how = regions.use_flash_attn, config.dtype, regions.quantization
+    model, processor = load_model(config.model_path, inputs.device, *how)
     inputs.set_up(processor)
     settings = wanted_settings(inputs, plan, weights_fingerprint(model))
     set_seed(config.seed)  # the initial weights of LoRA are random
@@ -207,13 +195,12 @@ def _open(
         fit_batch(prompts, args)
     pairs = PairMaker(args.preferred_by, args.dpo_gap, maps)
     trainer = Sa2VAGRPOTrainer(model, processor, args, prompts, rewards, pathwise, plan.shuffle_rewards, pairs)
-    trainer.judge, validation = judge, None
+    trainer.judge = judge
     if every := plan.eval_steps:
         if args.max_steps < 0:  # nobody knew how many steps the epochs have
             every = min(every, -(-trainer.planned_steps // VALIDATIONS))
-        validation = ValidationCallback(trainer, validation_prompts(inputs), every, maps)
-    trainer.validation = validation
-    return _Training(settings, trainer, domain, validation, folder)
+        trainer.validation = ValidationCallback(trainer, validation_prompts(inputs), every, maps)
+    return trainer, settings, domain
 
 
 def captions_of(settings: GRPOSettings) -> int:
@@ -255,17 +242,14 @@ def _training_prompts(inputs: GRPOInputs, plan: GRPOPlan, rewards: LoopRewards, 
     return prompts if objective == "grpo" else labelled
 
 
-def _train(training: _Training, judge: Judge | None, resume: bool, wandb: bool, log_completions: bool) -> None:
+def _train(trainer: Sa2VAGRPOTrainer, folder: Path, resume: bool, wandb: bool, log_completions: bool) -> None:
     """Run the Trainer's loop, from the last checkpoint of a run that is resumed."""
-    trainer, validation = training.trainer, training.validation
-    sampled, folder = (lambda: trainer.sampled) if log_completions else None, training.folder
+    validation, sampled = trainer.validation, (lambda: trainer.sampled) if log_completions else None
+    logs = GRPOLogs(folder, lambda: trainer.last_rollouts, wandb, trainer.judge, sampled, lambda: trainer.timings)
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
-    trainer.add_callback(
-        GRPOLogs(folder, lambda: trainer.last_rollouts, wandb, judge, sampled, lambda: trainer.timings)
-    )
-    if validation:
-        trainer.add_callback(validation)
+    for added in filter(None, (logs, validation)):
+        trainer.add_callback(added)
     last = get_last_checkpoint(str(folder)) if resume else None
     if last is None or not trainer.load_if_finished(Path(last)):
         with hint_out_of_memory(trainer.place, "training", SMALLER_LOSS):
@@ -379,32 +363,36 @@ def find_grpo_run(inputs: GRPOInputs, plan: GRPOPlan, also: Callable[[Run], bool
     return None if run is None else run.path
 
 
-def _facts(inputs: GRPOInputs, training: _Training, frozen: list[str], network: RewardNetwork | None) -> dict[str, Any]:
+def _facts(
+    inputs: GRPOInputs,
+    folder: Path,
+    trainer: Sa2VAGRPOTrainer,
+    domain: DomainCheck | None,
+    frozen: list[str],
+    network: RewardNetwork | None,
+) -> dict[str, Any]:
     """What config.json says of a run beside the settings that a resumed run must share."""
-    model, folder = training.trainer.sa2va, training.folder
     return {
         "inputs": portable_settings(folder, inputs.config, inputs.regions),
         "kind": inputs.kind,
         "data": inputs.summary,
-        "images": count_images(training.trainer.prompts),
-        "labels": sum(_labels_used(training.trainer, inputs.split).values()),
-        "domain": None if training.domain is None else asdict(training.domain),
+        "images": count_images(trainer.prompts),
+        "labels": sum(_labels_used(trainer, inputs.split).values()),
+        "domain": None if domain is None else asdict(domain),
         "reward_net": None if network is None else named(network, folder),
         "groups": {name: len(ids) for name, ids in inputs.split.groups.items()},
-        "parameters": [list(row) for row in parameter_table(model)],
+        "parameters": [list(row) for row in parameter_table(trainer.sa2va)],
         "frozen_because_unreached": frozen,
-        "trainable": sorted(trainable_tensors(model)),
+        "trainable": sorted(trainable_tensors(trainer.sa2va)),
         "meteor_variant": meteor_variant() if inputs.kind == "regions" else "",
     }
 
 
-def _write_inputs(inputs: GRPOInputs, training: _Training, network: RewardNetwork | None) -> None:
+def _write_inputs(inputs: GRPOInputs, folder: Path, trainer: Sa2VAGRPOTrainer, network: RewardNetwork | None) -> None:
     """Write the reward network, split.json, and thumbnails of the images of the run and of those of its base model."""
-    folder = training.folder
     if network is not None:
         network.save_pretrained(folder / REWARD_NET)
-    validated = training.validation.prompts if training.validation else []
-    images = {"train": training.trainer.prompts, "val": validated}
+    images = {"train": trainer.prompts, "val": trainer.validation.prompts if trainer.validation else []}
     loads = {use: {p.image_key: p.load for p in prompts if p.image_key} for use, prompts in images.items()}
     own = {use: np.stack([thumbnail(load()[0]) for load in of.values()]) for use, of in loads.items() if of}
     if pictures := together(load_arrays(Path(inputs.config.model_path) / PICTURES, NAMES_ALONE), own):
@@ -423,15 +411,15 @@ def _labels_used(trainer: Sa2VAGRPOTrainer, split: Split) -> dict[str, int]:
     return {name: count_images(select(labelled, split, name)) for name in split.groups}
 
 
-def _save(inputs: GRPOInputs, training: _Training, resumed: bool) -> None:
+def _save(inputs: GRPOInputs, folder: Path, trainer: Sa2VAGRPOTrainer, resumed: bool) -> None:
     """Keep the best weights, and write what the training cost and final_model/: tensors, config.json, model card."""
-    trainer, validation, args = training.trainer, training.validation, training.trainer.args
+    validation, args = trainer.validation, trainer.args
     outcome, taught = None if validation is None else validation.finish(), trainer.taught_counts
     if validation is None and args.objective == "mean_teacher":
         trainer.take_teacher()
     if not args.should_save:
         return
-    folder, peak = training.folder, peak_memory_gib(inputs.device)
+    peak = peak_memory_gib(inputs.device)
     validated = count_images([p for p in validation.prompts if p.labelled]) if validation else 0
     labels = {"reward": _labels_used(trainer, inputs.split), "weights": {"val": validated}}
     trained = sum(count for _, _, count in parameter_table(trainer.sa2va))
