@@ -77,12 +77,6 @@ class GRPOInputs:
         processor.max_tiles, processor.region_prompt = self.regions.max_dynamic_patch, how
         processor.set_image_resize(self.config.image_resize)
 
-    @property
-    def of_qwen_vl(self) -> dict[str, str | None]:
-        """Settings that only a Qwen-VL has, for the record of a run; None is the default, and of an InternVL."""
-        how = self.regions.region_prompt if changed(self.regions, "region_prompt") else None
-        return {"image_resize": self.config.image_resize, "region_prompt": how}
-
     def pick(self, *names: str) -> list[TrainingItem]:
         """Prompts of some splits; a ValueError if there are none."""
         prompts = [prompt for name in names for prompt in select(self.prompts, self.split, name)]

@@ -1,7 +1,6 @@
 """What a user chooses for a GRPO run, as flags or in Python; which of it acts; and the complete plan it gives.
 
-Nothing here imports torch or transformers, so that `--help` is fast, and most flags are checked before anything is
-read.
+Neither torch nor transformers is imported: `--help` must be fast.
 """
 
 from dataclasses import dataclass, field, fields, replace

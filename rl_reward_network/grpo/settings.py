@@ -1,8 +1,7 @@
 """Hyperparameters of GRPO, each written once: the flags of `sa2va-rl grpo` are fields of the Trainer's configuration.
 
 Fields have the names of transformers and TRL where these have one; flags that the original specification names are
-called as there. `None` means the value of a preset. Nothing here imports torch or transformers, so that `--help` is
-fast.
+called as there. None is the value of a preset. Neither torch nor transformers is imported: `--help` must be fast.
 """
 
 import math
@@ -328,9 +327,7 @@ def meanings(flags: GRPOSettings, settings: GRPOSettings) -> list[str]:
     """One line for each changed setting (`flags`) with a meaning other than in the original specification."""
     given, group = flags.per_device_train_batch_size or 0, settings.num_generations
     regions, passes = (settings.per_device_train_batch_size or 0) // group, settings.gradient_accumulation_steps
-    acts = (
-        "" if settings.num_iterations > 1 else "; it acts from --num_iterations 2 on: on fresh rollouts the ratio is 1"
-    )
+    acts = "; it acts from --num_iterations 2 on: on fresh rollouts the ratio is 1" * (settings.num_iterations < 2)
     lines = {
         "per_device_train_batch_size": f"batch_size {given} counts captions, not regions: {regions} x {group} captions "
         "per process and forward pass"

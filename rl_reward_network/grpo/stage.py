@@ -1,7 +1,4 @@
-"""A GRPO run as a whole: open, begin or check, train, save.
-
-The run's folder goes down through the Trainer's arguments (`output_dir`); `Run` is asked here alone.
-"""
+"""A GRPO run as a whole: open, begin or check, train, save."""
 
 import json
 import os
@@ -31,6 +28,7 @@ from rl_reward_network.atomic_io import (
 )
 from rl_reward_network.data.identity import copy_pictures, thumbnail, together
 from rl_reward_network.data.splits import Split, save_split, select
+from rl_reward_network.flags import changed
 from rl_reward_network.grpo.checkpoint import any_rank
 from rl_reward_network.grpo.final_model import card_text
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
@@ -354,7 +352,9 @@ def wanted_settings(inputs: GRPOInputs, plan: GRPOPlan, fingerprint: str | None 
     }
     settings["training"] = settings.pop("settings")
     settings |= own_fingerprint(name for terms in (plan.mask_rewards or {}).values() for name in terms)
-    return dict(json.loads(json.dumps(settings | inputs.of_qwen_vl)))
+    shown = inputs.regions.region_prompt if changed(inputs.regions, "region_prompt") else None
+    settings |= {"image_resize": inputs.config.image_resize, "region_prompt": shown}  # None but of some Qwen-VL
+    return dict(json.loads(json.dumps(settings)))
 
 
 def find_grpo_run(inputs: GRPOInputs, plan: GRPOPlan, also: Callable[[Run], bool]) -> Path | None:
