@@ -157,10 +157,7 @@ def merge_run(model_path: Path, output: Path, base_model: str | None = None, dty
 
 
 def _write(model: Any, processor: Sa2VAProcessor, output: Path, trained: Path, card: str = "") -> None:
-    """Write the merged model, its card, and the further files of a final_model, such as notes on its training.
-
-    `trained`, what was merged or the base of an adapter, names the training's images.
-    """
+    """Write the merged model, its card, and the files of what was merged (or is the base of an adapter): `trained`."""
     with whole_folder(output) as folder:
         model.save_pretrained(folder)
         processor.save_pretrained(folder)

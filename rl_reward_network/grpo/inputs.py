@@ -208,11 +208,7 @@ def check_prompts(prompts: Sequence[TrainingItem]) -> None:
 
 
 def validation_prompts(inputs: GRPOInputs) -> list[TrainingItem]:
-    """The prompts of each validation, of `VALIDATED` images; those with a true mask, which choose the weights, first.
-
-    Raises:
-        ValueError: there are none, or all of their true masks are empty.
-    """
+    """The prompts of each validation, of `VALIDATED` images; those with a mask, which choose the weights, first."""
     prompts = inputs.pick("val")
     ordered = sorted(subsample(prompts, len(prompts), inputs.config.seed), key=lambda prompt: not prompt.labelled)
     chosen = of_images(ordered, VALIDATED)

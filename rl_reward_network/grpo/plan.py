@@ -347,10 +347,7 @@ def _check_unlabelled(args: PlanArgs) -> None:
 
 
 def check_together(args: PlanArgs, learned: bool) -> None:
-    """Raise a ValueError for flags that exclude each other or do nothing, whatever the data are.
-
-    `learned` is whether there is a reward network.
-    """
+    """Raise a ValueError for flags that exclude each other or do nothing, with any data; `learned`: by a network."""
     check_at_least(args, 0, "eval_steps")
     check_at_least(args, 1, "max_labelled")
     settings = with_preset(args.grpo, args.mode, args.small)

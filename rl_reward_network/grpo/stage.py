@@ -81,10 +81,7 @@ ALIKE = {
     "grpo": "the rewards of every group were all alike",
     "dpo": "no two masks of an image differed by more than the noise of --preferred_by; prefer by something else",
 }
-SHARED = (  # flags that a resumed run must share
-    *("seed", "max_dynamic_patch", "quantization", "use_flash_attn"),
-    *("bit_depth", "describe_question", "segment_question"),
-)
+SHARED = "seed max_dynamic_patch quantization use_flash_attn bit_depth describe_question segment_question".split()
 VALIDATIONS = 4  # at least, in a run of epochs
 ONLY_SCORES = "no loss of this run asks the reward network: it scores the validation items alone (val/score)"
 PROBED = 4  # prompts on which unreached tensors are found
@@ -210,8 +207,7 @@ def asks_network(plan: GRPOPlan) -> bool:
     """Whether a loss or a reward asks the reward network; otherwise it only scores the validation items."""
     settings = plan.settings
     if settings.objective == "grpo":
-        rewards = plan.weights.learned and settings.caption_to_mask_weight
-        return bool(rewards or settings.pathwise_weight)
+        return bool(settings.pathwise_weight or (plan.weights.learned and settings.caption_to_mask_weight))
     return settings.objective == "dpo" and settings.preferred_by != "truth"
 
 
@@ -260,11 +256,7 @@ def _train(trainer: Sa2VAGRPOTrainer, folder: Path, resume: bool, wandb: bool, l
 
 
 def _check_trained(trainer: Sa2VAGRPOTrainer, before: dict[str, str]) -> None:
-    """Warn of trainable tensors that did not move since their digests were `before`, with the reasons.
-
-    If none moved although the learning rate is above 0, or for lack of different rewards, this is an error; the last
-    state has been saved.
-    """
+    """Warn of trainable tensors that did not move since their digests were `before`; raise if nothing was trained."""
     tensors, rate = trainable_tensors(trainer.sa2va), trainer.args.learning_rate
     unmoved = check_movement(before, digests(trainer.sa2va), tensors)
     failure = "" if any_rank(trainer.accelerator, trainer.any_spread) else ALIKE[trainer.args.objective]
@@ -286,10 +278,7 @@ def _check_trained(trainer: Sa2VAGRPOTrainer, before: dict[str, str]) -> None:
 
 
 def startup_lines(trainer: Sa2VAGRPOTrainer, frozen: list[str], domain: DomainCheck | None) -> Iterator[str]:
-    """Trained and frozen parts, the size of an optimisation step, images left out, and the teacher's decay.
-
-    `frozen` names the tensors that no enabled loss reaches.
-    """
+    """Trained parts and those `frozen` as no loss reaches them, the size of a step, images left out, the teacher."""
     table = parameter_table(trainer.sa2va)
     yield from (f"{part}: {count:,} parameters, {trained:,} train" for part, count, trained in table)
     yield f"each step: {_step(trainer)}"

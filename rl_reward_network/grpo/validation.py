@@ -56,10 +56,7 @@ def outcome_of(steps: Sequence[int], values: Sequence[float], metric: str | None
 
 
 def notice(config: Mapping[str, Any]) -> str:
-    """A sentence for the first line of results if training ended below the initial model; otherwise empty.
-
-    `config` is the config.json of a final_model; so is that of `kept_weights`.
-    """
+    """A sentence for the first line of results if training ended below the initial model, by a final_model's config."""
     if not (said := config.get("validation")) or said["metric"] is None:
         return ""
     worse, measured = said["last"] < said["before"], f"on {said['items']} validation items {METRICS[said['metric']]}"
