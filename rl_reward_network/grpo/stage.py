@@ -81,7 +81,7 @@ ALIKE = {
     "grpo": "the rewards of every group were all alike",
     "dpo": "no two masks of an image differed by more than the noise of --preferred_by; prefer by something else",
 }
-SHARED = "seed max_dynamic_patch quantization use_flash_attn bit_depth describe_question segment_question".split()
+SHARED = "seed max_dynamic_patch quantization use_flash_attn bit_depth describe_question segment_question"
 VALIDATIONS = 4  # at least, in a run of epochs
 ONLY_SCORES = "no loss of this run asks the reward network: it scores the validation items alone (val/score)"
 PROBED = 4  # prompts on which unreached tensors are found
@@ -332,7 +332,7 @@ def wanted_settings(inputs: GRPOInputs, plan: GRPOPlan, fingerprint: str | None 
     settings = {
         **asdict(plan),
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
-        **{name: flags[name] for name in SHARED},
+        **{name: flags[name] for name in SHARED.split()},
         "data_fingerprint": inputs.split.fingerprint,
         "split_seed": inputs.split.seed,
         "unlabelled": inputs.unlabelled,
