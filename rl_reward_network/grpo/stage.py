@@ -55,9 +55,8 @@ from rl_reward_network.inputs.loading import portable_settings
 from rl_reward_network.models.ema import trainable_tensors
 from rl_reward_network.models.lora import parameter_table, save_trainable
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.models.sa2va.arguments_sa2va import Quantization
 from rl_reward_network.models.sa2va.checkpoint_sa2va import TRAINABLE
-from rl_reward_network.models.sa2va.loading_sa2va import Dtype, load_sa2va_model, weight_dtype
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model, weight_dtype
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.models.sa2va.side_network import side_network_config
@@ -135,17 +134,13 @@ def run_grpo_stage(
 
 
 def load_model(
-    model_path: str,
-    device: str,
-    use_flash_attn: bool = False,
-    dtype: Dtype = "auto",
-    quantization: Quantization | None = None,
+    model_path: str, device: str, use_flash_attn: bool = False, **how: Any
 ) -> tuple[Sa2VAForConditionalGeneration, Sa2VAProcessor]:
-    """Model and processor of a run, as `load_sa2va_model`; FlashAttention in the vision tower alone.
+    """Model and processor of a run, as (and `how`) `load_sa2va_model`; FlashAttention in the vision tower alone.
 
     The language model is trained on packed rows, whose mask FlashAttention does not take.
     """
-    model, processor = load_sa2va_model(model_path, device, dtype=dtype, quantization=quantization)
+    model, processor = load_sa2va_model(model_path, device, **how)
     if use_flash_attn:
         model.model.vision_encoder.set_attn_implementation(FLASH)
     return model, processor
@@ -171,8 +166,8 @@ def _open(
 ) -> tuple[Sa2VAGRPOTrainer, dict[str, Any], DomainCheck | None]:
     """The trainer with its model, the settings that a resumed run must share, and what the reward network can judge."""
     config, regions = inputs.config, inputs.regions
-    how = regions.use_flash_attn, config.dtype, regions.quantization
-    model, processor = load_model(config.model_path, inputs.device, *how)
+    how: dict[str, Any] = {"dtype": config.dtype, "quantization": regions.quantization}
+    model, processor = load_model(config.model_path, inputs.device, regions.use_flash_attn, **how)
     inputs.set_up(processor)
     settings = wanted_settings(inputs, plan, weights_fingerprint(model))
     set_seed(config.seed)  # the initial weights of LoRA are random
