@@ -134,6 +134,7 @@ def test_a_run_out_of_time_trains_no_further_when_it_is_resumed(grpo_inputs: GRP
     train(grpo_inputs, late, tmp_path)
     whole = trained(tmp_path)
     shutil.rmtree(tmp_path / "final_model")
+    (tmp_path / "done.json").unlink()
     train(grpo_inputs, late, tmp_path)
     assert read_json(tmp_path / "final_model" / "config.json")["steps"] == 2, "not between two uses of the rollouts"
     assert same(whole, trained(tmp_path))
