@@ -64,6 +64,8 @@ def check(args: Args) -> None:
 def main(args: Args) -> None:
     """Open the data, train, print where the model is."""
     check(args)
+    from accelerate.utils import broadcast_object_list
+
     from rl_reward_network.grpo.checkpoint import connect
     from rl_reward_network.grpo.evaluate import why_not_judged
     from rl_reward_network.grpo.inputs import open_grpo_inputs
@@ -80,7 +82,10 @@ def main(args: Args) -> None:
     begin = Run.resume if args.resume else Run.create
     run = begin(GRPO_RUN, args.inputs.output_dir, wanted_settings(inputs, plan), args.run_folder)
     connect(inputs.device == "cpu")
-    run = of_first_process(run)
+    names = [str(run)]  # of the first process, in all: names have the time
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        broadcast_object_list(names)
+    run = Run(Path(names[0]), GRPO_RUN)
     why = why_not_judged(inputs.pick("test"), network is not None)
     if _first_process():
         run.announce(evaluate=not why)
@@ -93,16 +98,6 @@ def main(args: Args) -> None:
         lines = [f"fine-tuned model: {run / FINAL}", notice(read_json(run / FINAL / "config.json"))]
         lines += [f"no evaluation: {why}"] if why else []
         show_ending("\n".join(filter(None, lines)), args.inputs.output_dir)
-
-
-def of_first_process(run: Run) -> Run:
-    """The run of the first process, in all processes, which `connect` has connected: names have the time."""
-    names = [str(run)]
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        from accelerate.utils import broadcast_object_list
-
-        broadcast_object_list(names)
-    return Run(Path(names[0]), GRPO_RUN)
 
 
 def _first_process() -> bool:
@@ -123,14 +118,12 @@ def _reward_network(folder: Path | None, inputs: "GRPOInputs") -> "RewardNetwork
 
 def _judge(args: Args) -> "Judge | None":
     """The LLM judge, which `check` has asked a first question."""
-    config = args.rewards.judge_config(args.inputs.output_dir)
-    if config is None:
+    if (config := args.rewards.judge_config(args.inputs.output_dir)) is None:
         return None
     from rl_reward_network.rewards.judge import Judge
 
     judge = Judge(config)
     if _first_process():
-        loops = " and ".join(args.rewards.judged_loops)
-        cache = config.cache_path or "off"
-        print(f"LLM judge: {judge.config.model} at {config.base_url}, in {loops}; replies: {cache}")
+        where = f"at {config.base_url}, in {' and '.join(args.rewards.judged_loops)}"
+        print(f"LLM judge: {judge.config.model} {where}; replies: {config.cache_path or 'off'}")
     return judge

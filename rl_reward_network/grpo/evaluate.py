@@ -52,10 +52,9 @@ def run_grpo_evaluation(
     gpu: int | None = None,
     items: int | None = None,
 ) -> tuple[BeforeAfter, Path]:
-    """Compare both models, and write `<run>/evaluation/`.
+    """Compare both models, of a final_model or a checkpoint, and write `<run>/evaluation/`.
 
     Args:
-        final_model: of a GRPO run, or one of its checkpoints.
         data_root, base_model: where data and Sa2VA are now, if they were moved since training.
         gpu: index; -1 is the CPU; None is as in training.
         items: maximum number of test images (regions); the folder is then `evaluation_<number>`. None is all, of the
@@ -78,25 +77,23 @@ def _evaluate(
     start, run, config = time.perf_counter(), final_model.parent, trained_config(final_model)
     path = base_model or located_model(run, config, "--base_model")
     inputs = _open(config, run, data_root, path, gpu)
-    prompts, fewer = _test_prompts(inputs, config["settings"]["mode"], items)
+    prompts, notes = _test_prompts(inputs, config["settings"]["mode"], items)
     if why := why_not_judged(prompts, (run / REWARD_NET).exists()):
         raise ValueError(f"{inputs.config.data_root}: {why}")
-    fingerprint = config["settings"]["model_fingerprint"]
-    model, processor = load_base(path, fingerprint, inputs.device, inputs.config.dtype, inputs.regions.quantization)
+    origin, bits = config["settings"], inputs.regions.quantization
+    model, processor = load_base(path, origin["model_fingerprint"], inputs.device, inputs.config.dtype, bits)
     inputs.set_up(processor)
-    origin = config["settings"]
     side = None if (sizes := origin.get("side_network")) is None else side_network_config(sizes, "config.json")
     frozen = bool(origin["freeze_embeddings"])
     prepare_model(model, origin["lora_r"], origin["lora_alpha"], 0.0, frozen, side, origin.get("encoder"))
-    cache, longest = FeatureCache(model, processor), config["settings"]["training"]["max_completion_length"]
+    cache, longest = FeatureCache(model, processor), origin["training"]["max_completion_length"]
     start_weights = copied(model)
     before = measure(model, prompts, cache, longest, desc="before")
     load_trained(model, final_model, config)
     after = measure(model, prompts, cache, longest, desc="after")
-    notes: tuple[str, ...] = (*fewer, *import_notes(inputs.config.data_root))
+    notes += (*import_notes(inputs.config.data_root),)
     if (run / REWARD_NET).exists():
-        network = RewardNetwork.from_pretrained(run / REWARD_NET).to(inputs.device)
-        maps = ForegroundMaps.beside(run, network)
+        maps = ForegroundMaps.beside(run, RewardNetwork.from_pretrained(run / REWARD_NET).to(inputs.device))
         for measured in (before, after):
             measured.values["reward_net_score"] = scores(maps, prompts, measured)
         if outside := int(np.isnan(after.values["reward_net_score"]).sum()):
@@ -115,10 +112,9 @@ def _evaluate(
         by_name = by_name_section(prompts, before, after, held, inputs.config.seed)
     minutes = (time.perf_counter() - start) / 60
     flags = {"data_root": data_root, "base_model": base_model, "gpu": gpu, "images": items}
-    origin = _origin(inputs, config, final_model, flags)
     result = _result(inputs, config, prompts, before, after, run, minutes)
     notes += few_patients_note(min(gain.groups for gain in result.gains.values()), "test groups")
-    result = replace(result, notes=notes, origin=origin, by_name=by_name)
+    result = replace(result, notes=notes, origin=_origin(inputs, config, final_model, flags), by_name=by_name)
     folder = evaluation_folder(final_model, None if items is None else count_images(prompts))
     return result, write_before_after(folder, result)
 
@@ -146,10 +142,14 @@ def _test_prompts(inputs: GRPOInputs, mode: str, items: int | None) -> tuple[lis
 def _open(config: dict[str, Any], run: Path, data_root: Path | None, model_path: str, gpu: int | None) -> GRPOInputs:
     """The inputs as in training; the question depends on the size of the model at `model_path`."""
     saved = config["inputs"]
-    paths: dict[str, Any] = {"data_root": data_root or located_data(run, config), "output_dir": run.parent}
-    paths["unlabelled_root"] = None  # no evaluation needs it
-    device = saved["gpu"] if gpu is None else gpu
-    settings = replace(pick_fields(RunConfig, saved), **paths, model_path=model_path, gpu=device)
+    settings = replace(
+        pick_fields(RunConfig, saved),
+        data_root=data_root or located_data(run, config),
+        output_dir=run.parent,
+        unlabelled_root=None,  # no evaluation needs it
+        model_path=model_path,
+        gpu=saved["gpu"] if gpu is None else gpu,
+    )
     return open_grpo_inputs(settings, pick_fields(RegionConfig, saved), run / "split.json")
 
 
@@ -170,10 +170,19 @@ def _result(
     if inputs.regions.dataset_name == "names":
         totals["name exact"] = exact_share(prompts, before), exact_share(prompts, after)
     rows = paired_rows(before.values, after.values, groups, inputs.config.seed)
+    about = {
+        "split": SPLIT,
+        "Sa2VA": Path(config["inputs"]["model_path"]).name,
+        "model fingerprint": config["settings"]["model_fingerprint"],
+        **training_facts(config),
+        "METEOR": meteor_variant() if config["kind"] == "regions" else "",
+        "training: minutes": f"{config['minutes']:.1f}",
+        "evaluation: minutes": f"{minutes:.1f}",
+    }
     return BeforeAfter(
         Results(rows, tuple((prompt.sample_id, prompt.group_id) for prompt in prompts), criterion),
         totals,
-        _about(config, minutes),
+        about,
         notice=notice(config),
         shown=pictured(prompts, before, after, criterion),
         curves=tuple(json.loads(line) for line in lines if line),
@@ -185,14 +194,9 @@ def by_name_section(
 ) -> NamesSection | None:
     """The section of the report, of the labelled prompts; None without any.
 
-    Args:
-        prompts: of the test split.
-        before, after: both models, asked in wordings that train.
-        held: the trained model, asked in the held-out wordings; None without them.
-        seed: of the bootstrap.
+    `before` and `after` were asked in wordings that train, `held`, the trained model, in the held-out ones.
     """
-    labelled = [number for number, prompt in enumerate(prompts) if prompt.labelled]
-    if not labelled:
+    if not (labelled := [number for number, prompt in enumerate(prompts) if prompt.labelled]):
         return None
     asked = [prompts[number] for number in labelled]
     truths = (prompt.load()[1] for prompt in asked)
@@ -214,8 +218,8 @@ def held_out_prompts(prompts: Sequence[TrainingItem]) -> list[TrainingItem]:
 
 def exact_share(prompts: Sequence[TrainingItem], measured: Measured) -> float:
     """Share of the captions that are the reference but for case, a final dot and an article."""
-    said, references = ([*map(_bare, texts)] for texts in (measured.captions, [p.caption for p in prompts]))
-    return float(np.mean([one == other for one, other in zip(said, references, strict=True)]))
+    pairs = zip(measured.captions, prompts, strict=True)
+    return float(np.mean([_bare(said) == _bare(prompt.caption) for said, prompt in pairs]))
 
 
 def _bare(caption: str) -> str:
@@ -225,8 +229,7 @@ def _bare(caption: str) -> str:
 
 def segmenter_note(maps: ForegroundMaps, prompts: list[TrainingItem], after: Measured) -> tuple[str, ...]:
     """A note comparing the reward network as a segmenter with the model trained on its scores; empty without labels."""
-    labelled = np.flatnonzero(np.isfinite(after.values["dice"]))
-    if not len(labelled):
+    if not len(labelled := np.flatnonzero(np.isfinite(after.values["dice"]))):
         return ()
     network_dice = np.full(len(labelled), np.nan)  # of an empty true mask
     for place, number in enumerate(labelled):
@@ -244,8 +247,7 @@ def pictured(prompts: list[TrainingItem], before: Measured, after: Measured, cri
     """
     gains = {name: after.values[name] - before.values[name] for name in (criterion, "meteor") if name in after.values}
     gain, end = gains[criterion], after.values[criterion]
-    known = np.flatnonzero(np.isfinite(gain))  # the labelled ones, if the criterion needs labels
-    if not len(known):
+    if not len(known := np.flatnonzero(np.isfinite(gain))):  # the labelled ones, if the criterion needs labels
         return ()
     by_gain = known[np.argsort(-gain[known], kind="stable")]
     shown = [(f"{title} after training", criterion, known[n]) for title, n in picks(end[known]).items()]
@@ -270,15 +272,3 @@ def _origin(inputs: GRPOInputs, config: dict[str, Any], trained: Path, flags: di
     origin = made_by("evaluate", {"model_path": trained, **flags}, data, model, config["version"], run / "logs")
     files = {"run of the model": run, "its metrics": run / "metrics.jsonl", "model card": run / FINAL / "README.md"}
     return replace(origin, files={**origin.files, **files, **reward_run_files(run, config.get("reward_net"))})
-
-
-def _about(config: dict[str, Any], minutes: float) -> dict[str, Any]:
-    return {
-        "split": SPLIT,
-        "Sa2VA": Path(config["inputs"]["model_path"]).name,
-        "model fingerprint": config["settings"]["model_fingerprint"],
-        **training_facts(config),
-        "METEOR": meteor_variant() if config["kind"] == "regions" else "",
-        "training: minutes": f"{config['minutes']:.1f}",
-        "evaluation: minutes": f"{minutes:.1f}",
-    }

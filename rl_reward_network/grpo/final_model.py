@@ -41,14 +41,9 @@ from rl_reward_network.run import FINAL, GRPO_RUN, read_model_config
 
 
 def grpo_model(path: Path) -> Path | None:
-    """The folder with the trained weights of a GRPO run: its final_model or a checkpoint.
+    """The folder with the trained weights of a GRPO run, final_model or a checkpoint; None if `path` is of no such run.
 
-    Args:
-        path: that folder, its part with the tensors, or the run's. For a run that was interrupted its last checkpoint
-            is used, with a message.
-
-    Returns:
-        None if the path does not belong to a GRPO run.
+    `path` is that folder, its part with the tensors, or the run's; of an interrupted one the last checkpoint counts.
     """
     for folder in (path, path / FINAL, path.parent):
         if (folder / TRAINABLE).is_dir() and trained_config(folder).get("stage") == GRPO_RUN.stage:
@@ -86,15 +81,8 @@ def load_base(
 ) -> tuple[Any, Sa2VAProcessor]:
     """Base model and processor of a run, with the values of training: of a bfloat16 run rounded to that.
 
-    Args:
-        path: of the model.
-        fingerprint: of the weights in training.
-        device: of the model.
-        dtype: of the weights; "auto" is float32 on the CPU, and on a GPU as in training.
-        quantization: of the language model; None loads the unquantized weights.
-
-    Raises:
-        ValueError: the weights differ from those in training.
+    `dtype` "auto" is float32 on the CPU, and on a GPU as in training. A ValueError if the weights have another
+    `fingerprint` than in training.
     """
     check_device(device)
     wanted = weight_dtype(device, dtype)
@@ -112,16 +100,7 @@ def load_base(
 
 
 def load_trained(model: Any, trained: Path, config: dict[str, Any]) -> None:
-    """Load what a run has trained into its base model; of a mean teacher's checkpoint what the run would have kept.
-
-    Args:
-        model: the base model.
-        trained: a final_model, or a checkpoint.
-        config: of the run.
-
-    Raises:
-        ValueError: as `load_trainable`.
-    """
+    """Load what a run has trained into its base model; of a mean teacher's checkpoint what the run would have kept."""
     load_trainable(model, trained / TRAINABLE)
     if config["settings"]["training"]["objective"] != "mean_teacher" or not (trained / STATE).exists():
         return
@@ -141,9 +120,7 @@ def merge_run(model_path: Path, output: Path, base_model: str | None = None, dty
 
     Args:
         model_path: final_model folder of a GRPO run, the run, one of its checkpoints, or an adapter of peft.
-        output: folder to write.
         base_model: path of the base model, if it was moved; of an adapter that does not name it.
-        dtype: of the weights.
 
     Raises:
         ValueError: `output` exists, `model_path` holds nothing to merge, or the base is another than in training.
@@ -166,7 +143,7 @@ def merge_run(model_path: Path, output: Path, base_model: str | None = None, dty
     path = base_model or located_model(final_model.parent, config, "--base_model")
     model, processor = load_base(path, config["settings"]["model_fingerprint"], dtype=dtype)
     if bits := config["settings"].get("quantization"):
-        print(f"note: {_trained_in_bits(bits)}")
+        print(f"note: {IN_BITS.format(bits=bits.removesuffix('bit'))}")
     load_trained(model, final_model, config)
     merge_lora(model)
     trained = config["inputs"]  # as it was trained and evaluated
@@ -180,10 +157,7 @@ def merge_run(model_path: Path, output: Path, base_model: str | None = None, dty
 
 
 def _write(model: Any, processor: Sa2VAProcessor, output: Path, trained: Path, card: str = "") -> None:
-    """Write the merged model, its card, and the further files of a final_model, such as notes on its training.
-
-    `trained`, what was merged or the base of an adapter, names the training's images.
-    """
+    """Write the merged model, its card, and the files of what was merged (or is the base of an adapter): `trained`."""
     with whole_folder(output) as folder:
         model.save_pretrained(folder)
         processor.save_pretrained(folder)
@@ -221,7 +195,7 @@ sa2va-rl evaluate --model_path <run>/final_model --split test
 ADAPTER = (
     "LoRA weights and the other trained tensors, in `trainable/`, for {base}.",
     "sa2va-rl merge --model_path <this folder> --output merged    # a full checkpoint",
-    TRAINED_PART,
+    f"{TRAINED_PART}\n\n{LORA_PART}",
 )
 MERGED = (
     "A full Sa2VA checkpoint: {base} with merged LoRA and the other trained tensors.",
@@ -234,6 +208,10 @@ HOW = {
     "mean_teacher": "on true masks and a mean teacher's",
     "dpo": "by DPO, preferences between masks",
 }
+IN_BITS = (  # what a merged model of QLoRA loses
+    "LoRA was trained beside a language model in {bits} bit, and is merged here into the weights that were not "
+    "quantized: texts and masks are near those that were evaluated, not equal to them."
+)
 CONTROL = "A control run: its rewards were shuffled at random, so it cannot have learned the task."
 
 
@@ -247,10 +225,7 @@ def card_text(config: Mapping[str, Any], evaluation: Mapping[str, Any] | None = 
     """
     base = config["inputs"]["model_path"]  # a hub id, an embedded model's name, or a folder
     base = Path(base).name if base.startswith((".", "/")) else base  # a card must not contain local paths
-    objective = config["settings"]["training"]["objective"]
     what, command, python = MERGED if merged else ADAPTER
-    if not merged:
-        python = f"{python}\n\n{LORA_PART}"
     resize = config["inputs"].get("image_resize")  # of a Qwen-VL; a merged model has it in its config.json
     python = python.format(
         base=base,
@@ -258,15 +233,15 @@ def card_text(config: Mapping[str, Any], evaluation: Mapping[str, Any] | None = 
         resize=f'processor.set_image_resize("{resize}")\n' if resize else "",
     )
     bits = config["settings"].get("quantization")
-    control = CONTROL if config["settings"]["shuffle_rewards"] else ""
-    said = (notice(config), control, _trained_in_bits(bits) if merged and bits else "")
+    control = CONTROL * config["settings"]["shuffle_rewards"]
+    said = (notice(config), control, IN_BITS.format(bits=bits.removesuffix("bit")) if merged and bits else "")
     first = "".join(f"**{line}**\n\n" for line in said if line)  # what must be known before anything else
     facts = {"base": f"{base}, weights {config['settings']['model_fingerprint']}", **training_facts(config)}
     table = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
     return f"""---
-{_metadata(config, evaluation, merged)}
+{_metadata(config, evaluation or {"rows": ()}, merged)}
 ---
-# {base}, fine-tuned {HOW[objective]}
+# {base}, fine-tuned {HOW[config["settings"]["training"]["objective"]]}
 
 {first}
 {what.format(base=base)}
@@ -294,15 +269,26 @@ Read both before you share the weights. This model is not fit for diagnosis.
 """
 
 
-def _metadata(config: Mapping[str, Any], evaluation: Mapping[str, Any] | None, merged: bool) -> str:
+def _metadata(config: Mapping[str, Any], evaluation: Mapping[str, Any], merged: bool) -> str:
     """The Hub's metadata of a card as YAML: base model, library, task, tags, and the metrics of eval.json.
 
     A base model or data that are no hub ids are left out: their names would be links to nothing.
     """
     trained, objective = config["inputs"], config["settings"]["training"]["objective"]
     base, data = str(trained["model_path"]), str(trained.get("data_root"))
-    name = f"{Path(base).name}, fine-tuned {HOW[objective]}"
-    results = list(_eval_results(config, evaluation)) if evaluation else None
+    results = [
+        EvalResult(
+            task_type="image-segmentation",
+            dataset_type="custom",
+            dataset_name=config["data"],
+            dataset_split="test",
+            metric_type=row["metric"],
+            metric_name=label(row["metric"], evaluation["config"]["METEOR"]),
+            metric_value=round(row["after"]["mean"], 4),
+        )
+        for row in evaluation["rows"]
+        if math.isfinite(row["after"]["mean"])  # else nothing was measured by this metric
+    ]
     return ModelCardData(
         library_name="transformers",
         pipeline_tag="image-segmentation",
@@ -310,40 +296,15 @@ def _metadata(config: Mapping[str, Any], evaluation: Mapping[str, Any] | None, m
         base_model_relation=("finetune" if merged else "adapter") if _is_hub_id(base) else None,
         datasets=[data] if _is_hub_id(data) else None,
         tags=["sa2va", "segmentation", objective],
-        metrics=sorted({result.metric_type for result in results}) if results else None,
-        model_name=name if results else None,
-        eval_results=results,
+        metrics=sorted({result.metric_type for result in results}) or None,
+        model_name=f"{Path(base).name}, fine-tuned {HOW[objective]}" if results else None,
+        eval_results=results or None,
     ).to_yaml()
-
-
-def _eval_results(config: Mapping[str, Any], evaluation: Mapping[str, Any]) -> Iterator[EvalResult]:
-    """The means after training on the test split."""
-    for row in evaluation["rows"]:
-        if not math.isfinite(row["after"]["mean"]):  # of a metric that nothing was measured by
-            continue
-        name = label(row["metric"], evaluation["config"]["METEOR"])
-        yield EvalResult(
-            task_type="image-segmentation",
-            dataset_type="custom",
-            dataset_name=config["data"],
-            dataset_split="test",
-            metric_type=row["metric"],
-            metric_name=name,
-            metric_value=round(row["after"]["mean"], 4),
-        )
 
 
 def _is_hub_id(name: str) -> bool:
     """Whether a model's or data set's name is `owner/name`, and no folder."""
     return name.count("/") == 1 and not name.startswith((".", "/", "~")) and not Path(name).exists()
-
-
-def _trained_in_bits(quantization: str) -> str:
-    """What a merged model of QLoRA loses."""
-    return (
-        f"LoRA was trained beside a language model in {quantization.removesuffix('bit')} bit, and is merged here into "
-        "the weights that were not quantized: texts and masks are near those that were evaluated, not equal to them."
-    )
 
 
 def write_results(final_model: Path, evaluation: Path) -> None:
@@ -389,12 +350,13 @@ def training_facts(config: Mapping[str, Any]) -> dict[str, Any]:
 def _rewards(origin: Mapping[str, Any]) -> str:
     """The reward terms of the trained loops with their weights."""
     settings = origin["training"]
-    if settings["objective"] == "dpo":
-        return f"none: preferences between masks, by {settings['preferred_by']}"
-    if settings["objective"] == "mean_teacher":
-        return "none: true masks are learned, and those of a moving average of the model"
-    if settings["objective"] == "supervised":
-        return "none: true masks are learned, and reference captions where there are any"
+    match settings["objective"]:
+        case "dpo":
+            return f"none: preferences between masks, by {settings['preferred_by']}"
+        case "mean_teacher":
+            return "none: true masks are learned, and those of a moving average of the model"
+        case "supervised":
+            return "none: true masks are learned, and reference captions where there are any"
     untrained = () if settings.get("mask_to_caption_weight", 1.0) else ("iou", "caption")  # those of loop 1
     weights = {name: value for name, value in origin["weights"].items() if value and name not in untrained}
     return ", ".join(f"{name} {value:g}" for name, value in weights.items())

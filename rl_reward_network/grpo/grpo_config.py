@@ -58,7 +58,6 @@ class Sa2VAGRPOConfig(TrainingArguments, GRPOSettings):  # type: ignore[misc]  #
     ddp_timeout: int = field(default=int(LONGEST_WAIT.total_seconds()))
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot be trained with."""
         super().__post_init__()
         check_settings(self)
         check_at_least(self, 1, "rows_at_once")
@@ -66,7 +65,7 @@ class Sa2VAGRPOConfig(TrainingArguments, GRPOSettings):  # type: ignore[misc]  #
 
     @property
     def n_gpu(self) -> int:
-        """At most 1: several GPUs are used by torchrun, one per process, never by copies of the model in a process."""
+        """At most 1: several GPUs are used by torchrun, never by copies of the model in a process."""
         return min(1, super().n_gpu)
 
     @property
@@ -82,11 +81,10 @@ class Sa2VAGRPOConfig(TrainingArguments, GRPOSettings):  # type: ignore[misc]  #
     @property
     def needs_masks(self) -> bool:
         """Whether a loss depends on the mask of the mean action."""
-        learned = self.objective in (*OF_LABELS, "dpo") and self.caption_to_mask_weight
-        return bool(self.pathwise_weight or learned)
+        return bool(self.pathwise_weight or (self.objective in (*OF_LABELS, "dpo") and self.caption_to_mask_weight))
 
     @property
     def samples_masks(self) -> bool:
         """Whether a loss, be it the KL alone, depends on the parameters of the mask policy."""
-        held = self.pathwise_weight and self.mask_beta
-        return self.objective == "grpo" and bool(self.caption_to_mask_weight or held)
+        sampled = self.caption_to_mask_weight or (self.pathwise_weight and self.mask_beta)
+        return self.objective == "grpo" and bool(sampled)

@@ -47,29 +47,17 @@ CHECKED = 1000  # prompts whose files are decoded before a run
 
 @dataclass(frozen=True)
 class GRPOInputs:
-    """Prompts and split of a GRPO run.
+    """Prompts and split of a GRPO run."""
 
-    Args:
-        config: model, data, seeds and device.
-        regions: format of the data, questions and tiles.
-        kind: regions (with captions), or images (one prompt for all, or one per class).
-        summary: one line on the data.
-        prompts: of all splits.
-        split: by image, video or patient.
-        unlabelled: fingerprint of the images that have joined from `--unlabelled_root`; None without.
-        wordings: fingerprint of the wordings of classes that are asked for by name; None without `CLASSES_FILE`.
-        samples: the annotated images, of which the prompts are; () of captioned regions.
-    """
-
-    config: RunConfig
-    regions: RegionConfig
-    kind: Literal["regions", "images"]
-    summary: str
-    prompts: list[TrainingItem]
-    split: Split
-    unlabelled: str | None = None
-    wordings: str | None = None
-    samples: Sequence[Sample] = ()
+    config: RunConfig  # model, data, seeds and device
+    regions: RegionConfig  # format of the data, questions and tiles
+    kind: Literal["regions", "images"]  # with captions, or with one question for all, or one per class
+    summary: str  # one line on the data
+    prompts: list[TrainingItem]  # of all splits
+    split: Split  # by image, video or patient
+    unlabelled: str | None = None  # fingerprint of the images that have joined from `--unlabelled_root`
+    wordings: str | None = None  # fingerprint of the wordings of `CLASSES_FILE`, by which classes are asked for
+    samples: Sequence[Sample] = ()  # the annotated images, of which the prompts are; none of captioned regions
 
     @property
     def by_name(self) -> bool:
@@ -82,29 +70,15 @@ class GRPOInputs:
         return self.config.rank_device
 
     def set_up(self, processor: Any) -> None:
-        """Give Sa2VA's processor the settings of the run.
-
-        Raises:
-            ValueError: a setting that this model does not have.
-        """
+        """Give Sa2VA's processor the settings of the run; a ValueError for one that this model does not have."""
         how = self.regions.region_prompt
         if processor.shows_regions and changed(self.regions, "region_prompt"):
             raise ValueError(f"region_prompt is {how!r}, but this model is shown regions by its text; leave it out")
         processor.max_tiles, processor.region_prompt = self.regions.max_dynamic_patch, how
         processor.set_image_resize(self.config.image_resize)
 
-    @property
-    def of_qwen_vl(self) -> dict[str, str | None]:
-        """Settings that only a Qwen-VL has, for the record of a run; None is the default, and of an InternVL."""
-        how = self.regions.region_prompt if changed(self.regions, "region_prompt") else None
-        return {"image_resize": self.config.image_resize, "region_prompt": how}
-
     def pick(self, *names: str) -> list[TrainingItem]:
-        """Prompts of some splits.
-
-        Raises:
-            ValueError: there are none.
-        """
+        """Prompts of some splits; a ValueError if there are none."""
         prompts = [prompt for name in names for prompt in select(self.prompts, self.split, name)]
         if not prompts:
             raise ValueError(f"{self.config.data_root}: no item in the split {' or '.join(names)}; give more data")
@@ -114,16 +88,7 @@ class GRPOInputs:
 def open_grpo_inputs(
     config: RunConfig, regions: RegionConfig | None = None, split_file: Path | None = None
 ) -> GRPOInputs:
-    """Read the data and split them; embedded data are rendered first if missing.
-
-    Args:
-        config: model, data, seeds and device.
-        regions: format of the data, questions and tiles; by default the format is recognised.
-        split_file: split.json of an earlier run, used if it fits the data.
-
-    Raises:
-        ValueError: a reader refuses the data.
-    """
+    """Read the data and split them, as in the `split_file` of an earlier run; embedded data are rendered if missing."""
     config, regions = check_config(config, regions or RegionConfig())
     config = own_format(config)
     root = config.data_root
@@ -145,15 +110,14 @@ def _open_images(config: RunConfig, regions: RegionConfig, split_file: Path | No
     samples, split, unlabelled = join_unlabelled(config, samples, split)
     prompts = [image_prompt(sample, regions.segment_question) for sample in samples]
     summary = images_summary(samples, root)
-    return GRPOInputs(config, regions, "images", summary, prompts, split, unlabelled, samples=samples)
+    return GRPOInputs(config, regions, "images", summary, prompts, split, unlabelled, None, samples)
 
 
 def _open_named(config: RunConfig, regions: RegionConfig, samples: list[Sample], split: Split) -> GRPOInputs:
     """Images of several classes that are asked for by name."""
     root, classes = config.data_root, classes_of(config.data_root)
-    _refuse(
-        root, "images of several phrases", changed(regions, "segment_question") + changed(config, "unlabelled_root")
-    )
+    other = changed(regions, "segment_question") + changed(config, "unlabelled_root")
+    _refuse(root, "images of several phrases", other)
     phrases = {phrase_key(sample.text): sample.text for sample in samples}
     if classes and (unknown := sorted(phrases.keys() - classes.keys())):
         raise ValueError(
@@ -161,15 +125,10 @@ def _open_named(config: RunConfig, regions: RegionConfig, samples: list[Sample],
             " class; add the class, or delete the file to ask by the phrases themselves"
         )
     prompts = [named_prompt(sample, classes.get(phrase_key(sample.text))) for sample in samples]
-    images, labelled = {prompt.image_key for prompt in prompts}, sum(sample.labelled for sample in samples)
-    summary = (
-        f"{len(images)} annotated images, {len(phrases)} phrases, {labelled} of {len(samples)} questions with a mask"
-    )
-    return GRPOInputs(
-        *(config, regions, "images", summary, prompts, split),
-        wordings=wordings_fingerprint(classes.values()),
-        samples=samples,
-    )
+    masks = f"{sum(sample.labelled for sample in samples)} of {len(samples)} questions with a mask"
+    images, wordings = {prompt.image_key for prompt in prompts}, wordings_fingerprint(classes.values())
+    summary = f"{len(images)} annotated images, {len(phrases)} phrases, {masks}"
+    return GRPOInputs(config, regions, "images", summary, prompts, split, None, wordings, samples)
 
 
 def _open_regions(config: RunConfig, regions: RegionConfig, split_file: Path | None) -> GRPOInputs:
@@ -179,9 +138,8 @@ def _open_regions(config: RunConfig, regions: RegionConfig, split_file: Path | N
     other = changed(config, "unlabelled_root") + changed(regions, "segment_question")
     _refuse(root, "captioned regions", of_images + other)
     question = regions.describe_question or (DESCRIBE if is_small(config.model_path) else DESCRIBE_REAL)
-    samples, summary = read_region_data(
-        root, regions.dataset_name, regions.max_regions, config.bit_depth, config.group_regex
-    )
+    how = regions.dataset_name, regions.max_regions, config.bit_depth, config.group_regex
+    samples, summary = read_region_data(root, *how)
     if split_file:
         split = load_split(split_file, samples, region_fingerprint)
     elif named:
@@ -193,11 +151,7 @@ def _open_regions(config: RunConfig, regions: RegionConfig, split_file: Path | N
 
 
 def _split_of_images(config: RunConfig, regions: Sequence[RegionSample]) -> Split:
-    """The split of the images that the regions are of, without patients who have no region.
-
-    Raises:
-        ValueError: a part is empty.
-    """
+    """The split of the images that the regions are of, without patients who have no region."""
     whole = make_split(read_annotations(config.data_root, config.group_regex), config.split_seed)
     present = {region.group_id for region in regions}
     groups = {name: tuple(group for group in ids if group in present) for name, ids in whole.groups.items()}
@@ -210,15 +164,13 @@ def _split_of_images(config: RunConfig, regions: Sequence[RegionSample]) -> Spli
 
 
 def check_config(config: RunConfig, regions: RegionConfig) -> tuple[RunConfig, RegionConfig]:
-    """Check the settings before anything is read.
-
-    Returns:
-        The settings; `data_root` alone names the data.
+    """Check the settings before anything is read, and return them; `data_root` alone then names the data.
 
     Raises:
         ValueError: data named twice or not at all; a GPU or a package that is missing.
     """
-    config, regions = _named_once(config, regions)
+    if regions.dataset_name not in DATASET_NAMES:
+        config, regions = _named_once(config, regions.dataset_name), replace(regions, dataset_name="auto")
     compile_group_regex(config.group_regex)
     check_first_gpu(config.gpu)
     check_named(config.model_path, config.data_root, DEFAULT_REGIONS)
@@ -230,11 +182,9 @@ def check_config(config: RunConfig, regions: RegionConfig) -> tuple[RunConfig, R
     return config, regions
 
 
-def _named_once(config: RunConfig, regions: RegionConfig) -> tuple[RunConfig, RegionConfig]:
-    """The settings with `dataset_name` in DATASET_NAMES; a folder or hub id in its place becomes `data_root`."""
-    name, root = regions.dataset_name, config.data_root
-    if name in DATASET_NAMES:
-        return config, regions
+def _named_once(config: RunConfig, name: str) -> RunConfig:
+    """The settings whose `data_root` is the folder or hub id that --dataset_name gives."""
+    root = config.data_root
     if not Path(name).is_dir() and not is_hub_id(name):
         raise ValueError(
             f"dataset_name is {name!r}, expected one of {', '.join(DATASET_NAMES)}, a hub id owner/name or a folder"
@@ -243,7 +193,7 @@ def _named_once(config: RunConfig, regions: RegionConfig) -> tuple[RunConfig, Re
         raise ValueError(
             f"dataset_name is {name}, but data_root is {root}: two names for the data; leave one of them out"
         )
-    return replace(config, data_root=Path(name)), replace(regions, dataset_name="auto")
+    return replace(config, data_root=Path(name))
 
 
 def _refuse(root: Path, content: str, flags: list[str]) -> None:
@@ -253,22 +203,12 @@ def _refuse(root: Path, content: str, flags: list[str]) -> None:
 
 
 def check_prompts(prompts: Sequence[TrainingItem]) -> None:
-    """Decode images and masks of about a thousand prompts, spread over all.
-
-    Raises:
-        ValueError: as `check_readable`.
-    """
+    """`check_readable` of the images and masks of about a thousand prompts, spread over all."""
     check_readable([prompt.load for prompt in prompts[:: max(1, len(prompts) // CHECKED)]])
 
 
 def validation_prompts(inputs: GRPOInputs) -> list[TrainingItem]:
-    """The prompts of each validation, those with a true mask first: only they can choose the weights.
-
-    Of images that are asked for several classes, all prompts of as many images.
-
-    Raises:
-        ValueError: there are none, or all of their true masks are empty.
-    """
+    """The prompts of each validation, of `VALIDATED` images; those with a mask, which choose the weights, first."""
     prompts = inputs.pick("val")
     ordered = sorted(subsample(prompts, len(prompts), inputs.config.seed), key=lambda prompt: not prompt.labelled)
     chosen = of_images(ordered, VALIDATED)
@@ -278,8 +218,7 @@ def validation_prompts(inputs: GRPOInputs) -> list[TrainingItem]:
 
 def of_images(prompts: Sequence[TrainingItem], most: int) -> list[TrainingItem]:
     """The prompts, in their order, of the first `most` images; a captioned region counts as an image."""
-    keys = list(dict.fromkeys(prompt.image_key or prompt.sample_id for prompt in prompts))[:most]
-    kept = set(keys)
+    kept = set(list(dict.fromkeys(prompt.image_key or prompt.sample_id for prompt in prompts))[:most])
     return [prompt for prompt in prompts if (prompt.image_key or prompt.sample_id) in kept]
 
 
@@ -293,11 +232,6 @@ def within_budget(inputs: GRPOInputs, prompts: Sequence[TrainingItem], most: int
 
     With equal seeds these are the images of a reward network of the same budget, up to the size of the `reward` split,
     and a smaller budget is a subset of a larger one.
-
-    Args:
-        inputs: the split, and the seed of the choice.
-        prompts: labelled, of the training splits.
-        most: 1 or more.
     """
     by_split = [select(prompts, inputs.split, name) for name in ("reward", "policy")]
     ordered = [prompt for part in by_split for prompt in subsample(part, len(part), inputs.config.seed)]
@@ -305,15 +239,7 @@ def within_budget(inputs: GRPOInputs, prompts: Sequence[TrainingItem], most: int
 
 
 def labelled_prompts(prompts: Sequence[TrainingItem], use: str) -> list[TrainingItem]:
-    """The prompts with a true mask.
-
-    Args:
-        prompts: of the training split.
-        use: what needs the masks, e.g. "objective supervised"; part of the message.
-
-    Raises:
-        ValueError: there are none.
-    """
+    """The training prompts with a true mask; a ValueError without any, in which `use` is what needs the masks."""
     labelled = [prompt for prompt in prompts if prompt.labelled]
     if not labelled:
         raise ValueError(
@@ -326,15 +252,9 @@ def labelled_prompts(prompts: Sequence[TrainingItem], use: str) -> list[Training
 def check_foreground(
     prompts: Sequence[TrainingItem], use: str, split: str = "training", does: str = "teaches to draw"
 ) -> None:
-    """Check that some true mask is not empty, if there is one.
+    """Raise a ValueError if all true masks are empty, so that a model without masks would be the best one.
 
-    Args:
-        prompts: of a split.
-        use: as in `labelled_prompts`.
-        split, does: that split, and what its masks do; parts of the message.
-
-    Raises:
-        ValueError: all of them are empty, so that a model without masks would be the best one.
+    Parts of the message: `use` as in `labelled_prompts`, the `split` of the prompts, and what its masks do.
     """
     labelled = [prompt for prompt in prompts if prompt.labelled]
     masks = (prompt.load()[1] for prompt in labelled)
@@ -348,18 +268,10 @@ def check_foreground(
 def judged_prompts(
     prompts: list[TrainingItem], maps: ForegroundMaps | None, by_labels: bool = False
 ) -> tuple[list[TrainingItem], DomainCheck | None]:
-    """The training prompts less those that the reward network cannot judge.
+    """The training prompts less those that the reward network cannot judge, and how many these are.
 
-    Args:
-        prompts: to train on.
-        maps: of the reward network; without one all stay.
-        by_labels: whether the objective learns from labels, so that labelled prompts need no network.
-
-    Returns:
-        The prompts, and how many were left out; None where none was looked at.
-
-    Raises:
-        ValueError: an image cannot be read, or no prompt is left.
+    Without a network all stay; with `by_labels` the labelled ones, too, which then teach without it. The second is None
+    where no prompt was looked at. A ValueError if none is left.
     """
     asked = [] if maps is None else [prompt for prompt in prompts if not (by_labels and prompt.labelled)]
     if maps is None or not asked:

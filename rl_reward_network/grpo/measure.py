@@ -38,21 +38,13 @@ PackedMask = dict[str, Any] | None
 
 @dataclass(frozen=True)
 class Measured:
-    """Metrics, captions and masks of N prompts.
+    """Metrics, captions and masks of N prompts; masks as COCO RLE, since those of thousands of photographs must fit."""
 
-    Args:
-        values: metric -> float64 (N,), NaN if the metric is not defined for the prompt.
-        captions: greedy captions, "" without a region.
-        masks: answers to the prompts' questions as COCO RLE, or None; thousands of masks of photographs must fit.
-        drawn: masks of the greedy captions, likewise; those of the questions if there are no captions.
-        overlap: int64 (N, 2), pixels of intersection and union of mask and truth; for cIoU.
-    """
-
-    values: dict[str, np.ndarray]
-    captions: list[str]
-    masks: list[PackedMask]
-    drawn: list[PackedMask]
-    overlap: np.ndarray
+    values: dict[str, np.ndarray]  # metric -> float64 (N,), NaN if the metric is not defined for the prompt
+    captions: list[str]  # greedy, "" without a region
+    masks: list[PackedMask]  # answers to the prompts' questions
+    drawn: list[PackedMask]  # of the greedy captions; those of the questions if there are no captions
+    overlap: np.ndarray  # int64 (N, 2), pixels of intersection and union of mask and truth; for cIoU
 
     @property
     def phrase_ciou(self) -> float:
@@ -86,7 +78,7 @@ def measure(
     with mixed_precision(model):
         by_start = {
             start: _measure_batch(
-                model, prompts[start : start + size], cache, max_completion_length, expected, (seed, start)
+                open_batch(prompts[start : start + size], cache), model, max_completion_length, expected, (seed, start)
             )
             for start in tqdm(own, desc, unit=f"{size} items", disable=quiet)
         }
@@ -118,29 +110,14 @@ def iou_of_captions(
 
 
 def batch_size(config: Any, max_tiles: int) -> int:
-    """Prompts of one batch: fewer if images are split into tiles, all of which the language model reads.
-
-    Args:
-        config: of the model.
-        max_tiles: of an image, in an InternVL.
-    """
-    if config.family.body == "qwen_vl":
-        max_tiles = TILES_OF_QWEN_VL
-    kind = "small" if config.text_config.hidden_size <= SMALL_HIDDEN_SIZE else "large"
-    return max(1, BATCH_SIZE[kind] // max_tiles)
+    """Prompts of one batch: fewer if images are split into tiles, all of which the language model reads."""
+    tiles = TILES_OF_QWEN_VL if config.family.body == "qwen_vl" else max_tiles
+    return max(1, BATCH_SIZE["small" if config.text_config.hidden_size <= SMALL_HIDDEN_SIZE else "large"] // tiles)
 
 
-def _measure_batch(
-    model: Any,
-    prompts: Sequence[TrainingItem],
-    cache: FeatureCache,
-    max_completion_length: int,
-    expected: bool,
-    seed: Seed,
-) -> Measured:
-    batch = open_batch(prompts, cache)
-    context, rows = batch.context(model), list(range(len(prompts)))
-    masks = _thresholded(batch.masks(context, rows, [prompt.question for prompt in prompts]))
+def _measure_batch(batch: PromptBatch, model: Any, max_completion_length: int, expected: bool, seed: Seed) -> Measured:
+    prompts, context = batch.prompts, batch.context(model)
+    masks = _thresholded(batch.masks(context, range(len(prompts)), [prompt.question for prompt in prompts]))
     values, overlap = _against_truth(masks, batch.truths)
     captions, drawn = [""] * len(prompts), masks
     if all(prompt.caption for prompt in prompts):
@@ -151,28 +128,23 @@ def _measure_batch(
 
 
 def _measure_captions(
-    batch: PromptBatch,
-    context: ImageContext,
-    masks: Sequence[Mask],
-    max_completion_length: int,
-    expected: bool,
-    seed: Seed,
+    batch: PromptBatch, context: ImageContext, masks: Sequence[Mask], longest: int, expected: bool, seed: Seed
 ) -> tuple[list[str], list[Mask], dict[str, np.ndarray]]:
     """Greedy captions of the true regions, their masks, and the metrics of both loops."""
     rows, references = list(range(len(batch.prompts))), [prompt.caption for prompt in batch.prompts]
     truths = [mask for mask in batch.truths if mask is not None]
-    captions = batch.captions(context, rows, truths, max_completion_length)
+    captions = batch.captions(context, rows, truths, longest)
     sampled = [[text] for text in captions]
     if expected:
         questions = [batch.caption_question(row, truth) for row, truth in enumerate(truths)]
-        decoding = Decoding(max_completion_length, 1.0, generator=seeded_generator(seed))
+        decoding = Decoding(longest, 1.0, generator=seeded_generator(seed))
         answers = batch.answer_regions(context, questions, decoding, SAMPLED)
         sampled = [[batch.text(answer) for answer in of_row] for of_row in answers]
     pairs = [(row, text) for row in rows for text in (captions[row], *sampled[row])]
     drawn = batch.masks_from_captions(context, [row for row, _ in pairs], [text for _, text in pairs])
     overlap = {key: _iou(mask, truths[key[0]]) for key, mask in drawn.items()}
     not_empty = {row: mask for row, mask in enumerate(masks) if mask is not None and mask.any()}
-    cycle_captions = batch.captions(context, list(not_empty), list(not_empty.values()), max_completion_length)
+    cycle_captions = batch.captions(context, list(not_empty), list(not_empty.values()), longest)
     cycle = dict(zip(not_empty, cycle_captions, strict=True))
     values = {
         "cycle_iou": [overlap.get((row, captions[row]), 0.0) for row in rows],

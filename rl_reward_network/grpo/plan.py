@@ -1,7 +1,6 @@
 """What a user chooses for a GRPO run, as flags or in Python; which of it acts; and the complete plan it gives.
 
-Nothing here imports torch or transformers, so that `--help` is fast, and most flags are checked before anything is
-read.
+Neither torch nor transformers is imported: `--help` must be fast.
 """
 
 from dataclasses import dataclass, field, fields, replace
@@ -14,7 +13,7 @@ from rl_reward_network.flags import Rare, changed, check_at_least, check_range
 from rl_reward_network.grpo.settings import (
     FLAGS,
     LORA_R,
-    MASK_LOSSES,
+    OF_DATA,
     OF_LABELS,
     SIDE_LEARNING_RATE,
     WITH_VIEWS,
@@ -23,7 +22,6 @@ from rl_reward_network.grpo.settings import (
     Mode,
     RewardWeights,
     check_settings,
-    default_mask_policy,
     filled,
     of_masks,
     with_preset,
@@ -60,7 +58,6 @@ class TrainablePartsArgs:
     """Do not train the token embeddings and the head of a Qwen-VL, which its own recipe trains; saves many GiB."""
 
     def __post_init__(self) -> None:
-        """Refuse sizes that do not fit, and one without a side network."""
         check_at_least(self, 1, "lora_r")
         if self.side_pixels < 64 or self.side_pixels % 64:
             raise ValueError(f"side_pixels is {self.side_pixels}, expected a multiple of 64")
@@ -103,21 +100,15 @@ class RewardArgs:
     """Folder of the judge's replies, for later runs: <output_dir>/llm_judge; off keeps none on disk."""
 
     def __post_init__(self) -> None:
-        """Refuse weights below 0."""
         check_range(self, *(field.name for field in fields(self) if field.name.endswith(("_weight", "mask_rewards"))))
 
     @property
     def judged_loops(self) -> list[str]:
         """The loops whose captions the LLM judge compares."""
-        flags = {"loop1": self.use_llm_judge, "loop2": self.use_llm_judge_loop2}
-        return [loop for loop, judged in flags.items() if judged]
+        return ["loop1"] * self.use_llm_judge + ["loop2"] * self.use_llm_judge_loop2
 
     def judge_config(self, output_dir: Path) -> JudgeConfig | None:
-        """The judge's settings; None without a judge.
-
-        Raises:
-            ValueError: a setting out of range.
-        """
+        """The judge's settings; None without a judge."""
         if not self.judged_loops:
             return None
         cache = self.llm_judge_cache or output_dir / "llm_judge"
@@ -126,9 +117,8 @@ class RewardArgs:
 
     def judge_facts(self, model: str | None) -> dict[str, Any] | None:
         """The judge as the run's config.json names it, without its key; None without a judge."""
-        if not self.judged_loops:
-            return None
-        return {"base_url": self.llm_judge_base_url, "model": model, "loops": self.judged_loops}
+        facts = {"base_url": self.llm_judge_base_url, "model": model, "loops": self.judged_loops}
+        return facts if self.judged_loops else None
 
 
 @dataclass(frozen=True)
@@ -165,6 +155,10 @@ class PlanArgs:
 
 # ---- which settings act ---------------------------------------------------------------------------------------------
 
+OF_MASKS = "on sampled masks: --objective grpo with --caption_to_mask_weight above 0, or dpo"
+OF_TEACHER = "on the EMA teacher: --objective mean_teacher, dpo, or grpo on captioned regions"
+JUDGED = "with --use_llm_judge or --use_llm_judge_loop2"
+OF_SIDE = "on a side network, added or the model's own, where a loss on masks has a gradient"
 LOOP1 = "on sampled captions: --objective grpo on captioned regions, with --mask_to_caption_weight above 0"
 LOOP2 = "on the rewards of sampled masks: --objective grpo with --caption_to_mask_weight above 0"
 TRUTH = "on true masks: --objective supervised or mean_teacher"
@@ -172,19 +166,12 @@ TRUTH = "on true masks: --objective supervised or mean_teacher"
 
 @dataclass(frozen=True)
 class Chosen:
-    """A run as its flags and data describe it; what is not known yet may be.
-
-    Args:
-        args: flags; hyperparameters are None where the preset counts.
-        learned: whether there is a reward network.
-        captions: whether the data are captioned regions; None before they are read.
-        several: whether images are asked for more than one class; None as before.
-    """
+    """A run as its flags and data describe it; None is not known before the data are read, and may be."""
 
     args: PlanArgs
-    learned: bool
-    captions: bool | None = None
-    several: bool | None = None
+    learned: bool  # whether there is a reward network
+    captions: bool | None = None  # whether the data are captioned regions
+    several: bool | None = None  # whether images are asked for more than one class
 
     @property
     def pathwise(self) -> bool:
@@ -197,7 +184,7 @@ class Chosen:
     def reaches_masks(self) -> bool:
         """Whether a loss on masks, and not on the [SEG] embedding alone, has a gradient."""
         grpo = self.args.grpo
-        policy = grpo.mask_policy or default_mask_policy(self.captions is not False)
+        policy = grpo.mask_policy or OF_DATA["images" if self.captions is False else "regions"]["mask_policy"]
         direct = grpo.objective in OF_LABELS or (grpo.objective == "grpo" and policy == "bernoulli")
         return grpo.objective == DPO or self.pathwise or (direct and bool(grpo.caption_to_mask_weight))
 
@@ -208,43 +195,29 @@ class Chosen:
         return has and self.reaches_masks
 
     def acting(self) -> dict[str, tuple[Any, str]]:
-        """Settings -> whether they act in this run, and when they do, as words behind "it acts"."""
+        """Settings -> whether they act in this run, and the words behind "it acts"."""
         grpo, objective = self.args.grpo, self.args.grpo.objective
         rewarded, of_labels, masks = objective == "grpo", objective in OF_LABELS, grpo.caption_to_mask_weight
-        captioned = objective in LOOPED and self.captions is not False
+        looped, either = objective in LOOPED, "with --objective grpo or supervised"
+        captioned = looped and self.captions is not False
         loop1, loop2 = rewarded and captioned and grpo.mask_to_caption_weight, rewarded and masks
         sampled, teaches = loop2 or self.pathwise or objective == DPO, objective in (TEACHER, DPO)
         contrasts = objective == "supervised" and masks and self.several is not False
         judged, qwen = self.args.rewards.judged_loops, is_qwen_vl(self.args.inputs.model_path)
         return {
             "temperature entropy_coef epsilon caption_weight mask_rewards use_llm_judge": (loop1, LOOP1),
-            "mask_to_caption_weight max_completion_length": (
-                captioned,
-                "on captioned regions with --objective grpo or supervised",
-            ),
-            "caption_to_mask_weight": (objective in LOOPED, "with --objective grpo or supervised"),
+            "mask_to_caption_weight max_completion_length": (captioned, f"on captioned regions {either}"),
+            "caption_to_mask_weight": (looped, either),
             "beta scale_rewards pathwise_weight shuffle_rewards log_completions": (rewarded, "with --objective grpo"),
-            "num_mask_generations mask_policy": (
-                sampled,
-                "on sampled masks: --objective grpo with --caption_to_mask_weight above 0, or dpo",
-            ),
-            "ema_decay": (
-                teaches or (rewarded and captioned),
-                "on the EMA teacher: --objective mean_teacher, dpo, or grpo on captioned regions",
-            ),
+            "num_mask_generations mask_policy": (sampled, OF_MASKS),
+            "ema_decay": (teaches or (rewarded and captioned), OF_TEACHER),
             "loop2_iou_weight confidence_weight loop2_mask_rewards": (loop2, LOOP2),
             "loop2_caption_weight use_llm_judge_loop2": (loop2 and captioned, f"{LOOP2}, on captioned regions"),
-            "llm_judge_base_url llm_judge_model llm_judge_cache": (
-                judged,
-                "with --use_llm_judge or --use_llm_judge_loop2",
-            ),
+            "llm_judge_base_url llm_judge_model llm_judge_cache": (judged, JUDGED),
             "bce_weight dice_weight": ((of_labels and masks) or objective == DPO, f"{TRUTH}, or dpo"),
             "cldice_weight": ((of_labels and masks) or self.pathwise, f"{TRUTH}, or with --pathwise_weight above 0"),
             "contrast_weight": (contrasts, "with --objective supervised on images of several phrases"),
-            "side_learning_rate": (
-                self.trains_side,
-                "on a side network, added or the model's own, where a loss on masks has a gradient",
-            ),
+            "side_learning_rate": (self.trains_side, OF_SIDE),
             "max_labelled": (of_labels, "with --objective supervised or mean_teacher"),
             "consistency_weight": (objective == TEACHER, "with --objective mean_teacher"),
             "preferred_by": (objective == DPO, "with --objective dpo"),
@@ -254,11 +227,7 @@ class Chosen:
 
 
 def check_acts(run: Chosen) -> None:
-    """Refuse a flag that was given and would do nothing; defaults never.
-
-    Raises:
-        ValueError: names the flag, its value, and when it acts.
-    """
+    """Raise a ValueError for a flag that was given and would do nothing, which names when it acts; defaults never."""
     args = run.args
     given = {
         one.name: getattr(part, one.name)
@@ -276,11 +245,7 @@ def check_acts(run: Chosen) -> None:
 
 
 def make_plan(args: PlanArgs, inputs: "GRPOInputs", network: "RewardNetwork | None") -> GRPOPlan:
-    """The preset of mode, model and data, with the user's changes.
-
-    Raises:
-        ValueError: settings that do not go together.
-    """
+    """The preset of mode, model and data, with the user's changes; a ValueError if these do not go together."""
     check_together(args, network is not None)
     captions, learned = inputs.kind == "regions", network is not None
     run = Chosen(args, learned, captions, len({prompt.name for prompt in inputs.prompts}) > 1)
@@ -310,8 +275,7 @@ def make_plan(args: PlanArgs, inputs: "GRPOInputs", network: "RewardNetwork | No
             "gradient passes the masks"
         )
     r = _or(parts.lora_r, LORA_R["small" if args.small else "large"])
-    lora = {"train": "lora", "lora_r": ENCODER_LORA_R}
-    encoders: dict[str, dict[str, Any] | None] = {"frozen": None, "full": {"train": "full"}, "lora": lora}
+    encoder = {"train": parts.encoder, **({"lora_r": ENCODER_LORA_R} if parts.encoder == "lora" else {})}
     more = {"loop1": rewards.mask_rewards, "loop2": rewards.loop2_mask_rewards}
     return GRPOPlan(
         args.mode,
@@ -327,7 +291,7 @@ def make_plan(args: PlanArgs, inputs: "GRPOInputs", network: "RewardNetwork | No
         max_labelled=args.max_labelled,
         freeze_embeddings=parts.freeze_embeddings or None,
         side_network={"pixels": parts.side_pixels} if parts.side_network else None,
-        encoder=encoders[parts.encoder],
+        encoder=None if parts.encoder == "frozen" else encoder,
         own_batch=args.grpo.per_device_train_batch_size is not None or None,
     )
 
@@ -342,18 +306,13 @@ def _hyperparameters(run: Chosen) -> GRPOSettings:
         chosen = filled(chosen, {"side_learning_rate": SIDE_LEARNING_RATE, "warmup_steps": WITH_VIEWS["warmup_steps"]})
     if chosen.objective in (TEACHER, DPO) or (of_true and not captions):
         chosen = of_masks(chosen, args.mode, args.small)
-    of_data: dict[str, Any] = dict(MASK_LOSSES["regions" if captions else "images"])
-    of_data |= {"mask_policy": default_mask_policy(captions), "pathwise_weight": 1.0 if run.pathwise else 0.0}
+    of_data = OF_DATA["regions" if captions else "images"] | {"pathwise_weight": 1.0 if run.pathwise else 0.0}
     settings = filled(with_preset(chosen, args.mode, args.small, run.trains_side), of_data)
     return settings if captions else replace(settings, mask_to_caption_weight=0.0)
 
 
 def _weights(rewards: RewardArgs, captions: bool, learned: bool) -> RewardWeights:
-    """Weights of the rewards; by default 1 for what the data and the reward network allow.
-
-    Raises:
-        ValueError: the judge compares captions in a loop in which they have no weight.
-    """
+    """Weights of the rewards; by default 1 for what the data and the reward network allow."""
     weights = RewardWeights(
         1.0,
         _or(rewards.caption_weight, 1.0 if captions else 0.0),
@@ -388,15 +347,7 @@ def _check_unlabelled(args: PlanArgs) -> None:
 
 
 def check_together(args: PlanArgs, learned: bool) -> None:
-    """Check that no flags exclude each other, and that each has an effect, whatever the data are.
-
-    Args:
-        args: flags.
-        learned: whether there is a reward network.
-
-    Raises:
-        ValueError: names the flags.
-    """
+    """Raise a ValueError for flags that exclude each other or do nothing, with any data; `learned`: by a network."""
     check_at_least(args, 0, "eval_steps")
     check_at_least(args, 1, "max_labelled")
     settings = with_preset(args.grpo, args.mode, args.small)
@@ -411,7 +362,7 @@ def check_together(args: PlanArgs, learned: bool) -> None:
     if args.grpo.num_train_epochs is not None and args.grpo.max_steps is not None:
         raise ValueError("--num_epochs and --max_steps both end the training; give one of them")
     objective = args.grpo.objective
-    if args.rewards.judge_config(args.inputs.output_dir) is not None:
+    if args.rewards.judge_config(args.inputs.output_dir):
         _weights(args.rewards, True, learned)
     if objective == TEACHER and args.rewards.reward_net is not None:
         raise ValueError("--objective mean_teacher has no rewards, so --reward_net does nothing; leave it out")

@@ -1,8 +1,7 @@
 """Hyperparameters of GRPO, each written once: the flags of `sa2va-rl grpo` are fields of the Trainer's configuration.
 
 Fields have the names of transformers and TRL where these have one; flags that the original specification names are
-called as there. `None` means the value of a preset. Nothing here imports torch or transformers, so that `--help` is
-fast.
+called as there. None is the value of a preset. Neither torch nor transformers is imported: `--help` must be fast.
 """
 
 import math
@@ -158,28 +157,18 @@ MODES = {
     "full": {"num_train_epochs": 3.0, "max_steps": 400, "logging_steps": 5},  # 5 and 14 minutes on two CPU cores
 }
 WITH_VIEWS = {"warmup_steps": 0.15, "augment": True, "bce_weight": 1.0, "dice_weight": 0.5}  # as the reward network's
-MASK_LOSSES = {  # of supervised training, by kind of data; chosen on validation items, see docs/log.md
-    "regions": {"bce_weight": 2.0, "dice_weight": 0.5},
-    "images": {"bce_weight": 0.25, "dice_weight": 2.0},
+OF_DATA: dict[str, dict[str, Any]] = {  # presets by kind of data; docs/log.md, docs/explanation/mask-policies.md
+    "regions": {"bce_weight": 2.0, "dice_weight": 0.5, "mask_policy": "bernoulli"},
+    "images": {"bce_weight": 0.25, "dice_weight": 2.0, "mask_policy": "gaussian"},
 }
 LORA_R = {"small": 16, "large": 128}
-
-
-def default_mask_policy(captions: bool) -> MaskPolicyName:
-    """The mask policy on data with or without captions; docs/explanation/mask-policies.md compares them."""
-    return "bernoulli" if captions else "gaussian"
 
 
 def with_preset(settings: GRPOSettings, mode: Mode, small: bool, side: bool = False) -> GRPOSettings:
     """Settings of a mode and a kind of model, with the user's changes.
 
-    `mask_policy`, `pathwise_weight` and the weights of the mask losses may still be None: they depend on the data.
-
-    Args:
-        settings: the user's, None where the preset counts.
-        mode: quick or full.
-        small: whether the model is of the embedded one's size.
-        side: whether a side network trains: on every model it takes the steps, images and rate of a small one.
+    `mask_policy`, `pathwise_weight` and the weights of the mask losses may still be None: they depend on the data. A
+    side network that trains (`side`) takes the steps, images and rate of a small model on every model.
     """
     preset: dict[str, Any] = MODES[mode] | (SMALL if small else LARGE) | {"mask_beta": settings.beta}
     preset |= {"warmup_steps": 5, "side_learning_rate": LATER_SIDE_LEARNING_RATE}
@@ -197,10 +186,7 @@ def with_preset(settings: GRPOSettings, mode: Mode, small: bool, side: bool = Fa
 
 
 def of_masks(settings: GRPOSettings, mode: Mode, small: bool) -> GRPOSettings:
-    """Settings of a run on masks of annotated images, with the user's changes; `with_preset` follows.
-
-    Supervised training of `full` ends when validation no longer rises: its number of steps is the most.
-    """
+    """Settings of a run on masks of annotated images, with the user's changes; `with_preset` follows."""
     preset = {name: value for name, value in WITH_VIEWS.items() if name != "augment" or settings.objective != "dpo"}
     if settings.objective == "supervised":
         preset |= {"early_stopping_patience": PATIENCE} if mode == "full" else {}
@@ -209,15 +195,12 @@ def of_masks(settings: GRPOSettings, mode: Mode, small: bool) -> GRPOSettings:
 
 
 def with_images(settings: GRPOSettings, images: int, small: bool) -> GRPOSettings:
-    """The settings with so many images in a step, which a large model takes in several passes.
-
-    A batch or a number of passes that the user has set stays.
-    """
+    """The settings with so many images in a step, which a large model takes in several passes; what is set stays."""
     if settings.per_device_train_batch_size is not None:
         return settings
     group, most = settings.num_generations, LARGE["per_device_train_batch_size"]
-    divisors = [count for count in range(1, images + 1) if images % count == 0]
-    at_once = images if small else max([1, *(count for count in divisors if count * group <= most)])
+    fitting = (count for count in range(1, images + 1) if images % count == 0 and count * group <= most)
+    at_once = images if small else max(fitting, default=1)
     passes = images // at_once if settings.gradient_accumulation_steps == 1 else settings.gradient_accumulation_steps
     return replace(settings, per_device_train_batch_size=at_once * group, gradient_accumulation_steps=passes)
 
@@ -233,20 +216,12 @@ def with_whole_groups(settings: GRPOSettings) -> GRPOSettings:
     passes = settings.gradient_accumulation_steps
     if batch is None or not 1 <= batch < group:
         return settings
-    if passes >= 1:  # others are refused by `check_settings`
-        passes = math.ceil(batch * passes / group)
+    passes = math.ceil(batch * passes / group) if passes >= 1 else passes  # others are refused by `check_settings`
     return replace(settings, per_device_train_batch_size=group, gradient_accumulation_steps=passes)
 
 
 def check_settings(settings: Any) -> None:
-    """Check hyperparameters of GRPO; None is not checked.
-
-    Args:
-        settings: `GRPOSettings`, or a `Sa2VAGRPOConfig`, which has all of its fields.
-
-    Raises:
-        ValueError: names the field, its value and the remedy.
-    """
+    """Raise a ValueError for `GRPOSettings`, or a `Sa2VAGRPOConfig`, that cannot be trained with; None passes."""
     _check_counts(settings)
     _check_objective(settings)
     above = ("temperature", "epsilon", "epsilon_high", "max_minutes", "num_train_epochs", "dpo_beta")
@@ -290,10 +265,10 @@ def _check_objective(settings: Any) -> None:
         raise ValueError("augment is False, but a mean teacher needs different views of an image; leave it out")
     if objective == "mean_teacher" and not settings.ema_decay:
         raise ValueError("ema_decay is 0, but the teacher is a moving average; leave it out")
-    if objective != "grpo" and settings.num_iterations > 1:
+    if objective != "grpo" and (times := settings.num_iterations) > 1:
         raise ValueError(
-            f"num_iterations is {settings.num_iterations}, expected 1 with {objective} training: it uses no "
-            "rollouts again; raise num_epochs"
+            f"num_iterations is {times}, expected 1 with {objective} training: it uses no rollouts again; raise "
+            "num_epochs"
         )
     if objective != "grpo" and settings.curriculum:
         raise ValueError(
@@ -317,74 +292,42 @@ def check_lora_dropout(lora_dropout: float) -> None:
 
 @dataclass(frozen=True)
 class RewardWeights:
-    """Weight of each reward term; a term of weight 0 is logged where it can be computed.
+    """Weight of each reward term; a term of weight 0 is logged where it can be computed."""
 
-    Args:
-        iou, caption: of loop 1: IoU of mask' with the region; the caption reward of the sampled caption.
-        loop2_caption, loop2_iou: of loop 2: the caption reward of caption'; IoU of the sampled mask with the true one.
-        learned: of loop 2: the reward network's score of the sampled mask.
-        confidence: of loop 2: how clear the sampled mask's edges are.
-    """
-
-    iou: float = 1.0
-    caption: float = 1.0
-    loop2_caption: float = 1.0
-    loop2_iou: float = 1.0
-    learned: float = 0.0
-    confidence: float = 0.0
+    iou: float = 1.0  # loop 1: of mask' with the region
+    caption: float = 1.0  # loop 1: the caption reward of the sampled caption
+    loop2_caption: float = 1.0  # of caption'
+    loop2_iou: float = 1.0  # of the sampled mask with the true one
+    learned: float = 0.0  # loop 2: the reward network's score of the sampled mask
+    confidence: float = 0.0  # loop 2: how clear the sampled mask's edges are
 
 
 @dataclass(frozen=True)
 class GRPOPlan:
-    """The settings of a GRPO run besides its inputs.
-
-    Args:
-        mode: quick or full.
-        weights: of the rewards.
-        lora_r, lora_alpha: of LoRA.
-        settings: hyperparameters; None is the Trainer's default.
-        judge: the LLM judge of captions: base_url, model, loops ("loop1", "loop2"), no key; None without a judge.
-        reward_net: fingerprint of the reward network; None without one.
-        shuffle_rewards: the control: the rewards of each step are permuted at random.
-        eval_steps: optimisation steps between validations; 0 never validates.
-        mask_rewards: loop -> name in `rewards.table.MASK_REWARDS` -> weight, beside those of `weights`; None without.
-        max_labelled: most prompts with a true mask that supervised training uses; None uses all.
-        freeze_embeddings: True leaves the token embeddings and the head of a Qwen-VL as they are; None trains them.
-        side_network: fields of `SideNetworkConfig` of the side network that is added; None adds none.
-        encoder: what trains of SAM 2's image encoder: {"train": "full"}, or {"train": "lora", "lora_r": rank}; None
-            freezes it.
-        own_batch: True keeps the batch, which the user chose, also where it is larger than the data; None lowers it.
-    """
+    """The settings of a GRPO run besides its inputs."""
 
     mode: str
     weights: RewardWeights = field(default_factory=RewardWeights)
     lora_r: int = 128
     lora_alpha: int = 256
-    settings: GRPOSettings = field(default_factory=GRPOSettings)
-    judge: dict[str, Any] | None = None
-    reward_net: str | None = None
-    shuffle_rewards: bool = False
-    eval_steps: int = 0
-    mask_rewards: dict[str, dict[str, float]] | None = None
-    max_labelled: int | None = None
-    freeze_embeddings: bool | None = None
-    side_network: dict[str, Any] | None = None
-    encoder: dict[str, Any] | None = None
-    own_batch: bool | None = None
+    settings: GRPOSettings = field(default_factory=GRPOSettings)  # None is the Trainer's default
+    judge: dict[str, Any] | None = None  # of captions: base_url, model, loops ("loop1", "loop2"), no key
+    reward_net: str | None = None  # fingerprint
+    shuffle_rewards: bool = False  # the control: the rewards of each step are permuted at random
+    eval_steps: int = 0  # optimisation steps between validations; 0 never validates
+    mask_rewards: dict[str, dict[str, float]] | None = None  # loop -> name in `MASK_REWARDS` -> weight
+    max_labelled: int | None = None  # most prompts with a true mask that supervised training uses; None uses all
+    freeze_embeddings: bool | None = None  # True does not train the token embeddings and the head of a Qwen-VL
+    side_network: dict[str, Any] | None = None  # fields of `SideNetworkConfig` of the one that is added
+    encoder: dict[str, Any] | None = None  # of SAM 2: {"train": "full"}, or {"train": "lora", "lora_r": rank}
+    own_batch: bool | None = None  # True keeps the batch also where it is larger than the data; None lowers it
 
 
 def meanings(flags: GRPOSettings, settings: GRPOSettings) -> list[str]:
-    """One line for each changed setting with a meaning other than in the original specification.
-
-    Args:
-        flags: the user's settings.
-        settings: those of the plan.
-    """
+    """One line for each changed setting (`flags`) with a meaning other than in the original specification."""
     given, group = flags.per_device_train_batch_size or 0, settings.num_generations
     regions, passes = (settings.per_device_train_batch_size or 0) // group, settings.gradient_accumulation_steps
-    acts = (
-        "" if settings.num_iterations > 1 else "; it acts from --num_iterations 2 on: on fresh rollouts the ratio is 1"
-    )
+    acts = "; it acts from --num_iterations 2 on: on fresh rollouts the ratio is 1" * (settings.num_iterations < 2)
     lines = {
         "per_device_train_batch_size": f"batch_size {given} counts captions, not regions: {regions} x {group} captions "
         "per process and forward pass"

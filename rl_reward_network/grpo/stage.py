@@ -1,7 +1,4 @@
-"""A GRPO run as a whole: open, begin or check, train, save.
-
-The run's folder goes down through the Trainer's arguments (`output_dir`); `Run` is asked here alone.
-"""
+"""A GRPO run as a whole: open, begin or check, train, save."""
 
 import json
 import os
@@ -9,7 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +28,7 @@ from rl_reward_network.atomic_io import (
 )
 from rl_reward_network.data.identity import copy_pictures, thumbnail, together
 from rl_reward_network.data.splits import Split, save_split, select
+from rl_reward_network.flags import changed
 from rl_reward_network.grpo.checkpoint import any_rank
 from rl_reward_network.grpo.final_model import card_text
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
@@ -57,9 +55,8 @@ from rl_reward_network.inputs.loading import portable_settings
 from rl_reward_network.models.ema import trainable_tensors
 from rl_reward_network.models.lora import parameter_table, save_trainable
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.models.sa2va.arguments_sa2va import Quantization
 from rl_reward_network.models.sa2va.checkpoint_sa2va import TRAINABLE
-from rl_reward_network.models.sa2va.loading_sa2va import Dtype, load_sa2va_model, weight_dtype
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model, weight_dtype
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.models.sa2va.side_network import side_network_config
@@ -77,35 +74,16 @@ BEHIND_SEG = (
     "no loss of this run goes past the [SEG] embedding; --mask_policy bernoulli, the gradient of a reward network "
     "(--pathwise_weight) and --objective supervised do"
 )
-WHY_FROZEN = {
-    "language model": "LoRA trains in its place",
-    "SAM 2 prompt encoder": BEHIND_SEG,
-    "SAM 2 mask decoder": BEHIND_SEG,
-    "side network": BEHIND_SEG,
-    "SAM 2 memory": "for video alone",
-}
+WHY_FROZEN = dict.fromkeys(("SAM 2 prompt encoder", "SAM 2 mask decoder", "side network"), BEHIND_SEG)
+WHY_FROZEN |= {"language model": "LoRA trains in its place", "SAM 2 memory": "for video alone"}
 ALIKE = {
     "grpo": "the rewards of every group were all alike",
     "dpo": "no two masks of an image differed by more than the noise of --preferred_by; prefer by something else",
 }
+SHARED = "seed max_dynamic_patch quantization use_flash_attn bit_depth describe_question segment_question"
 VALIDATIONS = 4  # at least, in a run of epochs
 ONLY_SCORES = "no loss of this run asks the reward network: it scores the validation items alone (val/score)"
 PROBED = 4  # prompts on which unreached tensors are found
-
-
-@dataclass(frozen=True)
-class _Training:
-    """A run that is about to train."""
-
-    settings: dict[str, Any]  # those that a resumed run must share
-    trainer: Sa2VAGRPOTrainer
-    domain: DomainCheck | None  # how many images the reward network cannot judge; None without one
-    validation: ValidationCallback | None
-
-    @property
-    def folder(self) -> Path:
-        """The run's."""
-        return Path(str(self.trainer.args.output_dir))
 
 
 def run_grpo_stage(
@@ -119,67 +97,57 @@ def run_grpo_stage(
 ) -> None:
     """Train in `run`: config.json, split.json, metrics.jsonl, timings.jsonl, logs/, checkpoint-*/; then final_model/.
 
-    Args:
-        inputs: data, split and model.
-        plan: settings.
-        run: a new run, or one to resume.
-        judge: of captions, if the plan has one.
-        network: the reward network, if the plan has one.
-        wandb: see `GRPOLogs`.
-        log_completions: write the table of completions at each line of the log.
+    `judge` and `network` are given if the plan has them; `log_completions` writes the table of completions at each
+    line of the log.
 
     Raises:
         ValueError: settings that do not go together, a run to resume with other settings or of another version, a loss
             that is not finite, or no tensor that moved.
     """
     resume = run.state != "new"
-    training = _open(inputs, plan, run.path, judge, network)
-    trainer, writes = training.trainer, training.trainer.args.should_save  # one of all processes
+    trainer, settings, domain = _open(inputs, plan, run.path, judge, network)
+    writes = trainer.args.should_save  # one of all processes
     with hint_out_of_memory(trainer.place, "a first trial", TILES):
         frozen = trainer.freeze_unreached(trainer.prompts[:PROBED])
     trainer.reset_reference()
     if writes:
-        print("\n".join(startup_lines(trainer, frozen, training.domain)))
+        print("\n".join(startup_lines(trainer, frozen, domain)))
         if network is not None and not asks_network(plan):
             print(ONLY_SCORES)
         if captions_of(trainer.args) < captions_of(plan.settings):
             print(f"each step takes fewer than its preset says, since only {len(trainer.taken_together)} train")
-    facts = _facts(inputs, training, frozen, network) if writes and not resume else {}
+    facts = _facts(inputs, run.path, trainer, domain, frozen, network) if writes and not resume else {}
     with run.lock() if writes else nullcontext():  # the first process locks the folder for all
         if resume:
-            run.check_same(training.settings)
+            run.check_same(settings)
         elif writes:
             run.check_new()
-            _write_inputs(inputs, training, network)
-            run.begin(training.settings, facts)
+            _write_inputs(inputs, run.path, trainer, network)
+            run.begin(settings, facts)
         trainer.accelerator.wait_for_everyone()
         before = digests(trainer.sa2va)
-        _train(training, judge, resume, wandb, log_completions)
+        _train(trainer, run.path, resume, wandb, log_completions)
         _check_trained(trainer, before)
-        _save(inputs, training, resume)
+        _save(inputs, run.path, trainer, resume)
         if writes:
             run.finish()
 
 
 def load_model(
-    model_path: str,
-    device: str,
-    use_flash_attn: bool = False,
-    dtype: Dtype = "auto",
-    quantization: Quantization | None = None,
+    model_path: str, device: str, use_flash_attn: bool = False, **how: Any
 ) -> tuple[Sa2VAForConditionalGeneration, Sa2VAProcessor]:
-    """Model and processor of a run, as `load_sa2va_model`; FlashAttention in the vision tower alone.
+    """Model and processor of a run, as (and `how`) `load_sa2va_model`; FlashAttention in the vision tower alone.
 
     The language model is trained on packed rows, whose mask FlashAttention does not take.
     """
-    model, processor = load_sa2va_model(model_path, device, dtype=dtype, quantization=quantization)
+    model, processor = load_sa2va_model(model_path, device, **how)
     if use_flash_attn:
         model.model.vision_encoder.set_attn_implementation(FLASH)
     return model, processor
 
 
 def training_arguments(inputs: GRPOInputs, plan: GRPOPlan, folder: Path) -> Sa2VAGRPOConfig:
-    """The Trainer's configuration for this run: the one place where the plan's settings become its arguments."""
+    """The Trainer's configuration: the one place where the plan's settings become its arguments."""
     return Sa2VAGRPOConfig(
         output_dir=str(folder),
         seed=inputs.config.seed,
@@ -195,12 +163,11 @@ def training_arguments(inputs: GRPOInputs, plan: GRPOPlan, folder: Path) -> Sa2V
 
 def _open(
     inputs: GRPOInputs, plan: GRPOPlan, folder: Path, judge: Judge | None, network: RewardNetwork | None
-) -> _Training:
-    """Load the model and build the trainer."""
+) -> tuple[Sa2VAGRPOTrainer, dict[str, Any], DomainCheck | None]:
+    """The trainer with its model, the settings that a resumed run must share, and what the reward network can judge."""
     config, regions = inputs.config, inputs.regions
-    model, processor = load_model(
-        config.model_path, inputs.device, regions.use_flash_attn, config.dtype, regions.quantization
-    )
+    how: dict[str, Any] = {"dtype": config.dtype, "quantization": regions.quantization}
+    model, processor = load_model(config.model_path, inputs.device, regions.use_flash_attn, **how)
     inputs.set_up(processor)
     settings = wanted_settings(inputs, plan, weights_fingerprint(model))
     set_seed(config.seed)  # the initial weights of LoRA are random
@@ -218,13 +185,12 @@ def _open(
         fit_batch(prompts, args)
     pairs = PairMaker(args.preferred_by, args.dpo_gap, maps)
     trainer = Sa2VAGRPOTrainer(model, processor, args, prompts, rewards, pathwise, plan.shuffle_rewards, pairs)
-    trainer.judge, validation = judge, None
+    trainer.judge = judge
     if every := plan.eval_steps:
         if args.max_steps < 0:  # nobody knew how many steps the epochs have
             every = min(every, -(-trainer.planned_steps // VALIDATIONS))
-        validation = ValidationCallback(trainer, validation_prompts(inputs), every, maps)
-    trainer.validation = validation
-    return _Training(settings, trainer, domain, validation)
+        trainer.validation = ValidationCallback(trainer, validation_prompts(inputs), every, maps)
+    return trainer, settings, domain
 
 
 def captions_of(settings: GRPOSettings) -> int:
@@ -236,19 +202,14 @@ def asks_network(plan: GRPOPlan) -> bool:
     """Whether a loss or a reward asks the reward network; otherwise it only scores the validation items."""
     settings = plan.settings
     if settings.objective == "grpo":
-        rewards = plan.weights.learned and settings.caption_to_mask_weight
-        return bool(rewards or settings.pathwise_weight)
+        return bool(settings.pathwise_weight or (plan.weights.learned and settings.caption_to_mask_weight))
     return settings.objective == "dpo" and settings.preferred_by != "truth"
 
 
 def _training_prompts(inputs: GRPOInputs, plan: GRPOPlan, rewards: LoopRewards, learned: bool) -> list[TrainingItem]:
-    """The prompts to train on.
+    """The prompts to train on; a ValueError without a true mask, other than empty, that objective or reward need.
 
     The reward network was trained on the reward split: a run that asks it (`learned`) must not use these patients.
-
-    Raises:
-        ValueError: there are none, or none with a true mask that is not empty although the objective or a reward needs
-            it.
     """
     prompts = inputs.pick("policy") if learned else inputs.pick("reward", "policy")
     objective = plan.settings.objective
@@ -270,14 +231,13 @@ def _training_prompts(inputs: GRPOInputs, plan: GRPOPlan, rewards: LoopRewards, 
     return prompts if objective == "grpo" else labelled
 
 
-def _train(training: _Training, judge: Judge | None, resume: bool, wandb: bool, log_completions: bool) -> None:
+def _train(trainer: Sa2VAGRPOTrainer, folder: Path, resume: bool, wandb: bool, log_completions: bool) -> None:
     """Run the Trainer's loop, from the last checkpoint of a run that is resumed."""
-    trainer, validation = training.trainer, training.validation
-    sampled, folder = (lambda: trainer.sampled) if log_completions else None, training.folder
-    logs = GRPOLogs(folder, lambda: trainer.last_rollouts, wandb, judge, sampled, lambda: trainer.timings)
+    validation, sampled = trainer.validation, (lambda: trainer.sampled) if log_completions else None
+    logs = GRPOLogs(folder, lambda: trainer.last_rollouts, wandb, trainer.judge, sampled, lambda: trainer.timings)
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
-    for added in (logs, validation) if validation else (logs,):
+    for added in filter(None, (logs, validation)):
         trainer.add_callback(added)
     last = get_last_checkpoint(str(folder)) if resume else None
     if last is None or not trainer.load_if_finished(Path(last)):
@@ -291,12 +251,7 @@ def _train(training: _Training, judge: Judge | None, resume: bool, wandb: bool, 
 
 
 def _check_trained(trainer: Sa2VAGRPOTrainer, before: dict[str, str]) -> None:
-    """Warn of trainable tensors that did not move since their digests were `before`, with the reasons.
-
-    Raises:
-        ValueError: no tensor moved although the learning rate is above 0, or for lack of different rewards; the last
-            state has been saved.
-    """
+    """Warn of trainable tensors that did not move since their digests were `before`; raise if nothing was trained."""
     tensors, rate = trainable_tensors(trainer.sa2va), trainer.args.learning_rate
     unmoved = check_movement(before, digests(trainer.sa2va), tensors)
     failure = "" if any_rank(trainer.accelerator, trainer.any_spread) else ALIKE[trainer.args.objective]
@@ -318,13 +273,7 @@ def _check_trained(trainer: Sa2VAGRPOTrainer, before: dict[str, str]) -> None:
 
 
 def startup_lines(trainer: Sa2VAGRPOTrainer, frozen: list[str], domain: DomainCheck | None) -> Iterator[str]:
-    """Trained and frozen parts, the size of an optimisation step, images left out, and the teacher's decay.
-
-    Args:
-        trainer: before its first step.
-        frozen: names of the tensors that no enabled loss reaches.
-        domain: of the training images.
-    """
+    """Trained parts and those `frozen` as no loss reaches them, the size of a step, images left out, the teacher."""
     table = parameter_table(trainer.sa2va)
     yield from (f"{part}: {count:,} parameters, {trained:,} train" for part, count, trained in table)
     yield f"each step: {_step(trainer)}"
@@ -352,18 +301,14 @@ def startup_lines(trainer: Sa2VAGRPOTrainer, frozen: list[str], domain: DomainCh
 def _step(trainer: Sa2VAGRPOTrainer) -> str:
     """Regions, or images with all their questions, x captions and masks of one optimisation step."""
     args, passes = trainer.args, trainer.args.gradient_accumulation_steps
-    loops = {
-        "captions": (args.mask_to_caption_weight, args.num_generations),
-        "masks": (args.caption_to_mask_weight, args.num_mask_generations),
-    }
-    enabled = {name: count for name, (weight, count) in loops.items() if weight}
-    made = " and ".join(f"{count} {name}" for name, count in enabled.items()) or "their masks"
-    if args.objective in OF_LABELS:
-        made = f"true {' and '.join(enabled)}"
-    if args.objective == "dpo":
-        made = "a pair of masks"
-    if args.objective == "mean_teacher":
-        made += " of half of them, the teacher's of the others"
+    enabled = {"captions": args.num_generations} if args.mask_to_caption_weight else {}
+    enabled |= {"masks": args.num_mask_generations} if args.caption_to_mask_weight else {}
+    made = {
+        "grpo": " and ".join(f"{count} {name}" for name, count in enabled.items()) or "their masks",
+        "supervised": f"true {' and '.join(enabled)}",
+        "mean_teacher": f"true {' and '.join(enabled)} of half of them, the teacher's of the others",
+        "dpo": "a pair of masks",
+    }[args.objective]
     whole = len(trainer.taken_together) < len(trainer.prompts)
     shares = f"{args.world_size} processes x {passes} forward passes x {args.prompts_per_step}"
     regions = args.prompts_per_step * passes * args.world_size
@@ -378,16 +323,11 @@ def wanted_settings(inputs: GRPOInputs, plan: GRPOPlan, fingerprint: str | None 
 
     Without the fingerprint of the model, which `run_grpo_stage` compares, those that are known before it is loaded.
     """
+    flags = vars(inputs.config) | vars(inputs.regions)
     settings = {
         **asdict(plan),
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
-        "seed": inputs.config.seed,
-        "max_dynamic_patch": inputs.regions.max_dynamic_patch,
-        "quantization": inputs.regions.quantization,
-        "use_flash_attn": inputs.regions.use_flash_attn,
-        "bit_depth": inputs.config.bit_depth,
-        "describe_question": inputs.regions.describe_question,
-        "segment_question": inputs.regions.segment_question,
+        **{name: flags[name] for name in SHARED.split()},
         "data_fingerprint": inputs.split.fingerprint,
         "split_seed": inputs.split.seed,
         "unlabelled": inputs.unlabelled,
@@ -396,7 +336,9 @@ def wanted_settings(inputs: GRPOInputs, plan: GRPOPlan, fingerprint: str | None 
     }
     settings["training"] = settings.pop("settings")
     settings |= own_fingerprint(name for terms in (plan.mask_rewards or {}).values() for name in terms)
-    return dict(json.loads(json.dumps(settings | inputs.of_qwen_vl)))
+    shown = inputs.regions.region_prompt if changed(inputs.regions, "region_prompt") else None
+    settings |= {"image_resize": inputs.config.image_resize, "region_prompt": shown}  # None but of some Qwen-VL
+    return dict(json.loads(json.dumps(settings)))
 
 
 def find_grpo_run(inputs: GRPOInputs, plan: GRPOPlan, also: Callable[[Run], bool]) -> Path | None:
@@ -405,36 +347,39 @@ def find_grpo_run(inputs: GRPOInputs, plan: GRPOPlan, also: Callable[[Run], bool
     return None if run is None else run.path
 
 
-def _facts(inputs: GRPOInputs, training: _Training, frozen: list[str], network: RewardNetwork | None) -> dict[str, Any]:
+def _facts(
+    inputs: GRPOInputs,
+    folder: Path,
+    trainer: Sa2VAGRPOTrainer,
+    domain: DomainCheck | None,
+    frozen: list[str],
+    network: RewardNetwork | None,
+) -> dict[str, Any]:
     """What config.json says of a run beside the settings that a resumed run must share."""
-    model, folder = training.trainer.sa2va, training.folder
     return {
         "inputs": portable_settings(folder, inputs.config, inputs.regions),
         "kind": inputs.kind,
         "data": inputs.summary,
-        "images": count_images(training.trainer.prompts),
-        "labels": sum(_labels_used(training.trainer, inputs.split).values()),
-        "domain": None if training.domain is None else asdict(training.domain),
+        "images": count_images(trainer.prompts),
+        "labels": sum(_labels_used(trainer, inputs.split).values()),
+        "domain": None if domain is None else asdict(domain),
         "reward_net": None if network is None else named(network, folder),
         "groups": {name: len(ids) for name, ids in inputs.split.groups.items()},
-        "parameters": [list(row) for row in parameter_table(model)],
+        "parameters": [list(row) for row in parameter_table(trainer.sa2va)],
         "frozen_because_unreached": frozen,
-        "trainable": sorted(trainable_tensors(model)),
+        "trainable": sorted(trainable_tensors(trainer.sa2va)),
         "meteor_variant": meteor_variant() if inputs.kind == "regions" else "",
     }
 
 
-def _write_inputs(inputs: GRPOInputs, training: _Training, network: RewardNetwork | None) -> None:
+def _write_inputs(inputs: GRPOInputs, folder: Path, trainer: Sa2VAGRPOTrainer, network: RewardNetwork | None) -> None:
     """Write the reward network, split.json, and thumbnails of the images of the run and of those of its base model."""
-    folder = training.folder
     if network is not None:
         network.save_pretrained(folder / REWARD_NET)
-    validated = training.validation.prompts if training.validation else []
-    images = {"train": training.trainer.prompts, "val": validated}
+    images = {"train": trainer.prompts, "val": trainer.validation.prompts if trainer.validation else []}
     loads = {use: {p.image_key: p.load for p in prompts if p.image_key} for use, prompts in images.items()}
     own = {use: np.stack([thumbnail(load()[0]) for load in of.values()]) for use, of in loads.items() if of}
-    pictures = together(load_arrays(Path(inputs.config.model_path) / PICTURES, NAMES_ALONE), own)
-    if pictures:
+    if pictures := together(load_arrays(Path(inputs.config.model_path) / PICTURES, NAMES_ALONE), own):
         save_arrays(folder / PICTURES, pictures)
     save_split(inputs.split, folder / "split.json")
 
@@ -450,20 +395,19 @@ def _labels_used(trainer: Sa2VAGRPOTrainer, split: Split) -> dict[str, int]:
     return {name: count_images(select(labelled, split, name)) for name in split.groups}
 
 
-def _save(inputs: GRPOInputs, training: _Training, resumed: bool) -> None:
+def _save(inputs: GRPOInputs, folder: Path, trainer: Sa2VAGRPOTrainer, resumed: bool) -> None:
     """Keep the best weights, and write what the training cost and final_model/: tensors, config.json, model card."""
-    trainer, validation, args = training.trainer, training.validation, training.trainer.args
+    validation, args = trainer.validation, trainer.args
     outcome, taught = None if validation is None else validation.finish(), trainer.taught_counts
     if validation is None and args.objective == "mean_teacher":
         trainer.take_teacher()
     if not args.should_save:
         return
-    folder, peak = training.folder, peak_memory_gib(inputs.device)
+    peak = peak_memory_gib(inputs.device)
     validated = count_images([p for p in validation.prompts if p.labelled]) if validation else 0
     labels = {"reward": _labels_used(trainer, inputs.split), "weights": {"val": validated}}
     trained = sum(count for _, _, count in parameter_table(trainer.sa2va))
-    seconds = {"training": trainer.seconds}  # of all processes
-    RunCost(seconds, labels, trained, peak, resumed=False).save(folder)
+    RunCost({"training": trainer.seconds}, labels, trained, peak, resumed=False).save(folder)  # of all processes
     learning = trainer.seconds - trainer.earlier_seconds - sum(trainer.phases.values())
     config = read_json(folder / "config.json") | {
         "steps": trainer.state.global_step,

@@ -34,39 +34,21 @@ METRICS = {"val/cycle_iou": "IoU of mask'", "val/gt_dice": "Dice"}  # the first 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What validation says about a run.
+    """What validation says about a run; in its config.json."""
 
-    Args:
-        metric: criterion, one of `METRICS`; None if no validation item has a label, so that nothing can be compared.
-        items: number of validation items.
-        labelled: those of them with a true mask, which the choice of weights has used.
-        before, last, best: metric of the initial model, after the last step, and the highest.
-        kept_step: optimisation step whose weights are in final_model; 0 are the initial weights.
-        last_step: steps of the run.
-        kept_teacher: whether final_model holds a mean teacher's weights in place of the model's.
-    """
-
-    metric: str | None
+    metric: str | None  # criterion, of `METRICS`; None if no item has a label, so that nothing can be compared
     items: int
-    labelled: int
-    before: float | None
-    last: float | None
+    labelled: int  # items with a true mask, which the choice of weights has used
+    before: float | None  # metric of the initial model
+    last: float | None  # after the last step
     best: float | None
-    kept_step: int
+    kept_step: int  # whose weights are in final_model; 0 are the initial ones
     last_step: int
-    kept_teacher: bool = False
-
-    @property
-    def kept_initial(self) -> bool:
-        """Whether final_model holds the initial weights."""
-        return self.kept_step == 0
+    kept_teacher: bool = False  # whether they are a mean teacher's in place of the model's
 
 
 def outcome_of(steps: Sequence[int], values: Sequence[float], metric: str | None, items: int, labelled: int) -> Outcome:
-    """The outcome of validations at `steps`, the first of which is 0, with these values of the metric, if there is one.
-
-    Equal values count for the earlier step; `metric`, `items` and `labelled` are as in `Outcome`.
-    """
+    """The outcome of validations at `steps`, from 0 on, with these values; of equal ones the earlier step counts."""
     if not values:
         return Outcome(None, items, labelled, None, None, None, steps[-1], steps[-1])
     best = max(values)
@@ -74,53 +56,32 @@ def outcome_of(steps: Sequence[int], values: Sequence[float], metric: str | None
 
 
 def notice(config: Mapping[str, Any]) -> str:
-    """A sentence for the first line of results if training ended below the initial model; otherwise empty.
-
-    Args:
-        config: config.json of a final_model.
-    """
-    outcome = saved_outcome(config)
-    if outcome is None or outcome.metric is None or outcome.last is None or outcome.before is None:
+    """A sentence for the first line of results if training ended below the initial model, by a final_model's config."""
+    if not (said := config.get("validation")) or said["metric"] is None:
         return ""
-    name, worse = METRICS[outcome.metric], outcome.last < outcome.before
-    change = (
-        f"on {outcome.items} validation items {name} was {outcome.before:.3f} before, {outcome.last:.3f} at the end"
-    )
-    if outcome.kept_initial:
+    worse, measured = said["last"] < said["before"], f"on {said['items']} validation items {METRICS[said['metric']]}"
+    change = f"{measured} was {said['before']:.3f} before, {said['last']:.3f} at the end"
+    if said["kept_step"] == 0:
         first = "Worse" if worse else "Not better"
         return f"{first} than the initial model: {change}, never higher; final_model is the initial model."
-    kept = f"final_model holds the best weights, of step {outcome.kept_step}, with {outcome.best:.3f}"
+    kept = f"final_model holds the best weights, of step {said['kept_step']}, with {said['best']:.3f}"
     return f"Worse at the end than the initial model: {change}; {kept}." if worse else ""
 
 
 def kept_weights(config: Mapping[str, Any]) -> str:
     """The line of a card on the choice of weights."""
-    outcome = saved_outcome(config)
-    if outcome is None:
+    if (facts := config.get("validation")) is None:  # not validated, or not at its end
         return "of the last step; the run was not validated" if "validation" in config else "not recorded"
-    if outcome.metric is None:
-        return f"of the last step; none of {outcome.items} validation items has a label"
-    step = f"{'the moving average, ' * outcome.kept_teacher}of step {outcome.kept_step} of {outcome.last_step}"
-    return (
-        f"{step}, the best {METRICS[outcome.metric]} ({outcome.best:.3f}; "
-        f"{outcome.before:.3f} before) on {outcome.items} validation items, {outcome.labelled} of them labelled"
-    )
-
-
-def saved_outcome(config: Mapping[str, Any]) -> Outcome | None:
-    """The outcome in a config.json; None if the run was not validated, or has not ended."""
-    facts = config.get("validation")
-    return None if facts is None else Outcome(**facts)
+    said = Outcome(**facts)
+    if said.metric is None:
+        return f"of the last step; none of {said.items} validation items has a label"
+    step = f"{'the moving average, ' * said.kept_teacher}of step {said.kept_step} of {said.last_step}"
+    values = f"the best {METRICS[said.metric]} ({said.best:.3f}; {said.before:.3f} before)"
+    return f"{step}, {values} on {said.items} validation items, {said.labelled} of them labelled"
 
 
 PROXY, EMPTY, SILENT = "val/score", "val/empty_share", "val/no_seg_share"
-TAGS = {
-    **{name: f"val/{name}" for name in OVERLAPS},
-    "dice": "val/gt_dice",
-    "cycle_iou": "val/cycle_iou",
-    "meteor": "val/meteor",
-    "cycle_meteor": "val/cycle_meteor",
-}
+TAGS = {name: f"val/{name}" for name in (*OVERLAPS, "cycle_iou", "meteor", "cycle_meteor")} | {"dice": "val/gt_dice"}
 ALARM = 0.5  # share of empty masks
 KEEP_SEG = "their answers have no [SEG]: lower learning_rate, or raise seg_text_weight"
 REMEDIES = {
@@ -137,12 +98,6 @@ class ValidationCallback(TrainerCallback):
     With a reward network and true masks, the network's score is the proxy and the criterion the gold standard: training
     stops when the proxy rises while the gold standard has fallen. A mean teacher is measured beside the model, and of
     the two the better one counts.
-
-    Args:
-        trainer: whose model is measured.
-        prompts: of the validation split.
-        every: optimisation steps.
-        maps: of the reward network of the run, if there is one.
     """
 
     def __init__(
@@ -197,24 +152,24 @@ class ValidationCallback(TrainerCallback):
         return replace(outcome, kept_teacher=self.best_is_teacher)
 
     def save_looks(self, path: Path) -> None:
-        """Write each prompt's group, and its Dice at every look; None without a true mask. The first is the start."""
+        """Write each prompt's group, and its Dice at every look, from the start on; None without a true mask."""
         looks = [[None if np.isnan(value) else value for value in look] for look in self.looks]
         write_json(path, {"groups": [prompt.group_id for prompt in self.prompts], "dice": looks})
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint, which holds the current weights already."""
-        curves = {"steps": self.steps, "proxy": self.proxy, "gold": self.gold, "looks": self.looks}
         best_is_now = self.gold and self.steps[self.gold.index(max(self.gold))] == self.trainer.state.global_step
-        peak = {} if best_is_now and not self.best_is_teacher else self.best_weights
-        best = {"criterion": self.criterion, "peak": peak, "peak_is_teacher": self.best_is_teacher}
-        return {**curves, **best, "has_warned": self.has_warned}
+        return {name: getattr(self, name) for name in ("steps", "proxy", "gold", "looks", "criterion")} | {
+            "peak": {} if best_is_now and not self.best_is_teacher else self.best_weights,
+            "peak_is_teacher": self.best_is_teacher,
+            "has_warned": self.has_warned,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """From a checkpoint whose weights have been loaded."""
-        self.steps, self.proxy, self.gold = state["steps"], state["proxy"], state["gold"]
-        self.criterion, self.has_warned = state["criterion"], state["has_warned"]
-        self.looks = state.get("looks", [])
-        self.best_is_teacher = state.get("peak_is_teacher", False)
+        for name in ("steps", "proxy", "gold", "criterion", "has_warned"):
+            setattr(self, name, state[name])
+        self.looks, self.best_is_teacher = state.get("looks", []), state.get("peak_is_teacher", False)
         best_is_now = self.gold and not state["peak"]
         self.best_weights = trainable_state(self.trainer.sa2va) if best_is_now else state["peak"]
 
@@ -222,9 +177,7 @@ class ValidationCallback(TrainerCallback):
         trainer, of_teacher = self.trainer, dict[str, float]()
         with clock(trainer.phases, "validation"):
             points = self._points()
-            if (
-                step and trainer.args.objective == "mean_teacher" and trainer.ema is not None
-            ):  # at step 0 it is the model
+            if step and trainer.args.objective == "mean_teacher" and trainer.ema:  # at step 0 it is the model
                 with swapped(trainer.sa2va, trainer.ema.weights):
                     of_teacher = self._points()
         self.steps.append(step)
@@ -242,8 +195,7 @@ class ValidationCallback(TrainerCallback):
         if not self.gold or better > max(self.gold):
             self.best_weights = trainable_state(self.trainer.sa2va)
             self.best_is_teacher = of_teacher > value
-            if self.best_is_teacher:
-                assert self.trainer.ema is not None
+            if self.best_is_teacher and self.trainer.ema:
                 self.best_weights |= {name: tensor.cpu().clone() for name, tensor in self.trainer.ema.weights.items()}
         self.gold.append(better)
 
@@ -254,21 +206,17 @@ class ValidationCallback(TrainerCallback):
         self.has_warned = step > 0
         remedy = KEEP_SEG if points[SILENT] > ALARM else REMEDIES[self.trainer.args.objective]
         remedy = remedy if step else "give a question that the model understands"
+        items = f"{points[EMPTY]:.0%} of {len(self.prompts)} validation items"
         if self.trainer.args.should_log:
-            warnings.warn(
-                f"step {step}: the masks of {points[EMPTY]:.0%} of {len(self.prompts)} validation items are empty "
-                f"({EMPTY}); {remedy}",
-                stacklevel=2,
-            )
+            warnings.warn(f"step {step}: the masks of {items} are empty ({EMPTY}); {remedy}", stacklevel=2)
 
     def _points(self) -> dict[str, float]:
         """tag -> mean over the patients of the prompts, which all processes measure together."""
         trainer = self.trainer
         longest, cache = trainer.args.max_completion_length, trainer.rollout_generator.cache
-        measured = measure(
-            trainer.sa2va, self.prompts, cache, longest, quiet=True, expected=False, accelerator=trainer.accelerator
-        )
-        return from_first_rank(trainer.accelerator, lambda: self._means(measured))  # all stop at one step, or none
+        ranks = trainer.accelerator
+        measured = measure(trainer.sa2va, self.prompts, cache, longest, quiet=True, expected=False, accelerator=ranks)
+        return from_first_rank(ranks, lambda: self._means(measured))  # all stop at one step, or none
 
     def _means(self, measured: Measured) -> dict[str, float]:
         self.looks.append(measured.values["dice"].tolist())
@@ -294,9 +242,6 @@ def empty_share(measured: Measured) -> float:
 
 def scores(maps: ForegroundMaps, prompts: Sequence[TrainingItem], measured: Measured) -> np.ndarray:
     """float64 (N,): the reward network's score of each prompt's mask; 0 without a mask, NaN outside its domain."""
-    reward = learned_reward(maps)
-    values = [
-        reward(images=[prompt.load()[0]], predicted_masks=[unpacked(mask)]).values[0]
-        for prompt, mask in zip(prompts, measured.masks, strict=True)
-    ]
-    return np.array(values, dtype=float)
+    reward, pairs = learned_reward(maps), zip(prompts, measured.masks, strict=True)
+    judged = (reward(images=[prompt.load()[0]], predicted_masks=[unpacked(mask)]) for prompt, mask in pairs)
+    return np.array([one.values[0] for one in judged], dtype=float)

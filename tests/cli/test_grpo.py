@@ -25,11 +25,7 @@ from rl_reward_network.run import RUN_FILE, Run
 from tests.conftest import write_tiny_data
 from tests.rewards.judge_server import Reply, judge_server, listing
 
-JUDGE_SETTINGS = {
-    "llm_judge_base_url": "http://x/v1",
-    "llm_judge_model": "m",
-    "llm_judge_cache": "off",
-}
+JUDGE_SETTINGS = {"llm_judge_base_url": "http://x/v1", "llm_judge_model": "m", "llm_judge_cache": "off"}
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +37,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def planned(data: Path, *flags: str, mode: str = "quick", network: RewardNetwork | None = None) -> GRPOPlan:
     args = tyro.cli(Args, args=[mode, "--data_root", str(data), *flags])
-    return make_plan(args, world_of(args), network)
-
-
-def world_of(args: Any) -> GRPOInputs:
-    return open_grpo_inputs(args.inputs, args.regions)
+    return make_plan(args, open_grpo_inputs(args.inputs, args.regions), network)
 
 
 def test_the_original_names_are_flags_of_the_libraries_settings(scenes: Path) -> None:
@@ -80,13 +72,15 @@ def test_defaults_on_the_embedded_and_on_a_real_model(scenes: Path, tmp_path: Pa
 
 
 def test_what_does_not_go_together_is_refused(scenes: Path, tmp_path: Path) -> None:
-    for flags in (["--group_regex", "(?P<group>.)"], ["--segment_question", "Where?"]):
-        with pytest.raises(ValueError, match=f"{flags[0]} is for other data, but .* holds captioned regions"):
-            planned(scenes, *flags)
     images = write_tiny_data(tmp_path)
-    for flags in (["--max_regions", "8"], ["--describe_question", "What?"]):
-        with pytest.raises(ValueError, match=f"{flags[0]} is for other data, but .* holds annotated images"):
-            planned(images, *flags)
+    for data, kind, flag, value in (
+        (scenes, "captioned regions", "--group_regex", "(?P<group>.)"),
+        (scenes, "captioned regions", "--segment_question", "Where?"),
+        (images, "annotated images", "--max_regions", "8"),
+        (images, "annotated images", "--describe_question", "What?"),
+    ):
+        with pytest.raises(ValueError, match=f"{flag} is for other data, but .* holds {kind}"):
+            planned(data, flag, value)
     with pytest.raises(ValueError, match=r"no captions .*--reward_net"):
         planned(images)
     plan = planned(images, "--loop2_iou_weight", "1")
@@ -94,11 +88,8 @@ def test_what_does_not_go_together_is_refused(scenes: Path, tmp_path: Path) -> N
     assert plan.weights.loop2_caption == 0
 
 
-SUPERVISED, TEACHER, TRUTH = (
-    "--objective supervised",
-    "--objective mean_teacher",
-    "--objective dpo --preferred_by truth",
-)
+SUPERVISED, TEACHER = "--objective supervised", "--objective mean_teacher"
+TRUTH = "--objective dpo --preferred_by truth"
 NO_LOOP2 = "--caption_to_mask_weight 0"
 IDLE = {  # settings that do nothing -> (data, the other flags of the run), and where they act
     "temperature 0.5": [("images", "--loop2_iou_weight 1"), ("regions", "--mask_to_caption_weight 0")],
@@ -227,7 +218,6 @@ def test_rewards_by_name_and_loops_of_a_judge(scenes: Path, tmp_path: Path) -> N
 def test_a_judge_from_the_command_line(
     scenes: Path, tmp_path: Path, flag: str, models: Reply | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the run is told: the model that was found, and the judge with the settings of the flags."""
     calls: list[Any] = []
 
     def no_training(inputs: GRPOInputs, plan: GRPOPlan, run: Run, judge: Any, *_: Any) -> None:
@@ -241,14 +231,10 @@ def test_a_judge_from_the_command_line(
     with judge_server(lambda prompt: "A", models) as server:
         main(tyro.cli(Args, args=["quick", "--data_root", str(scenes), *extra, "--llm_judge_base_url", server.url]))
     ((plan, judge),) = calls
-    config = judge.config
-    if models is None:
-        assert plan.judge == {"base_url": server.url, "model": "m", "loops": ["loop2"]}
-        assert config == JudgeConfig(server.url, "m", cache_path=None)
-        assert not list(tmp_path.glob("llm_judge"))
-    else:
-        assert plan.judge == {"base_url": server.url, "model": "the-only-one", "loops": ["loop1"]}
-        assert config == JudgeConfig(server.url, "the-only-one", cache_path=tmp_path / "llm_judge")
+    name, loop, cache = ("m", "loop2", None) if models is None else ("the-only-one", "loop1", tmp_path / "llm_judge")
+    assert plan.judge == {"base_url": server.url, "model": name, "loops": [loop]}
+    assert judge.config == JudgeConfig(server.url, name, cache_path=cache)
+    assert cache or not list(tmp_path.glob("llm_judge"))
 
 
 @pytest.mark.parametrize("masks", [True, False])
@@ -327,15 +313,13 @@ def test_a_judge_that_cannot_be_asked_is_refused_before_anything_is_read(
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     if package is not None:
         monkeypatch.setitem(sys.modules, package, None)
-    message = {
-        None: r"127\.0\.0\.1:9/v1.*\(--llm_judge_base_url\)",
-        "openai": "the package openai; in the project folder: ",
-    }
+    no_package = "the package openai; in the project folder: "
+    message = no_package if package else r"127\.0\.0\.1:9/v1.*\(--llm_judge_base_url\)"
     words = ["full", "--data_root", str(DEFAULT_REGIONS), "--output_dir", str(tmp_path / "out"), "--use_llm_judge"]
     args = tyro.cli(Args, args=[*words, "--llm_judge_base_url", "http://127.0.0.1:9/v1"])
     monkeypatch.setattr("rl_reward_network.grpo.inputs.open_grpo_inputs", lambda *_: pytest.fail("read"))
     for call in (check, main):
-        with pytest.raises(ValueError, match=message[package]):
+        with pytest.raises(ValueError, match=message):
             call(args)
     assert not list(tmp_path.iterdir())
 
@@ -364,9 +348,8 @@ def test_a_run_from_the_command_line_ends_in_a_model_and_goes_on(
     output = capsys.readouterr().out
     assert "nothing to resume: this run is finished" in output
     assert f"run folder: {folder}, finished\n" in output
-    with pytest.raises(
-        ValueError, match=rf"(?s)--resume: no sa2va_grpo run .*{folder}: finished; differs in seed was 0, now 1$"
-    ):
+    message = rf"(?s)--resume: no sa2va_grpo run .*{folder}: finished; differs in seed was 0, now 1$"
+    with pytest.raises(ValueError, match=message):
         main(tyro.cli(Args, args=[*flags, "--resume", "--seed", "1"]))
     with pytest.raises(ValueError, match=r"--resume: .*nowhere"):
         main(tyro.cli(Args, args=[*flags, "--resume", "--run_folder", str(tmp_path / "nowhere")]))

@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rl_reward_network.grpo.final_model import merge_run
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
 from rl_reward_network.grpo.plan import PlanArgs, RewardArgs, TrainablePartsArgs, make_plan
 from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings, RewardWeights, with_images
+from rl_reward_network.grpo.stage import captions_of
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.lora import WEIGHTS, load_trainable, read_trainable
 from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED
@@ -25,21 +27,10 @@ from tests.conftest import write_tiny_data
 from tests.grpo.nano import SETTINGS, train
 from tests.models.test_reward_network import network_of
 
-SETTINGS_OF_IMAGES = SETTINGS | {
-    "objective": "supervised",
-    "mask_to_caption_weight": 0.0,
-    "learning_rate": 1e-3,
-    "side_learning_rate": 3e-3,
-    "augment": True,
-}
-PLAN = GRPOPlan(
-    "quick",
-    RewardWeights(0.0, 0.0, 0.0, 1.0),
-    lora_r=4,
-    lora_alpha=8,
-    settings=GRPOSettings(**SETTINGS_OF_IMAGES),
-    side_network={"pixels": 128},
-)
+SETTINGS_OF_IMAGES = SETTINGS | {"objective": "supervised", "mask_to_caption_weight": 0.0, "augment": True}
+SETTINGS_OF_IMAGES |= {"learning_rate": 1e-3, "side_learning_rate": 3e-3}
+PARTS: dict[str, Any] = {"lora_r": 4, "lora_alpha": 8, "side_network": {"pixels": 128}}
+PLAN = GRPOPlan("quick", RewardWeights(0.0, 0.0, 0.0, 1.0), settings=GRPOSettings(**SETTINGS_OF_IMAGES), **PARTS)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +41,6 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> GRPOInputs:
 
 @pytest.fixture(scope="module")
 def run(images: GRPOInputs) -> Path:
-    """A finished run of two steps."""
     return train(images, PLAN, images.config.output_dir / "sa2va_grpo_1")
 
 
@@ -76,10 +66,8 @@ def test_a_resumed_run_sees_the_same_views(images: GRPOInputs, run: Path) -> Non
     train(images, PLAN, again)
     first, second = ((path / "final_model" / "trainable" / WEIGHTS).read_bytes() for path in (run, again))
     assert first == second
-    losses = [
-        [line for line in (path / "metrics.jsonl").read_text().splitlines() if "loss/mask" in line]
-        for path in (run, again)
-    ]
+    lines = ((path / "metrics.jsonl").read_text().splitlines() for path in (run, again))
+    losses = [[line for line in of if "loss/mask" in line] for of in lines]
     assert losses[0] == losses[1]
     plain = replace(PLAN, settings=replace(PLAN.settings, augment=False))
     without = train(images, plain, images.config.output_dir / "sa2va_grpo_3")
@@ -138,20 +126,19 @@ def test_what_trains_decides_the_recipe_and_neither_the_flag_nor_the_width(
 ) -> None:
     """The same side network, of the embedded model and of one of the width of 8 billion parameters, added or there."""
     grpo = GRPOSettings(objective=objective, preferred_by="truth" if objective == "dpo" else "learned")
-    for width, rest in ((128, 1e-3), (4096, 1e-5)):
-        for own in (True, False):
-            config = read_json(EMBEDDED["sa2va-nano"] / "config.json")
-            config["text_config"]["hidden_size"] = width
-            write_json(tmp_path / "config.json", config | {"side_network": {"pixels": 512} if own else None})
-            world = RunConfig(model_path=str(tmp_path), gpu=-1)
-            plan = make_plan(PlanArgs("full", world, grpo=grpo, adapters=TrainablePartsArgs(not own)), images, None)
-            found = plan.settings
-            taken = found.per_device_train_batch_size // found.num_generations * found.gradient_accumulation_steps
-            recipe = (found.max_steps, taken, found.side_learning_rate, found.warmup_steps, found.augment)
-            recipe += (found.bce_weight, found.dice_weight, found.early_stopping_patience, plan.eval_steps)
-            rate = (3e-3,) if not own else RECIPES[objective][2:3]
-            assert recipe == RECIPES[objective][:2] + rate + RECIPES[objective][3:]
-            assert found.learning_rate == rest, "of the other parts"
+    for (width, rest), own in product(((128, 1e-3), (4096, 1e-5)), (True, False)):
+        config = read_json(EMBEDDED["sa2va-nano"] / "config.json")
+        config["text_config"]["hidden_size"] = width
+        write_json(tmp_path / "config.json", config | {"side_network": {"pixels": 512} if own else None})
+        world = RunConfig(model_path=str(tmp_path), gpu=-1)
+        plan = make_plan(PlanArgs("full", world, grpo=grpo, adapters=TrainablePartsArgs(not own)), images, None)
+        found = plan.settings
+        recipe = (found.max_steps, captions_of(found) // found.num_generations, found.side_learning_rate)
+        recipe += (found.warmup_steps, found.augment, found.bce_weight, found.dice_weight)
+        recipe += (found.early_stopping_patience, plan.eval_steps)
+        rate = RECIPES[objective][2:3] if own else (3e-3,)
+        assert recipe == RECIPES[objective][:2] + rate + RECIPES[objective][3:]
+        assert found.learning_rate == rest, "of the other parts"
 
 
 def test_a_run_of_epochs_is_validated_during_and_not_only_after_them(images: GRPOInputs, tmp_path: Path) -> None:
@@ -187,14 +174,8 @@ def encoder_runs(images: GRPOInputs) -> dict[str, Path]:
 
 def test_the_encoder_trains(encoder_runs: dict[str, Path]) -> None:
     base = dict(load_sa2va_model("sa2va-nano")[0].named_parameters())
-    lora, full = (
-        {
-            name: tensor
-            for name, tensor in read_trainable(run / "final_model" / "trainable").items()
-            if name.startswith(ENCODER)
-        }
-        for run in encoder_runs.values()
-    )
+    trained = (read_trainable(run / "final_model" / "trainable").items() for run in encoder_runs.values())
+    lora, full = ({name: tensor for name, tensor in of if name.startswith(ENCODER)} for of in trained)
     assert all("lora_" in name for name in lora)
     assert any(tensor.any() for name, tensor in lora.items() if "lora_B" in name)
     assert {min(tensor.shape) for tensor in lora.values()} == {2}, "the rank of the encoder, not of the language model"

@@ -56,11 +56,9 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> GRPOInputs:
 def test_every_image_is_asked_for_every_class_in_its_wordings(named: GRPOInputs) -> None:
     assert named.summary == "8 annotated images, 2 phrases, 16 of 16 questions with a mask"
     questions = Counter((prompt.name, prompt.question, prompt.held_out) for prompt in named.prompts)
-    tube = "Please segment the tube in the picture."
-    assert {key for key in questions if key[0] == "tube"} == {
-        ("tube", "Please segment the tube.", tube),
-        ("tube", "Please segment the bright tube.", tube),
-    }
+    asked, held_out = ("the tube", "the bright tube"), "Please segment the tube in the picture."
+    tubes = {("tube", f"Please segment {phrase}.", held_out) for phrase in asked}
+    assert {key for key in questions if key[0] == "tube"} == tubes
     assert questions["ring", "Please segment the ring.", "Please segment the round ring."] == 8
 
 
@@ -137,11 +135,8 @@ def test_a_run_is_evaluated_class_by_class(named: GRPOInputs) -> None:
     assert result.by_name is not None
     assert result.by_name.models == ("before", "after", "held-out wording")
     rows = {row.name: row for row in result.by_name.rows}
-    assert {name: (row.images, row.absent) for name, row in rows.items()} == {
-        "tube": (2, 0),
-        "ring": (0, 2),
-        ALL_CLASSES: (2, 2),
-    }
+    counts = {"tube": (2, 0), "ring": (0, 2), ALL_CLASSES: (2, 2)}
+    assert {name: (row.images, row.absent) for name, row in rows.items()} == counts
     dice = rows["tube"].dice[1]
     found = [n for n, prompt in enumerate(named.pick("test")) if prompt.name == "tube"]
     assert dice is not None
@@ -152,16 +147,15 @@ def test_a_run_is_evaluated_class_by_class(named: GRPOInputs) -> None:
 
 def test_the_same_folder_holds_regions_with_names(named: GRPOInputs) -> None:
     regions = open_grpo_inputs(named.config, RegionConfig(dataset_name="names"))
-    assert regions.kind == "regions"
-    assert regions.summary == "annotated images, captioned by their phrases, 8 images, 8 regions"
+    summary = "annotated images, captioned by their phrases, 8 images, 8 regions"
+    assert (regions.kind, regions.summary) == ("regions", summary)
     assert {prompt.caption for prompt in regions.prompts} == {"Tube"}, "an absent ring is no region"
     assert regions.split.groups == named.split.groups
     assert {prompt.group_id for prompt in regions.pick("test")} == {prompt.group_id for prompt in named.pick("test")}
     image, mask = regions.prompts[0].load()
     own_image, own_mask = next(p for p in named.prompts if p.sample_id == regions.prompts[0].sample_id).load()
-    assert (image == own_image).all()
-    assert mask is not None
-    assert (mask == own_mask).all()
+    np.testing.assert_array_equal(image, own_image)
+    np.testing.assert_array_equal(mask, own_mask)
 
 
 def test_regions_have_the_split_of_the_images_where_some_have_none(tmp_path: Path) -> None:

@@ -40,17 +40,13 @@ from tests.qwen_vl import QWEN3, QWEN25, SYSTEM, write_tiny_qwen
 
 RANK, ALPHA = 128, 256
 CHATML = ("<|im_start|>user\n{input}<|im_end|>\n<|im_start|>assistant\n", "<|im_end|>", "\n")
-LLAMA = "<|start_header_id|>{role}<|end_header_id|>\n\n"
+LLAMA = "<|start_header_id|>{}<|end_header_id|>\n\n"
 TEMPLATES = {  # instruction, suffix, separator; a format without a suffix ends its answers with the eos token
     "qwen_chat": CHATML,
     "internlm2_chat": CHATML,
     "phi3_chat": ("<|user|>\n{input}<|end|>\n<|assistant|>\n", "<|end|>", "\n"),
     "vicuna": ("USER: {input} ASSISTANT:", "", "\n"),
-    "llama3_chat": (
-        LLAMA.replace("{role}", "user") + "{input}<|eot_id|>" + LLAMA.replace("{role}", "assistant"),
-        "<|eot_id|>",
-        "\n",
-    ),
+    "llama3_chat": (LLAMA.format("user") + "{input}<|eot_id|>" + LLAMA.format("assistant"), "<|eot_id|>", "\n"),
 }
 IMAGE = ("<img>", "<IMG_CONTEXT>", "</img>")  # before an image's features, in the place of each, behind them
 IMAGE_QWEN_VL = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
@@ -120,9 +116,8 @@ def check_parts(model: Any, ours: int) -> None:
     counts = {part: [total, trained] for part, total, trained in parameter_table(model)}
     assert sum(total for total, _ in counts.values()) == sum(p.numel() for p in model.parameters())
     counts["embeddings"] = [words.numel(), words.numel() * words.requires_grad]
-    counts["language model"] = [
-        all_ - some for all_, some in zip(counts["language model"], counts["embeddings"], strict=True)
-    ]
+    both = zip(counts["language model"], counts["embeddings"], strict=True)
+    counts["language model"] = [all_ - some for all_, some in both]
     trained = {part: some == total for part, (total, some) in counts.items() if total}
     assert all(some in (0, total) for total, some in counts.values()), "parts train as a whole, or not at all"
     assert trained == {part: row[ours] for part, row in TRAINED.items() if part in trained}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from rl_reward_network import __version__
 from rl_reward_network.atomic_io import read_json, weights_fingerprint, write_json
@@ -19,13 +20,7 @@ from rl_reward_network.grpo.final_model import grpo_model
 from rl_reward_network.grpo.inputs import GRPOInputs
 from rl_reward_network.grpo.rewards import Reward, loop_rewards
 from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings, RewardWeights, meanings, with_preset
-from rl_reward_network.grpo.stage import (
-    find_grpo_run,
-    load_model,
-    startup_lines,
-    training_arguments,
-    wanted_settings,
-)
+from rl_reward_network.grpo.stage import find_grpo_run, load_model, startup_lines, training_arguments, wanted_settings
 from rl_reward_network.models.lora import freeze_parameters, read_trainable, setup_lora
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
@@ -34,26 +29,28 @@ from rl_reward_network.run import GRPO_RUN, Run
 from tests.grpo.nano import ONE_STEP, PLAN, changed, train
 from tests.models.test_reward_network import network_of
 
-WEIGHTS = "trainable"
-
 
 class Judge:
     """A judge that likes everything."""
 
-    last_failure = ""
-
-    @property
-    def counts(self) -> dict[str, int]:
-        return {"asked": 0}
+    last_failure, counts = "", {"asked": 0}
 
     def note(self, **counts: int) -> None:
         pass
 
-    def failing(self) -> None:
+    def failing(self) -> str | None:
         return None
 
     def scores(self, predictions: Sequence[str], references: Sequence[str]) -> list[float | None]:
         return [1.0] * len(predictions)
+
+
+def trained(run: Path, part: str = "final_model") -> dict[str, Tensor]:
+    return read_trainable(run / part / "trainable")
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
 def test_a_run_writes_all_that_it_says(grpo_run: Path) -> None:
@@ -64,17 +61,10 @@ def test_a_run_writes_all_that_it_says(grpo_run: Path) -> None:
     }
     assert {path.name for path in (grpo_run / "final_model").iterdir()} == {"README.md", "config.json", "trainable"}
     card = (grpo_run / "final_model" / "README.md").read_text()
-    for said in (
-        "sa2va-rl merge --model_path <this folder>",
-        "| steps | 2 |",
-        "in `trainable/`, for sa2va-nano.",
-        "Not evaluated",
-    ):
-        assert said in card
+    said = ("sa2va-rl merge --model_path <this folder>", "| steps | 2 |", "in `trainable/`, for sa2va-nano.")
+    assert all(text in card for text in (*said, "Not evaluated"))
     assert str(grpo_run.parent) not in card
-    final, last = (read_trainable(grpo_run / part / WEIGHTS) for part in ("final_model", "checkpoint-2"))
-    assert final.keys() == last.keys()
-    assert all(torch.equal(tensor, last[name]) for name, tensor in final.items())
+    assert same(trained(grpo_run), trained(grpo_run, "checkpoint-2"))
 
 
 def test_config_says_what_was_trained_on_what(grpo_run: Path, grpo_inputs: GRPOInputs) -> None:
@@ -91,7 +81,7 @@ def test_config_says_what_was_trained_on_what(grpo_run: Path, grpo_inputs: GRPOI
     assert (config["inputs"]["data_root"], config["inputs"]["output_dir"]) == ("../../scenes", "..")
     assert config["inputs"]["model_path"] == "sa2va-nano"
     assert config["labels"] == len(grpo_inputs.pick("reward", "policy")), "the masks of all regions"
-    assert set(config["trainable"]) == set(read_trainable(grpo_run / "final_model" / WEIGHTS))
+    assert set(config["trainable"]) == trained(grpo_run).keys()
     frozen = config["frozen_because_unreached"]
     assert frozen
     assert all("mask_decoder" in name or "prompt_encoder" in name for name in frozen)
@@ -112,10 +102,8 @@ def test_config_says_what_was_trained_on_what(grpo_run: Path, grpo_inputs: GRPOI
 
 def test_a_run_is_not_gone_on_with_under_other_settings(grpo_run: Path, grpo_inputs: GRPOInputs) -> None:
     other = changed(replace(PLAN, weights=RewardWeights(iou=0.5)), learning_rate=1e-4)
-    with pytest.raises(
-        ValueError,
-        match=r"it began with other settings \(weights\.iou was 1\.0, now 0\.5; training\.learning_rate was 0\.01",
-    ):
+    message = r"it began with other settings \(weights\.iou was 1\.0, now 0\.5; training\.learning_rate was 0\.01"
+    with pytest.raises(ValueError, match=message):
         train(grpo_inputs, other, grpo_run)
     began = read_json(grpo_run / "config.json")["settings"]
     Run(grpo_run, GRPO_RUN).check_same(began)
@@ -130,14 +118,13 @@ def test_what_only_a_qwen_vl_has_is_compared_in_both_directions(grpo_inputs: GRP
         write_json(tmp_path / "config.json", {"stage": "grpo", "settings": began, "version": __version__})
         with pytest.raises(ValueError, match=r"other settings \(region_prompt was \w+, now \w+\)"):
             Run(tmp_path, GRPO_RUN).check_same(wanted)
-    earlier = {name: value for name, value in default.items() if name not in grpo_inputs.of_qwen_vl}
+    earlier = {name: value for name, value in default.items() if name not in ("image_resize", "region_prompt")}
     write_json(tmp_path / "config.json", {"stage": "grpo", "settings": earlier, "version": __version__})
     Run(tmp_path, GRPO_RUN).check_same(default)
 
 
 def test_an_interrupted_run_ends_as_the_whole_one(grpo_run: Path, resumed_run: Path) -> None:
-    whole, resumed = (read_trainable(folder / "final_model" / WEIGHTS) for folder in (grpo_run, resumed_run))
-    assert all(torch.equal(tensor, resumed[name]) for name, tensor in whole.items())
+    assert same(trained(grpo_run), trained(resumed_run))
     assert read_json(resumed_run / "final_model" / "config.json")["steps"] == 2
     assert (resumed_run / "metrics.jsonl").read_text() == (grpo_run / "metrics.jsonl").read_text()
 
@@ -145,31 +132,29 @@ def test_an_interrupted_run_ends_as_the_whole_one(grpo_run: Path, resumed_run: P
 def test_a_run_out_of_time_trains_no_further_when_it_is_resumed(grpo_inputs: GRPOInputs, tmp_path: Path) -> None:
     late = changed(PLAN, **ONE_STEP | {"max_minutes": 1e-9, "max_steps": 5, "num_iterations": 2, "save_steps": 2})
     train(grpo_inputs, late, tmp_path)
-    whole = read_trainable(tmp_path / "final_model" / WEIGHTS)
+    whole = trained(tmp_path)
     shutil.rmtree(tmp_path / "final_model")
+    (tmp_path / "done.json").unlink()
     train(grpo_inputs, late, tmp_path)
     assert read_json(tmp_path / "final_model" / "config.json")["steps"] == 2, "not between two uses of the rollouts"
-    resumed = read_trainable(tmp_path / "final_model" / WEIGHTS)
-    assert all(torch.equal(tensor, resumed[name]) for name, tensor in whole.items())
+    assert same(whole, trained(tmp_path))
 
 
 def test_the_newest_run_of_these_settings_is_found(grpo_run: Path, grpo_inputs: GRPOInputs, tmp_path: Path) -> None:
     grpo_inputs = replace(grpo_inputs, config=replace(grpo_inputs.config, output_dir=tmp_path))
+    light = shutil.ignore_patterns("checkpoint-*", "logs")
     for number in (1, 2, 3):
-        shutil.copytree(
-            grpo_run, tmp_path / f"sa2va_grpo_{number}", ignore=shutil.ignore_patterns("checkpoint-*", "logs")
-        )
+        shutil.copytree(grpo_run, tmp_path / f"sa2va_grpo_{number}", ignore=light)
     (tmp_path / "sa2va_grpo_3" / "config.json").write_text('{"stage": "grpo", "settings": {"mode": "full"}}')
     assert find_grpo_run(grpo_inputs, PLAN, lambda run: True) == tmp_path / "sa2va_grpo_2"
-    assert find_grpo_run(grpo_inputs, changed(PLAN, learning_rate=1e-4), lambda run: True) is None
-    assert find_grpo_run(grpo_inputs, replace(PLAN, lora_r=8), lambda run: True) is None
+    for other in (changed(PLAN, learning_rate=1e-4), replace(PLAN, lora_r=8)):
+        assert find_grpo_run(grpo_inputs, other, lambda run: True) is None
 
 
 def test_a_learning_rate_of_0_is_a_run_that_changes_nothing(grpo_inputs: GRPOInputs, tmp_path: Path) -> None:
-    train(grpo_inputs, changed(PLAN, learning_rate=0.0, **ONE_STEP), tmp_path / "still")
-    model, _ = load_sa2va_model("sa2va-nano")
-    start = dict(model.named_parameters())
-    for name, tensor in read_trainable(tmp_path / "still" / "final_model" / WEIGHTS).items():
+    run = train(grpo_inputs, changed(PLAN, learning_rate=0.0, **ONE_STEP), tmp_path / "still")
+    start = dict(load_sa2va_model("sa2va-nano")[0].named_parameters())
+    for name, tensor in trained(run).items():
         if "lora_B" in name:
             assert not tensor.any(), name
         elif "lora_" not in name:
@@ -181,11 +166,9 @@ def test_rewards_that_are_all_equal_are_told_and_what_was_trained_is_kept(
 ) -> None:
     equal = {"same": Reward(lambda **columns: [0.5] * len(columns["prompts"]), 1.0)}
     monkeypatch.setattr(stage_file, "loop_rewards", lambda *_: {"loop1": equal, "loop2": equal})
+    message = r"nothing was trained: the rewards of every group were all alike; the last .*checkpoint-1"
     for _ in range(2):  # resuming it says the same, and trains no further
-        with pytest.raises(
-            ValueError,
-            match=r"nothing was trained: the rewards of every group were all alike; the last .*checkpoint-1",
-        ):
+        with pytest.raises(ValueError, match=message):
             train(grpo_inputs, changed(PLAN, **ONE_STEP), tmp_path / "equal")
     assert (tmp_path / "equal" / "checkpoint-1" / "trainable").exists(), "hours must not be lost"
     assert not (tmp_path / "equal" / "final_model").exists(), "nor look finished"
@@ -196,10 +179,9 @@ def test_one_step_is_a_whole_run_and_what_did_not_move_is_told(grpo_inputs: GRPO
     one = changed(PLAN, **ONE_STEP, lr_scheduler_type="linear", warmup_steps=5)
     with pytest.warns(UserWarning, match=r"trainable tensors did not move: \d+ because its gradient passes lora_B"):
         train(grpo_inputs, one, tmp_path / "one")
-    config = read_json(tmp_path / "one" / "final_model" / "config.json")
-    assert config["steps"] == 1
-    moved = read_trainable(tmp_path / "one" / "final_model" / WEIGHTS)
-    assert any(tensor.any() for name, tensor in moved.items() if "lora_B" in name), "the first step has a rate"
+    assert read_json(tmp_path / "one" / "final_model" / "config.json")["steps"] == 1
+    moved = trained(tmp_path / "one").items()
+    assert any(tensor.any() for name, tensor in moved if "lora_B" in name), "the first step has a rate"
 
 
 SUPERVISED = {"objective": "supervised", "mask_policy": "gaussian", "pathwise_weight": 0.0, **ONE_STEP}
@@ -214,10 +196,10 @@ def test_a_run_that_got_worse_says_so_and_keeps_the_initial_model(grpo_inputs: G
     assert outcome["last"] < outcome["before"] == outcome["best"]
     assert (outcome["kept_step"], outcome["last_step"]) == (0, 1)
     start = dict(load_sa2va_model("sa2va-nano")[0].named_parameters())
-    kept, last = (read_trainable(run / part / WEIGHTS) for part in ("final_model", "checkpoint-1"))
+    kept = trained(run)
     for name, tensor in kept.items():
         assert not tensor.any() if "lora_B" in name else "lora_A" in name or torch.equal(tensor, start[name]), name
-    assert any(not torch.equal(tensor, kept[name]) for name, tensor in last.items()), "training did move them"
+    assert not same(trained(run, "checkpoint-1"), kept), "training did move them"
     first = "Worse than the initial model: on "
     assert (run / "final_model" / "README.md").read_text().split("\n\n")[1].startswith(f"**{first}")
     result, page = run_grpo_evaluation(run / "final_model", items=1)
@@ -231,19 +213,17 @@ def test_labelled_items_are_validated_first(grpo_inputs: GRPOInputs, monkeypatch
     mixed = [replace(item, labelled=number % 2 == 0) for number, item in enumerate(items)]
     monkeypatch.setattr(GRPOInputs, "pick", lambda self, *_: mixed)
     monkeypatch.setattr(inputs_file, "VALIDATED", (len(items) + 1) // 2)
-    picked = inputs_file.validation_prompts(grpo_inputs)
-    assert len(picked) == (len(items) + 1) // 2
-    assert all(item.labelled for item in picked)
+    assert [item.labelled for item in inputs_file.validation_prompts(grpo_inputs)] == [True] * ((len(items) + 1) // 2)
 
 
 class LostJudge(Judge):
     """A judge that is lost after the first step."""
 
-    asked = 0
+    def __init__(self) -> None:
+        self.answers = iter([None])
 
-    def failing(self) -> str | None:  # type: ignore[override]
-        self.asked += 1
-        return "LLM judge http://there: 26 of the last 50 calls failed" if self.asked > 1 else None
+    def failing(self) -> str | None:
+        return next(self.answers, "LLM judge http://there: 26 of the last 50 calls failed")
 
 
 def test_a_lost_judge_stops_the_run_with_a_checkpoint(grpo_inputs: GRPOInputs, tmp_path: Path) -> None:
@@ -309,24 +289,15 @@ def test_the_trainer_gets_the_settings_and_the_seed(grpo_inputs: GRPOInputs, tmp
 
 def test_weights_of_16_bit_train_in_both_loops_and_are_evaluated(tmp_path: Path, grpo_inputs: GRPOInputs) -> None:
     half = replace(grpo_inputs, config=replace(grpo_inputs.config, dtype="bfloat16"))
-    train(half, changed(PLAN, **ONE_STEP), tmp_path / "run")
-    trained = read_trainable(tmp_path / "run" / "final_model" / WEIGHTS)
-    assert {tensor.dtype for tensor in trained.values()} == {torch.float32}
-    assert any(name.endswith("lora_B.default.weight") and tensor.any() for name, tensor in trained.items())
+    tensors = trained(train(half, changed(PLAN, **ONE_STEP), tmp_path / "run"))
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
+    assert any(name.endswith("lora_B.default.weight") and tensor.any() for name, tensor in tensors.items())
     result, _ = run_grpo_evaluation(tmp_path / "run" / "final_model", items=1)
     assert 0 <= result.after.values["dice"][0] <= 1
 
 
-STEP = {
-    "prompts_per_step": 2,
-    "gradient_accumulation_steps": 3,
-    "world_size": 4,
-    "num_generations": 5,
-    "num_mask_generations": 8,
-    "mask_to_caption_weight": 1.0,
-    "caption_to_mask_weight": 1.0,
-    "objective": "grpo",
-}
+STEP = {"prompts_per_step": 2, "gradient_accumulation_steps": 3, "world_size": 4, "objective": "grpo"}
+STEP |= {"num_generations": 5, "num_mask_generations": 8, "mask_to_caption_weight": 1.0, "caption_to_mask_weight": 1.0}
 
 
 @pytest.fixture(scope="module")

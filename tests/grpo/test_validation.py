@@ -26,7 +26,6 @@ from rl_reward_network.grpo.validation import (
     kept_weights,
     notice,
     outcome_of,
-    saved_outcome,
     scores,
 )
 from rl_reward_network.models.ema import copied
@@ -74,9 +73,8 @@ def curve(monkeypatch: pytest.MonkeyPatch, gold: list[float], proxy: list[float]
 def watched(folder: Path, network: Any = None, **settings: Any) -> tuple[Any, list[dict[str, torch.Tensor]]]:
     """A trainer with supervised training, whose steps are fast, validated at each step; and its weights at each."""
     trainer: Any = make_trainer(folder, objective="supervised", **settings)
-    trainer.validation = ValidationCallback(
-        trainer, regions()[:1], 1, None if network is None else ForegroundMaps(network)
-    )
+    maps = None if network is None else ForegroundMaps(network)
+    trainer.validation = ValidationCallback(trainer, regions()[:1], 1, maps)
     weights: list[dict[str, torch.Tensor]] = []
     validate = trainer.validation._validate
 
@@ -153,7 +151,6 @@ def test_the_last_step_is_validated_whatever_the_interval(tmp_path: Path) -> Non
 
 
 def test_a_stop_that_waits_for_used_up_rollouts_is_validated() -> None:
-    """Otherwise the outcome would give the metric of an earlier step as that of the last one."""
     trainer = SimpleNamespace(ended=False)
     callback = ValidationCallback(trainer, [], 3, ForegroundMaps(Likes()))
     validated: list[int] = []
@@ -236,10 +233,7 @@ def test_the_curves_and_the_peak_survive_a_resume(tmp_path: Path, monkeypatch: p
     assert same(copied(again.sa2va), weights[1]), "the best weights of before the break"
 
 
-DICE = "val/gt_dice"
-
-
-def config_of(values: list[float], metric: str | None = DICE) -> dict[str, object]:
+def config_of(values: list[float], metric: str | None = "val/gt_dice") -> dict[str, Any]:
     """config.json of a run validated at steps 0, 10, ..., on 5 items, 4 of them labelled."""
     return {"validation": asdict(outcome_of([10 * n for n in range(max(1, len(values)))], values, metric, 5, 4))}
 
@@ -256,10 +250,8 @@ def config_of(values: list[float], metric: str | None = DICE) -> dict[str, objec
 )
 def test_the_best_weights_are_kept_and_a_worse_end_is_said_first(values: list[float], kept: int, said: str) -> None:
     config = config_of(values)
-    outcome = saved_outcome(config)
-    assert outcome is not None
-    assert (outcome.before, outcome.last, outcome.best) == (values[0], values[-1], max(values))
-    assert (outcome.kept_step, outcome.last_step, outcome.kept_initial) == (kept, 20, kept == 0)
+    ends = {"before": values[0], "last": values[-1], "best": max(values), "kept_step": kept, "last_step": 20}
+    assert config["validation"].items() >= ends.items()
     assert notice(config).startswith(said)
     assert bool(notice(config)) == bool(said)
     assert notice(config).endswith("final_model is the initial model.") == (kept == 0)
@@ -274,6 +266,6 @@ def test_a_card_names_the_weights_and_the_labels_that_chose_them() -> None:
 def test_without_labels_the_last_weights_are_kept() -> None:
     config = config_of([], None)
     assert (notice(config), kept_weights(config)) == ("", "of the last step; none of 5 validation items has a label")
-    never: dict[str, object] = {"validation": None}
+    never = {"validation": None}
     assert (notice(never), kept_weights(never)) == ("", "of the last step; the run was not validated")
     assert (notice({}), kept_weights({})) == ("", "not recorded"), "a checkpoint, or a run of 0.8"
