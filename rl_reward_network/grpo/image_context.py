@@ -40,16 +40,10 @@ Mask = np.ndarray | None
 
 @dataclass(frozen=True)
 class ImageFeatures:
-    """Features of one image, before any part that is trained.
+    """Features of one image, before any part that is trained."""
 
-    Args:
-        vision: of the body's `get_vision_features`; (tiles, patches, V), input of `mlp1`, in an InternVL.
-        sam: SAM 2's feature maps, input of conv_s0 / conv_s1, batch axis 1; none for a drawn region, which is described
-            and never segmented.
-    """
-
-    vision: Any
-    sam: Sam2Features
+    vision: Any  # of the body's `get_vision_features`; (tiles, patches, V), input of `mlp1`, in an InternVL
+    sam: Sam2Features  # input of conv_s0 / conv_s1, batch axis 1; no maps of a drawn region, which is only described
 
     def to(self, device: torch.device | str) -> "ImageFeatures":
         """The same features on another device."""
@@ -70,7 +64,7 @@ class FeatureCache:
     def __init__(self, model: Any, processor: Sa2VAProcessor, limit_gib: float = 4.0) -> None:
         self.model, self.processor, self.limit = model, processor, int(limit_gib * GIBIBYTE)
         self.entries: OrderedDict[str, ImageFeatures] = OrderedDict()
-        self.hits = self.misses = self.nbytes = 0
+        self.nbytes = 0
 
     def get(self, images: Sequence[np.ndarray], repeated: bool = True) -> tuple[list[str], dict[str, ImageFeatures]]:
         """The digest of each image, uint8 (H, W, 3), and digest -> features on the model's device.
@@ -89,19 +83,12 @@ class FeatureCache:
         drawn = draw_region(image, region, self.processor.region_prompt)
         return self._get_one(pixels_digest(drawn, "region"), drawn, repeated, drawn=True)
 
-    def clear(self) -> None:
-        """Drop all features; the counts of hits and misses stay."""
-        self.entries.clear()
-        self.nbytes = 0
-
     def _get_one(self, key: str, image: np.ndarray, repeated: bool, drawn: bool = False) -> ImageFeatures:
         if not repeated:
             return encode_image(self.model, self.processor, image, drawn)
         if key in self.entries:
-            self.hits += 1
             self.entries.move_to_end(key)
             return self.entries[key].to(self.model.device)
-        self.misses += 1
         features = encode_image(self.model, self.processor, image, drawn)
         self.entries[key] = features.to("cpu")
         self.nbytes += features.nbytes
@@ -130,22 +117,13 @@ TOKENS_AT_ONCE = 2**16  # keys and values in memory: 10 GB at the size of Sa2VA-
 
 @dataclass(frozen=True)
 class Question:
-    """A question about an image, split where the image ends.
+    """A question about an image, split where the image ends."""
 
-    Args:
-        image_index: of the image in its batch.
-        prefix_ids: token ids up to and including the end of the image, the same for all questions about an image.
-        suffix_ids: the remaining ids, up to the start of the answer.
-        region_cells: bool (1, g, g), the region that the question refers to, or None.
-        drawn: features of the image with the region drawn into it, in place of `region_cells`; see
-            `PromptBatch.answer_regions`.
-    """
-
-    image_index: int
-    prefix_ids: list[int]
-    suffix_ids: list[int]
-    region_cells: Tensor | None = None
-    drawn: ImageFeatures | None = None
+    image_index: int  # in its batch
+    prefix_ids: list[int]  # token ids up to and including the end of the image, the same for all questions about it
+    suffix_ids: list[int]  # the remaining ids, up to the start of the answer
+    region_cells: Tensor | None = None  # bool (1, g, g), the region that the question refers to
+    drawn: ImageFeatures | None = None  # in its place those of the image with the region drawn into it
 
 
 def rows_within_limits(prefix_tokens: int, rows_at_once: int = ROWS_AT_ONCE) -> int:
@@ -171,10 +149,8 @@ def _prefix_ids(processor: Sa2VAProcessor, text: str) -> list[int]:
 class ImageContext:
     """The keys and values of U images under the model's current weights; valid until the weights change.
 
-    Args:
-        model, processor: Sa2VA.
-        features, prefixes: of each image; token ids up to and including the end of the image.
-        rows_at_once: maximum number of answers decoded in one batch; fewer if images have many tokens.
+    The prefixes are token ids up to and including the end of each image. At most `rows_at_once` answers are decoded in
+    one batch; fewer if images have many tokens.
     """
 
     @torch.no_grad()
@@ -203,13 +179,12 @@ class ImageContext:
 
     def _region_tokens(self, questions: Sequence[Question]) -> Tensor | None:
         """(R, D): image tokens, of the last tile, inside the regions that the questions refer to, in order."""
-        regions = [
-            (self.image_tokens[question.image_index][-1], question.region_cells.flatten().nonzero()[:, 0])
-            for question in questions
-            if question.region_cells is not None
-        ]
-        # Cells are on the CPU: of a mask on the GPU, the host would wait for the number of its cells.
-        tokens = [of_tile[cells.to(of_tile.device)] for of_tile, cells in regions]
+        tokens = []
+        for question in questions:
+            if question.region_cells is not None:
+                tile = self.image_tokens[question.image_index][-1]
+                # Cells are on the CPU: of a mask on the GPU, the host would wait for the number of its cells.
+                tokens.append(tile[question.region_cells.flatten().nonzero()[:, 0].to(tile.device)])
         return torch.cat(tokens) if tokens else None
 
     @torch.no_grad()
@@ -273,24 +248,14 @@ class ImageContext:
 
 @dataclass(frozen=True)
 class PromptBatch:
-    """N prompts with their images decoded, and the features of each different image.
-
-    Args:
-        prompts: N of them.
-        images: uint8 (H, W, 3) of each prompt.
-        truths: bool (H, W) of each prompt, or None.
-        image_ids: of each prompt, the digest of its image's pixels.
-        image_indices: for each prompt the index of its image in `features`.
-        features: of each different image.
-        cache: of the features; its processor is Sa2VA's.
-    """
+    """N prompts with their images decoded, and the features of each different image."""
 
     prompts: Sequence[TrainingItem]
-    images: list[np.ndarray]
-    truths: list[Mask]
-    image_ids: list[str]
-    image_indices: list[int]
-    features: list[ImageFeatures]
+    images: list[np.ndarray]  # uint8 (H, W, 3) of each prompt
+    truths: list[Mask]  # bool (H, W) of each prompt, or None
+    image_ids: list[str]  # of each prompt, the digest of its image's pixels
+    image_indices: list[int]  # of each prompt, the index of its image in `features`
+    features: list[ImageFeatures]  # of each different image
     cache: FeatureCache
 
     @property
@@ -415,11 +380,7 @@ def open_batch(
 
 
 def make_batch(
-    prompts: Sequence[TrainingItem],
-    images: list[np.ndarray],
-    truths: list[Mask],
-    cache: FeatureCache,
-    repeated: bool,
+    prompts: Sequence[TrainingItem], images: list[np.ndarray], truths: list[Mask], cache: FeatureCache, repeated: bool
 ) -> PromptBatch:
     """The batch of prompts whose images, uint8 (H, W, 3), and masks are given; `repeated` as in `FeatureCache.get`."""
     image_ids, features = cache.get(images, repeated)

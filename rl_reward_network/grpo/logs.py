@@ -81,13 +81,7 @@ def untaught_line(images: int, no_seg: int) -> str:
 
 @dataclass
 class SampledBatch:
-    """The last micro-batch of this process whose completions were scored, for the table of `--log_completions`.
-
-    Args:
-        columns: loop -> the columns of its reward functions.
-        terms: loop -> its reward terms.
-        advantages: loop -> its advantages.
-    """
+    """The last micro-batch of this process whose completions were scored, by loop, for `--log_completions`."""
 
     columns: Mapping[str, Mapping[str, list[Any]]] = field(default_factory=dict)
     terms: Mapping[str, Terms] = field(default_factory=dict)
@@ -96,8 +90,8 @@ class SampledBatch:
     def write(self, run: Path, step: int) -> None:
         """Write `<run>/completions/completions_<step>.parquet`, as TRL does; nothing if there are none.
 
-        One row for each completion: step, loop, prompt, completion, reference, each reward term (null in the other
-        loop), advantage.
+        A row for each completion: step, loop, prompt, completion, reference, reward terms (null in the other loop),
+        advantage.
         """
         rows: list[dict[str, Any]] = []
         for loop, columns in self.columns.items():
@@ -119,11 +113,10 @@ class GRPOLogs(TrainerCallback):
     """Write `<run>/logs`, `<run>/metrics.jsonl` and `<run>/timings.jsonl`.
 
     Args:
-        run: run folder.
-        rollouts: returns the last ones, for the pictures.
+        run, rollouts: run folder; returns the last rollouts, for the pictures.
         wandb: send the same curves to Weights & Biases, under the run folder's name.
         judge: its first failure is printed as a warning, later ones are counted beside the bar.
-        sampled: returns the last scored completions, which are written at each line; None writes none.
+        sampled: returns the last scored completions, which are written at each line.
         timings: returns the seconds of each phase since the last line, for curves and `TIMINGS`.
     """
 

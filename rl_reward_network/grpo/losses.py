@@ -13,17 +13,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.logs import Metrics
-from rl_reward_network.grpo.mask_policies import MaskPolicy
 from rl_reward_network.grpo.policy import PolicyOutputs
 from rl_reward_network.grpo.preferences import preference_loss
-from rl_reward_network.grpo.rollouts import AnswerRollout, CaptionRollout, MicroBatch, PromptImage, Rollouts
+from rl_reward_network.grpo.rollouts import (
+    AnswerRollout,
+    CaptionRollout,
+    MaskPolicy,
+    MicroBatch,
+    PromptImage,
+    Rollouts,
+)
 from rl_reward_network.grpo.settings import OF_LABELS, GRPOSettings, Level
 from rl_reward_network.models.ema import consistency_losses
 from rl_reward_network.models.sa2va.grounding_sa2va import (
@@ -46,16 +51,10 @@ MeanMasks = Sequence[tuple[PromptImage, Tensor]]  # with logits (h, w)
 
 @dataclass(frozen=True)
 class Loss:
-    """The loss of one loop.
+    """The loss of one loop, in two differentiable scalars."""
 
-    Args:
-        rewarded: scalar, differentiable; the policy loss less the entropy bonus, to which the weight of a loop applies.
-        kl: scalar, differentiable; beta * KL, which counts whatever that weight is.
-        metrics: name -> value to log.
-    """
-
-    rewarded: Tensor
-    kl: Tensor
+    rewarded: Tensor  # the policy loss less the entropy bonus, to which the weight of a loop applies
+    kl: Tensor  # beta * KL, which counts whatever that weight is
     metrics: Metrics
 
     @property
@@ -69,34 +68,20 @@ class StepCounts(NamedTuple):
 
     A micro-batch divides its sum over tokens or groups by the average, not by its own number, so that in the mean over
     micro-batches, which the step's loss is, each token and each group has the same weight.
-
-    Args:
-        tokens: that enter the loss of loop 1; those of groups whose rewards are alike are included, as in TRL.
-        masks: groups with an answer of loop 2.
-        true_masks: those of them with a true mask.
-        taught: those of them with a teacher's mask.
-        pairs: those of them with a pair of masks.
     """
 
-    tokens: Numbers
-    masks: Numbers
+    tokens: Numbers  # that enter the loss of loop 1; with those of groups whose rewards are alike, as in TRL
+    masks: Numbers  # groups with an answer of loop 2; below those of them with a true mask, a teacher's, a pair
     true_masks: Numbers
     taught: Numbers = 0.0
     pairs: Numbers = 0.0
 
 
-@dataclass(frozen=True)
-class Objective:
-    """The loss of a micro-batch.
+class Objective(NamedTuple):
+    """The loss of a micro-batch."""
 
-    Args:
-        value: scalar, differentiable.
-        loops: loop -> its loss; a loop that no prompt takes part in is left out.
-        metrics: tag -> value to log.
-    """
-
-    value: Tensor
-    loops: dict[str, Loss]
+    value: Tensor  # scalar, differentiable
+    loops: dict[str, Loss]  # without a loop that no prompt takes part in
     metrics: Metrics
 
 
@@ -109,14 +94,9 @@ def grpo_objective(
     mask_policy: MaskPolicy,
     pathwise: "PathwiseReward | None" = None,
 ) -> Objective:
-    """The sum of all enabled losses of a micro-batch.
+    """The sum of all enabled losses of a micro-batch, whose loops ("loop1", "loop2") have `weights`.
 
-    Args:
-        batch, outputs: the rollouts with their advantages, and the policy's outputs for them.
-        config, counts: settings and divisors.
-        weights: of the loops, "loop1" and "loop2".
-        mask_policy: distribution of loop 2.
-        pathwise: the reward network's score with gradient, needed if `pathwise_weight` is not 0.
+    `pathwise`, the reward network's score with gradient, is needed if `pathwise_weight` is not 0.
     """
     loops: dict[str, Loss] = {}
     if batch.rollouts.captions:
@@ -188,8 +168,7 @@ def grpo_loss(
     tokens, or completions, whose gradient is clipped away).
 
     Args:
-        log_probs: float (N, T), of the sampled tokens, with gradient.
-        advantages: float (N,).
+        log_probs, advantages: float (N, T), of the sampled tokens, with gradient; float (N,).
         mask: (N, T), 1 on tokens that count.
         settings: hyperparameters.
         old_log_probs: (N, T), of the policy that sampled them; with None the ratio is exactly 1.
@@ -328,9 +307,8 @@ def mask_policy_loss(
         old_log_probs.append(policy.log_prob(old, mask.width, mask.actions))
         if config.mask_beta:
             divergences.append(policy.kl(parameters, batch.reference.parameters[mask.row], mask.width))
-    ratio = (torch.cat(log_probs) - torch.cat(old_log_probs)).exp()
-    advantages = torch.cat(batch.mask_advantages).to(ratio)
-    losses, clipped = clipped_loss(ratio, advantages, config.mask_epsilon, config.mask_epsilon)
+    ratio, epsilon = (torch.cat(log_probs) - torch.cat(old_log_probs)).exp(), config.mask_epsilon
+    losses, clipped = clipped_loss(ratio, torch.cat(batch.mask_advantages).to(ratio), epsilon, epsilon)
     share = len(masks) / num_groups  # of the groups of an average micro-batch: all groups have the same size
     policy_loss = share * losses.mean()
     kl_loss = torch.zeros_like(policy_loss)
@@ -361,8 +339,7 @@ def labelled_loss(
     counts: StepCounts,
 ) -> tuple[Tensor, Metrics]:
     """The losses of supervised training on masks and names, weighted and summed, and what to log of them."""
-    total = torch.zeros((), device=config.device)
-    metrics: Metrics = {}
+    total, metrics = torch.zeros((), device=config.device), dict[str, float | Tensor]()
     if labelled := [(image, logits) for image, logits in masks if image.truth is not None]:
         losses = supervised_mask_losses(labelled, config.bce_weight, config.dice_weight, config.cldice_weight)
         metrics["loss/mask"] = losses.detach().mean()
@@ -428,15 +405,14 @@ class PathwiseReward:
 
         With `cldice_weight` that times the soft clDice with the network's map is added.
         """
-        return torch.stack([self._score(image.image, logits, cldice_weight) for image, logits in masks])
-
-    def _score(self, image: np.ndarray, logits: Tensor, cldice_weight: float) -> Tensor:
-        mask = upsample_mask_logits(logits[None], image.shape[:2], self.side).sigmoid()[None]
-        probs = self.maps.probs(image).to(mask.device)
-        score: Tensor = self.maps.network.mask_quality(mask, probs).score.mean()
-        if cldice_weight:
-            score = score + cldice_weight * soft_cldice(mask, probs.mean(dim=0)).mean()
-        return score
+        scores: list[Tensor] = []
+        for image, logits in masks:
+            mask = upsample_mask_logits(logits[None], image.image.shape[:2], self.side).sigmoid()[None]
+            probs = self.maps.probs(image.image).to(mask.device)
+            scores.append(self.maps.network.mask_quality(mask, probs).score.mean())
+            if cldice_weight:
+                scores[-1] = scores[-1] + cldice_weight * soft_cldice(mask, probs.mean(dim=0)).mean()
+        return torch.stack(scores)
 
 
 def supervised_mask_losses(
@@ -475,9 +451,8 @@ class LoopWeights:
     """Weights of the two loops, balanced by the norms of their gradients if `adaptive`; otherwise constant.
 
     Each loop's configured weight is divided by the norm of its gradient in the LoRA layers, which both loops share, and
-    both weights are scaled so that their sum stays as configured. Similar to GradNorm (arXiv 1711.02257), without its
-    training rates. A gradient may be noise alone, however small or large: no weight leaves `BOUNDS`, even if the sum
-    then differs.
+    both are scaled so that their sum stays as configured. No weight leaves `BOUNDS`, even if the sum then differs: a
+    gradient may be noise alone, however small or large. As GradNorm (arXiv 1711.02257), without its training rates.
     """
 
     def __init__(self, configured: Mapping[str, float], adaptive: bool) -> None:

@@ -42,17 +42,11 @@ MASK_IOU, FRAC_REWARD_ZERO_STD = "loop2/mask_iou_in_group", "loop2/frac_zero_std
 
 @dataclass(frozen=True)
 class Reward:
-    """A named reward of a loop.
+    """A named reward of a loop."""
 
-    Args:
-        function: a function of the loop's columns, or of other terms if `of` names them.
-        weight: weight of the term; a term of weight 0 is only logged.
-        of: names of terms of the same loop that are functions of columns, in the order of the arguments.
-    """
-
-    function: RewardFunction | GroupFunction
-    weight: float
-    of: tuple[str, ...] = ()
+    function: RewardFunction | GroupFunction  # of the loop's columns, or of other terms if `of` names them
+    weight: float  # of the term; one of weight 0 is only logged
+    of: tuple[str, ...] = ()  # terms of the same loop that are functions of columns, in the order of the arguments
 
 
 LoopRewards = Mapping[str, Mapping[str, Reward]]  # loop -> name -> Reward
@@ -60,15 +54,10 @@ LoopRewards = Mapping[str, Mapping[str, Reward]]  # loop -> name -> Reward
 
 @dataclass(frozen=True)
 class Terms:
-    """The scored rollouts of one loop.
+    """The scored rollouts of one loop, by name of the term."""
 
-    Args:
-        values: name -> float64 (P, G), NaN where missing.
-        noise: name -> float64 (P,), standard deviation of the errors of a term in each group; of some terms.
-    """
-
-    values: dict[str, np.ndarray]
-    noise: dict[str, np.ndarray]
+    values: dict[str, np.ndarray]  # float64 (P, G), NaN where missing
+    noise: dict[str, np.ndarray]  # float64 (P,), standard deviation of its errors in each group; of some terms
 
     @property
     def groups(self) -> int:
@@ -86,17 +75,13 @@ def score(rollouts: Rollouts, rewards: LoopRewards, shuffled_by: Sequence[int] |
     """loop -> terms of the rollouts, with columns, of one micro-batch.
 
     With a seed, `shuffled_by`, the values are permuted at random and have no noise (the control `--shuffle_rewards`).
-
-    Raises:
-        ValueError: the number of values of a reward function differs from the number of generations.
     """
     terms = {loop: _terms(rewards[loop], columns, rollouts.prompts) for loop, columns in rollouts.columns.items()}
     if shuffled_by is None:
         return terms
-    seed = list(shuffled_by)
 
     def shuffled(values: np.ndarray) -> np.ndarray:
-        return np.random.default_rng(seed).permutation(values.ravel()).reshape(values.shape)
+        return np.random.default_rng(list(shuffled_by)).permutation(values.ravel()).reshape(values.shape)
 
     return {loop: Terms({name: shuffled(v) for name, v in own.values.items()}, {}) for loop, own in terms.items()}
 
@@ -111,9 +96,6 @@ def step_advantages(
 
     A group whose rewards are alike has advantages of 0. It still counts in the averages, as in TRL, and in the KL. With
     an `accelerator` the step is that of all its processes, each of which must call this.
-
-    Raises:
-        ValueError: a reward is infinite; names it.
     """
     result: list[dict[str, Advantages]] = [{} for _ in step]
     for loop in step[0]:
@@ -146,7 +128,8 @@ def loop_rewards(
     """The rewards of both loops; every term that can be computed is included, so that it is logged.
 
     Raises:
-        ValueError: a weight of the reward network without one, or a judge in only one of `plan` and `judge`.
+        ValueError: a weight of the reward network without one, a judge in only one of `plan` and `judge`, or a mask
+            reward of `plan` with a negative weight or an unknown name.
     """
     if (judge is None) != (plan.judge is None):
         raise ValueError(f"judge is {judge}, but the plan's judge is {plan.judge}; give both or neither")
@@ -162,7 +145,7 @@ def loop_rewards(
     elif weights.learned:
         raise ValueError(f"learned_weight is {weights.learned}, but there is no reward network; give --reward_net")
     for loop, terms in (("loop1", loop1), ("loop2", loop2)):
-        terms |= mask_reward_terms((plan.mask_rewards or {}).get(loop, {}))
+        terms |= _mask_reward_terms((plan.mask_rewards or {}).get(loop, {}))
     return {"loop1": loop1, "loop2": loop2}
 
 
@@ -177,13 +160,8 @@ def _caption_rewards(weight: float, judge: Judge | None) -> dict[str, Reward]:
     }
 
 
-def mask_reward_terms(weights: Mapping[str, float]) -> dict[str, Reward]:
-    """Terms of mask rewards by name.
-
-    Raises:
-        ValueError: a name that is in neither `MASK_REWARDS` nor `IMAGE_REWARDS`, or iou, which has separate flags; or a
-            negative weight.
-    """
+def _mask_reward_terms(weights: Mapping[str, float]) -> dict[str, Reward]:
+    """Those of `MASK_REWARDS` and `IMAGE_REWARDS` by name, but for iou, which has separate flags."""
     for name, weight in weights.items():
         if not 0 <= weight < math.inf:
             raise ValueError(f"weight of the mask reward {name} is {weight}, expected 0 or more")
@@ -195,11 +173,8 @@ def mask_reward_terms(weights: Mapping[str, float]) -> dict[str, Reward]:
 
 def check_weights(rewards: LoopRewards, config: Sa2VAGRPOConfig) -> None:
     """Raise a ValueError if an enabled loop has no reward with a weight, and no pathwise gradient either."""
-    loops = {
-        "loop1": config.mask_to_caption_weight,
-        "loop2": config.caption_to_mask_weight and not config.pathwise_weight,
-    }
-    for loop, weight in loops.items():
+    of_masks = config.caption_to_mask_weight and not config.pathwise_weight
+    for loop, weight in (("loop1", config.mask_to_caption_weight), ("loop2", of_masks)):
         if weight and not any(reward.weight for reward in rewards[loop].values()):
             raise ValueError(
                 f"{loop}: the weights of its rewards ({', '.join(rewards[loop])}) are all 0; give one a weight, "
@@ -283,12 +258,9 @@ def median_pair_iou(masks: Sequence[np.ndarray | None], prompts: int) -> float:
 
     The masks, bool (H, W) or None, come one group after another.
     """
-    count = len(masks) // prompts
-    means = []
+    means, count = [], len(masks) // prompts
     for start in range(0, len(masks), count):
-        group_masks = [mask for mask in masks[start : start + count] if mask is not None]
-        pairs = list(combinations(group_masks, 2))
-        if pairs:
+        if pairs := list(combinations([mask for mask in masks[start : start + count] if mask is not None], 2)):
             left, right = (np.stack([pair[side] for pair in pairs]) for side in (0, 1))
             means.append(float(iou(left, right).mean()))
     return float(np.median(means)) if means else 1.0

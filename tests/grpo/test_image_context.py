@@ -241,7 +241,6 @@ def test_each_image_is_encoded_once(parts: tuple[Any, Any], encoded: list[np.nda
     first = features(cache, IMAGES[:2])
     again = features(cache, [IMAGES[1], IMAGES[2], IMAGES[0]])
     assert [image is own for image, own in zip(encoded, IMAGES[:3], strict=True)] == [True] * 3
-    assert (cache.hits, cache.misses) == (2, 3)
     assert_same(again[0], first[1])
     assert_same(again[2], first[0])
     assert not torch.equal(first[0].vision, first[1].vision)

@@ -35,9 +35,16 @@ from rl_reward_network.grpo.losses import (
     reference_loss,
     supervised_mask_losses,
 )
-from rl_reward_network.grpo.mask_policies import MASK_POLICIES
 from rl_reward_network.grpo.policy import PolicyOutputs
-from rl_reward_network.grpo.rollouts import AnswerRollout, CaptionRollout, MaskRollout, MicroBatch, Rollouts, Stored
+from rl_reward_network.grpo.rollouts import (
+    MASK_POLICIES,
+    AnswerRollout,
+    CaptionRollout,
+    MaskRollout,
+    MicroBatch,
+    Rollouts,
+    Stored,
+)
 from rl_reward_network.grpo.settings import GRPOSettings
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.ema import copied

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Normal, kl_divergence
 
-from rl_reward_network.grpo.mask_policies import MASK_POLICIES, SigmaController
+from rl_reward_network.grpo.rollouts import MASK_POLICIES, SigmaController
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from rl_reward_network.grpo import policy as policy_file
-from rl_reward_network.grpo.mask_policies import MASK_POLICIES
 from rl_reward_network.grpo.policy import GRPOPolicy, Segment, pack, token_log_probs
-from rl_reward_network.grpo.rollouts import CaptionRollout, Rollouts
+from rl_reward_network.grpo.rollouts import MASK_POLICIES, CaptionRollout, Rollouts
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from tests.grpo.nano import make_trainer, nano, regions, shake, some
 

@@ -90,13 +90,13 @@ def test_what_the_family_trains_gets_a_gradient_and_nothing_else(trainer: Any, r
 @pytest.mark.parametrize("how", ["outline", "crop"])
 def test_both_ways_to_show_a_region_give_captions_and_metrics(trainer: Any, how: Any) -> None:
     cache = trainer.rollout_generator.cache
-    cache.clear()
+    cache.entries.clear()
     cache.processor.region_prompt = how
     measured = measure(trainer.sa2va, PROMPTS[:2], cache, 8, quiet=True)
     assert set(measured.values) >= {"cycle_iou", "meteor", "cycle_meteor", "dice"}
     assert all(measured.captions)
     assert len(cache.entries) >= 1 + 2, "the image, and each true region, which will be asked for again"
-    cache.clear()
+    cache.entries.clear()
     cache.processor.region_prompt = "outline"
 
 
