@@ -190,10 +190,11 @@ class ImageContext:
     @torch.no_grad()
     def answer(self, questions: Sequence[Question], decoding: Decoding, num_answers: int = 1) -> list[list[Answer]]:
         """G = `num_answers` answers to each question; each question is processed once."""
-        at_once = max(1, self.rows_at_once // num_answers)
-        batches = [questions[start : start + at_once] for start in range(0, len(questions), at_once)]
+        at_once, answers = max(1, self.rows_at_once // num_answers), list[list[Answer]]()
         with evaluating(self.model):
-            return [rows for batch in batches for rows in self._answer_batch(batch, decoding, num_answers)]
+            for start in range(0, len(questions), at_once):
+                answers += self._answer_batch(questions[start : start + at_once], decoding, num_answers)
+        return answers
 
     def _answer_batch(self, questions: Sequence[Question], decoding: Decoding, num_answers: int) -> list[list[Answer]]:
         images = torch.tensor([question.image_index for question in questions], device=self.model.device)
@@ -235,14 +236,12 @@ class ImageContext:
         logits: list[Tensor | None] = [None] * len(image_indices)
         for index in sorted(set(image_indices)):
             pairs = enumerate(zip(image_indices, embeddings, strict=True))
-            rows = [(row, embedding) for row, (i, embedding) in pairs if i == index and embedding is not None]
-            for start in range(0, len(rows), MASKS_AT_ONCE):
-                part = rows[start : start + MASKS_AT_ONCE]
-                stacked = torch.stack([embedding for _, embedding in part])
+            of_rows = {row: embedding for row, (i, embedding) in pairs if i == index and embedding is not None}
+            rows = iter(of_rows)
+            for stacked in torch.stack([*of_rows.values()]).split(MASKS_AT_ONCE) if of_rows else ():
                 with evaluating(self.model):  # a side network that trains computes in bfloat16
-                    decoded = self.model.decode_masks(self.features[index].sam, stacked).mask_logits
-                for (row, _), mask_logits in zip(part, decoded, strict=True):
-                    logits[row] = mask_logits
+                    for own in self.model.decode_masks(self.features[index].sam, stacked).mask_logits:
+                        logits[next(rows)] = own
         return logits
 
 
@@ -277,12 +276,12 @@ class PromptBatch:
 
     def caption_question(self, row: int, mask: np.ndarray) -> Question:
         """The question for the caption of a region, bool (H, W), of this prompt's image."""
+        text, truth = self.prompts[row].describe, self.truths[row]
         if self.processor.shows_regions:
-            return self.question(row, self.prompts[row].describe, region_cells(self.processor, mask))
-        truth, own = self.truths[row], self.prompts[row].describe
-        text = QUESTIONS[self.processor.region_prompt] if own in (DESCRIBE, DESCRIBE_REAL) else own
-        repeated = truth is not None and np.array_equal(truth, mask)
-        drawn = self.cache.get_region(self.images[row], mask, repeated)
+            return self.question(row, text, region_cells(self.processor, mask))
+        if text in (DESCRIBE, DESCRIBE_REAL):
+            text = QUESTIONS[self.processor.region_prompt]
+        drawn = self.cache.get_region(self.images[row], mask, truth is not None and np.array_equal(truth, mask))
         tokens = self.processor.num_image_tokens(drawn.vision)
         return replace(make_question(self.processor, self.image_indices[row], tokens, text), drawn=drawn)
 
@@ -292,14 +291,12 @@ class PromptBatch:
         """As `ImageContext.answer`, for questions of `caption_question`: drawn regions are images of their own."""
         if not any(question.drawn for question in questions):
             return context.answer(questions, decoding, num_answers)
-        at_once = rows_within_limits(max(len(question.prefix_ids) for question in questions), context.rows_at_once)
-        answers = []
+        at_once, answers = rows_within_limits(max(len(q.prefix_ids) for q in questions), context.rows_at_once), []
         for start in range(0, len(questions), at_once):
-            part = questions[start : start + at_once]
+            part = [replace(question, image_index=n) for n, question in enumerate(questions[start : start + at_once])]
             drawn = [question.drawn for question in part if question.drawn]
             own = ImageContext(context.model, self.processor, drawn, [q.prefix_ids for q in part], context.rows_at_once)
-            asked = [replace(question, image_index=index) for index, question in enumerate(part)]
-            answers += own.answer(asked, decoding, num_answers)
+            answers += own.answer(part, decoding, num_answers)
         return answers
 
     def question(self, row: int, text: str, cells: Tensor | None = None) -> Question:

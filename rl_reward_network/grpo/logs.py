@@ -52,17 +52,16 @@ class StepMetrics:
 
     def means(self) -> dict[str, float]:
         """Mean over the values of each process, then over the processes that recorded the tag."""
-        means = {tag: sum(values) / len(values) for tag, values in self._read().items()}
-        processes = gather_object([means]) if self.world_size > 1 else [means]
-        tags = dict.fromkeys(tag for values in processes for tag in values)
-        present = {tag: [values[tag] for values in processes if tag in values] for tag in tags}
-        return {tag: sum(values) / len(values) for tag, values in present.items()}
-
-    def _read(self) -> dict[str, list[float]]:
-        """The values as numbers; all tensors are read at once, since each reading waits for the GPU."""
+        # All tensors are read at once, since each reading waits for the GPU.
         tensors = [value.float() for of_tag in self.values.values() for value in of_tag if isinstance(value, Tensor)]
         numbers = iter(torch.stack([tensor.to(tensors[0].device) for tensor in tensors]).tolist() if tensors else ())
-        return {tag: [next(numbers) if isinstance(v, Tensor) else v for v in own] for tag, own in self.values.items()}
+        read = {tag: [next(numbers) if isinstance(v, Tensor) else v for v in own] for tag, own in self.values.items()}
+        means = {tag: sum(values) / len(values) for tag, values in read.items()}
+        present = defaultdict(list)
+        for values in gather_object([means]) if self.world_size > 1 else [means]:
+            for tag, value in values.items():
+                present[tag].append(value)
+        return {tag: sum(values) / len(values) for tag, values in present.items()}
 
 
 def summed_counts(counts: Mapping[str, int], world_size: int) -> dict[str, float]:
@@ -94,13 +93,13 @@ class SampledBatch:
         advantage.
         """
         rows: list[dict[str, Any]] = []
+        texts = {"prompt": "prompts", "completion": "completions", "reference": "captions"}
         for loop, columns in self.columns.items():
-            values = {f"reward/{name}": term.ravel().tolist() for name, term in self.terms[loop].values.items()}
+            values = {name: columns[column] for name, column in texts.items()}
+            values |= {f"reward/{name}": term.ravel().tolist() for name, term in self.terms[loop].values.items()}
             values["advantage"] = self.advantages[loop].values.ravel().tolist()
-            texts = {"prompt": "prompts", "completion": "completions", "reference": "captions"}
-            values = {name: columns[column] for name, column in texts.items()} | values
-            named = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
-            rows += [{"step": step, "loop": loop, **row} for row in named]
+            own = zip(*values.values(), strict=True)
+            rows += [{"step": step, "loop": loop, **dict(zip(values, row, strict=True))} for row in own]
         if rows:
             names = list(dict.fromkeys(name for row in rows for name in row))
             file = run / "completions" / f"completions_{step:05}.parquet"

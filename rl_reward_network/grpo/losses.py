@@ -124,7 +124,7 @@ def mean_action_losses(
     outputs: PolicyOutputs,
     config: Sa2VAGRPOConfig,
     counts: StepCounts,
-    pathwise: "PathwiseReward | None" = None,
+    pathwise: "PathwiseReward | None",
 ) -> Iterator[tuple[Tensor, Metrics]]:
     """The weighted losses on the mask of the mean action, each with what to log of it; arguments as above."""
     images = [answer.image for answer in batch.rollouts.answers]
@@ -298,9 +298,8 @@ def mask_policy_loss(
     A sum over the groups with sampled masks, divided by `num_groups`: a group whose answer has no `[SEG]` has the
     advantage 0 and counts, as one whose rewards are all alike.
     """
-    masks = batch.rollouts.masks
     log_probs, old_log_probs, divergences = [], [], []
-    for mask in masks:
+    for mask in batch.rollouts.masks:
         parameters = outputs.parameters[mask.row]
         old = batch.old.parameters[mask.row] if batch.old.parameters else parameters.detach()
         log_probs.append(policy.log_prob(parameters, mask.width, mask.actions))
@@ -309,14 +308,12 @@ def mask_policy_loss(
             divergences.append(policy.kl(parameters, batch.reference.parameters[mask.row], mask.width))
     ratio, epsilon = (torch.cat(log_probs) - torch.cat(old_log_probs)).exp(), config.mask_epsilon
     losses, clipped = clipped_loss(ratio, torch.cat(batch.mask_advantages).to(ratio), epsilon, epsilon)
-    share = len(masks) / num_groups  # of the groups of an average micro-batch: all groups have the same size
+    share = len(log_probs) / num_groups  # of the groups of an average micro-batch: all groups have the same size
     policy_loss = share * losses.mean()
-    kl_loss = torch.zeros_like(policy_loss)
-    metrics: Metrics = {"policy_loss": policy_loss.detach()}
+    kl_loss, metrics = torch.zeros_like(policy_loss), {"policy_loss": policy_loss.detach()}
     if config.mask_beta:
         kl = torch.stack(divergences).mean()
-        kl_loss = share * config.mask_beta * kl
-        metrics["kl_div"] = kl.detach()
+        kl_loss, metrics["kl_div"] = share * config.mask_beta * kl, kl.detach()
     if batch.old.parameters:
         metrics["clip_fraction"] = clipped.float().mean()
     return Loss(policy_loss, kl_loss, {"loss": (policy_loss + kl_loss).detach(), **metrics})
@@ -387,8 +384,8 @@ def count_step(micro_batches: Sequence[Rollouts]) -> StepCounts:
     images = [answer.image for rollouts in micro_batches for answer in rollouts.answers]
     kept = [zip(caption.completion_ids, caption.counted.tolist(), strict=True) for caption in captions]
     tokens = sum(len(ids) for of_caption in kept for ids, counted in of_caption if counted)
-    kinds = ([getattr(image, kind) is not None for image in images] for kind in ("truth", "taught", "pair"))
-    return StepCounts(float(tokens), float(len(images)), *(float(sum(kind)) for kind in kinds))
+    kinds = (sum(getattr(image, kind) is not None for image in images) for kind in ("truth", "taught", "pair"))
+    return StepCounts(*map(float, (tokens, len(images), *kinds)))
 
 
 # ---- the mask of the mean action ------------------------------------------------------------------------------------
@@ -421,10 +418,9 @@ def supervised_mask_losses(
     """float32 (N,): weighted sum of cross-entropy, Dice loss and soft clDice loss, for N prompts with a true mask."""
     losses = []
     for image, logits in masks:  # images differ in size
-        scale = FINER if image.features.sam.side_pixels is None else 1
-        size = [scale * side for side in logits.shape]
-        finer = F.interpolate(logits[None, None], size=size, mode="bilinear")[0]
         assert image.truth is not None
+        size = [(FINER if image.features.sam.side_pixels is None else 1) * side for side in logits.shape]
+        finer = F.interpolate(logits[None, None], size=size, mode="bilinear")[0]
         true_mask = torch.from_numpy(image.truth)[None]
         loss: Any = sum(mask_losses(finer, true_mask, bce_weight, dice_weight).values())
         if cldice_weight:
@@ -463,10 +459,9 @@ class LoopWeights:
         """The weight of a loop in this step."""
         if not self.norms:
             return self.configured[loop]
-        balanced = {name: weight / self.norms[name] for name, weight in self.configured.items()}
-        scale = sum(self.configured.values()) / sum(balanced.values())
-        low, high = BOUNDS
-        return self.configured[loop] * min(max(scale / self.norms[loop], low), high)
+        balanced = sum(weight / self.norms[name] for name, weight in self.configured.items())
+        scale = sum(self.configured.values()) / balanced
+        return self.configured[loop] * min(max(scale / self.norms[loop], BOUNDS[0]), BOUNDS[1])
 
     def measures_at(self, step: int) -> bool:
         """Whether gradient norms are measured in this step."""

@@ -79,25 +79,27 @@ def unreached_of_candidates(unreached: Sequence[str], reached: Collection[str]) 
     A mask depends only on the candidate that SAM 2 selects for it, so such a head may be reached by other prompts.
     """
 
-    def counterparts(name: str) -> set[str]:
+    kept = []
+    for name in unreached:
         before, heads, behind = name.partition(CANDIDATE_HEADS)
         number, _, rest = behind.partition(".")
-        return {f"{before}{heads}{other}.{rest}" for other in SELECTABLE if heads and number in SELECTABLE}
-
-    return [name for name in unreached if not counterparts(name) & set(reached)]
+        counterparts = {f"{before}{heads}{other}.{rest}" for other in SELECTABLE if heads and number in SELECTABLE}
+        if not counterparts & set(reached):
+            kept.append(name)
+    return kept
 
 
 def digests(model: nn.Module) -> dict[str, str]:
     """SHA-256 of the bytes of each trainable parameter; of a frozen one, often gigabytes, the XOR of its words."""
-    return {name: _digest(parameter) for name, parameter in model.named_parameters()}
-
-
-def _digest(parameter: Tensor) -> str:
-    flat = parameter.detach().contiguous().view(-1).view(torch.uint8)
-    if parameter.requires_grad:
-        return hashlib.sha256(flat.cpu().numpy().tobytes()).hexdigest()
-    # The XOR changes with every bit, and is computed where the tensor is, thirteen times as fast.
-    return str(torch.hash_tensor(flat.view(torch.int64) if len(flat) % 8 == 0 else flat).view(torch.int64).item())
+    found = {}
+    for name, parameter in model.named_parameters():
+        flat = parameter.detach().contiguous().view(-1).view(torch.uint8)
+        if parameter.requires_grad:
+            found[name] = hashlib.sha256(flat.cpu().numpy().tobytes()).hexdigest()
+        else:  # the XOR changes with every bit, and is computed where the tensor is, thirteen times as fast
+            words = flat.view(torch.int64) if len(flat) % 8 == 0 else flat
+            found[name] = str(torch.hash_tensor(words).view(torch.int64).item())
+    return found
 
 
 def check_movement(before: dict[str, str], after: dict[str, str], training: Collection[str]) -> list[str]:
@@ -106,10 +108,9 @@ def check_movement(before: dict[str, str], after: dict[str, str], training: Coll
     Raises:
         ValueError: a frozen tensor changed, if only by one bit; names the tensors.
     """
-    same = {name for name, digest in before.items() if after.get(name) == digest}
-    if changed := [name for name in before if name not in same and name not in training]:
+    if changed := [name for name, own in before.items() if after.get(name) != own and name not in training]:
         raise ValueError(f"{len(changed)} frozen tensors changed in training, first {changed[:3]}; this is a bug")
-    return [name for name in before if name in same and name in training]
+    return [name for name, own in before.items() if after.get(name) == own and name in training]
 
 
 def unmoved_reasons(
@@ -151,7 +152,7 @@ class Packed(NamedTuple):
 
 def pack(trees: Sequence[Sequence[Segment]], pad_id: int) -> Packed:
     """All trees in one batch; a parent must come before its children, and no segment may be empty (a ValueError)."""
-    all_ids, positions, attends, starts = zip(*(_pack_tree(tree) for tree in trees), strict=True)
+    all_ids, positions, attends, starts = zip(*map(_pack_tree, trees), strict=True)
     input_ids = pad_sequence(list(all_ids), batch_first=True, padding_value=pad_id)
     # Padding attends to itself: a row of softmax without anything to attend to would be NaN.
     attention = torch.eye(input_ids.shape[1], dtype=torch.bool).repeat(len(all_ids), 1, 1)
@@ -167,10 +168,8 @@ def _pack_tree(tree: Sequence[Segment]) -> tuple[Tensor, Tensor, Tensor, list[in
     before it in the row, and its tokens attend to the segments on the path alone. So completions of one question have
     the same positions, and do not see each other.
     """
-    starts: list[int] = []
+    starts, ids, positions = list[int](), list[int](), list[int]()
     ends: list[int] = []  # position behind the last token of each segment
-    ids: list[int] = []
-    positions: list[int] = []
     owners: list[int] = []  # segment of each token
     on_path = torch.zeros(len(tree), len(tree), dtype=torch.bool)  # [segment, itself or an ancestor]
     for number, segment in enumerate(tree):
@@ -261,27 +260,20 @@ class GRPOPolicy(nn.Module):
         trees = _trees(rollouts)
         packed = pack([list(tree.segments()) for tree in trees], self.pad_id)
         states = self._states(trees, packed)
-        of_text: dict[int, Tensor] = {}  # id of a text -> the states that predict its tokens
-        made: dict[int, _Made] = {}  # id of an answer -> what is made of it
+        of_text: dict[Text, Tensor] = {}  # the states that predict its tokens
+        made: dict[AnswerRollout, tuple[Any, ...]] = {}
         for tree, starts, tree_states in zip(trees, packed.starts, states, strict=True):
             places = zip(tree.texts, tree.predicting(starts), strict=True)
-            of_text |= {id(text): tree_states[indices] for text, indices in places}
+            of_text |= {text: tree_states[indices] for text, indices in places}
             # Image by image, since the order of the forward pass is that in which gradients are summed.
-            answers = [text for text in tree.texts if isinstance(text, AnswerRollout)]
-            of_answers = [of_text[id(answer)] for answer in answers]
-            of_image = self._answers(answers, of_answers, with_masks, with_parameters)
-            made |= zip(map(id, answers), of_image, strict=True)
-        in_order = [made[id(answer)] for answer in rollouts.answers]
-        log_probs, entropies = self._captions(rollouts.captions, [of_text[id(c)] for c in rollouts.captions])
-        return PolicyOutputs(
-            log_probs,
-            entropies,
-            [answer.log_probs for answer in in_order],
-            [answer.parameters for answer in in_order if answer.parameters is not None],
-            [answer.decoded.mask_logits[0] for answer in in_order if answer.decoded is not None],
-            [answer.embedding for answer in in_order],
-            [answer.decoded for answer in in_order if answer.decoded is not None],
-        )
+            answers = {text: of_text[text] for text in tree.texts if isinstance(text, AnswerRollout)}
+            if answers:
+                made |= self._answers(answers, with_masks, with_parameters)
+        of_captions = self._captions({caption: of_text[caption] for caption in rollouts.captions})
+        in_order = [made[answer] for answer in rollouts.answers]
+        words, embeddings, parameters, decoded = ([own[n] for own in in_order if own[n] is not None] for n in range(4))
+        masks = [own.mask_logits[0] for own in decoded]
+        return PolicyOutputs(*of_captions, words, parameters, masks, embeddings, decoded)
 
     def _states(self, trees: Sequence["_Tree"], packed: Packed) -> Tensor:
         """Hidden states (B, L, D)."""
@@ -292,19 +284,17 @@ class GRPOPolicy(nn.Module):
         return body(**inputs, **places, use_cache=False).last_hidden_state
 
     def _answers(
-        self, answers: Sequence[AnswerRollout], states: Sequence[Tensor], with_masks: bool, with_parameters: bool
-    ) -> list["_Made"]:
-        """What is made of an image's answers, from their states (T + 1, D)."""
-        if not answers:
-            return []
-        sam = answers[0].image.features.sam
-        embeddings = self.sa2va.text_hidden_fcs(torch.stack([of_answer[-1] for of_answer in states]))
-        decoded = self.sa2va.decode_masks(sam, embeddings) if with_masks else None
-        made = []
-        for row, (answer, of_answer, embedding) in enumerate(zip(answers, states, embeddings, strict=True)):
-            log_probs, _ = self._log_probs(of_answer[:-1], answer.answer_ids, 1.0, "none")
+        self, answers: Mapping[AnswerRollout, Tensor], with_masks: bool, with_parameters: bool
+    ) -> dict[AnswerRollout, tuple[Any, ...]]:
+        """Log-probabilities, embedding, parameters and mask of an image's answers, from their states (T + 1, D)."""
+        sam = next(iter(answers)).image.features.sam
+        embeddings = self.sa2va.text_hidden_fcs(torch.stack([states[-1] for states in answers.values()]))
+        decoded = self.sa2va.decode_masks(sam, embeddings) if with_masks else [None] * len(answers)
+        made: dict[AnswerRollout, tuple[Any, ...]] = {}
+        for row, ((answer, states), embedding) in enumerate(zip(answers.items(), embeddings, strict=True)):
+            log_probs, _ = self._log_probs(states[:-1], answer.answer_ids, 1.0, "none")
             parameters = self.mask_policy.parameters(self.sa2va, sam, embedding) if with_parameters else None
-            made.append(_Made(log_probs, parameters, None if decoded is None else decoded[row], embedding))
+            made[answer] = log_probs, embedding, parameters, decoded[row]
         return made
 
     def _log_probs(
@@ -313,30 +303,19 @@ class GRPOPolicy(nn.Module):
         ids = torch.tensor(token_ids, device=states.device)
         return token_log_probs(self.sa2va.lm_head, states, ids, temperature, self.never_sampled_ids, entropies)
 
-    def _captions(
-        self, captions: Sequence[CaptionRollout], states: Sequence[Tensor]
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    def _captions(self, captions: Mapping[CaptionRollout, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Log-probabilities (G, T) of each rollout, padded to one length; entropies, or nothing without gradient."""
         if not captions:
             return [], []
         completions = [ids for caption in captions for ids in caption.completion_ids]
         wanted: Entropies = self.entropies if torch.is_grad_enabled() else "none"  # nobody reads the reference's
-        flat = self._log_probs(torch.cat(list(states)), [*chain(*completions)], self.temperature, wanted)
+        flat = self._log_probs(torch.cat([*captions.values()]), [*chain(*completions)], self.temperature, wanted)
         lengths, counts = [len(ids) for ids in completions], [len(caption.completion_ids) for caption in captions]
         log_probs, entropies = (
             [] if values is None else pad_sequence(list(values.split(lengths)), batch_first=True).split(counts)
             for values in flat
         )
         return list(log_probs), list(entropies)
-
-
-class _Made(NamedTuple):
-    """What the policy makes of an answer; see `PolicyOutputs`."""
-
-    log_probs: Tensor
-    parameters: Tensor | None
-    decoded: DecodedMasks | None
-    embedding: Tensor
 
 
 Text = CaptionRollout | AnswerRollout
@@ -382,8 +361,7 @@ class _Tree(NamedTuple):
 
 def _trees(rollouts: Rollouts) -> list[_Tree]:
     """One tree for each image, and one for each image with a region drawn into it."""
-    by_image: dict[str, _Tree] = {}
-    drawn: list[_Tree] = []
+    by_image, drawn = dict[str, _Tree](), list[_Tree]()
     texts: list[Text] = [*rollouts.captions, *rollouts.answers]
     for text in sorted(texts, key=lambda text: text.image.row):
         image = text.image

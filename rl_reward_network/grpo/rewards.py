@@ -67,8 +67,8 @@ class Terms:
     @staticmethod
     def joined(parts: Sequence["Terms"]) -> "Terms":
         """The groups of all parts, one part after another."""
-        values, noise = ([getattr(part, kind) for part in parts] for kind in ("values", "noise"))
-        return Terms(*({name: np.concatenate([o[name] for o in own]) for name in own[0]} for own in (values, noise)))
+        kinds = ([vars(part)[kind] for part in parts] for kind in ("values", "noise"))
+        return Terms(*({name: np.concatenate([one[name] for one in own]) for name in own[0]} for own in kinds))
 
 
 def score(rollouts: Rollouts, rewards: LoopRewards, shuffled_by: Sequence[int] | None = None) -> dict[str, Terms]:
@@ -101,11 +101,8 @@ def step_advantages(
     for loop in step[0]:
         own = Terms.joined([terms[loop] for terms in step])
         of_ranks = [own] if accelerator is None else from_all_ranks(accelerator, own)
-        everything = Terms.joined(of_ranks)
-        weights = {name: reward.weight for name, reward in rewards[loop].items() if reward.weight}
-        advantages = _advantages(everything, weights, config)
-        rank = 0 if accelerator is None else accelerator.process_index
-        start = sum(of_rank.groups for of_rank in of_ranks[:rank])
+        advantages = _advantages(Terms.joined(of_ranks), rewards[loop], config)
+        start = sum(of_rank.groups for of_rank in of_ranks[: accelerator.process_index if accelerator else 0])
         for part, terms in zip(result, step, strict=True):
             part[loop] = advantages.of(slice(start, start + terms[loop].groups))
             start += terms[loop].groups
@@ -153,11 +150,8 @@ def _caption_rewards(weight: float, judge: Judge | None) -> dict[str, Reward]:
     """METEOR is the caption reward, or with a judge the sum of both; each is also logged alone."""
     if judge is None:
         return {"meteor": Reward(meteor_reward, weight)}
-    return {
-        "meteor": Reward(meteor_reward, 0.0),
-        "judge": Reward(judge_reward(judge), 0.0),
-        "caption": Reward(judged_caption_reward(judge), weight, of=("meteor", "judge")),
-    }
+    both = Reward(judged_caption_reward(judge), weight, of=("meteor", "judge"))
+    return {"meteor": Reward(meteor_reward, 0.0), "judge": Reward(judge_reward(judge), 0.0), "caption": both}
 
 
 def _mask_reward_terms(weights: Mapping[str, float]) -> dict[str, Reward]:
@@ -182,8 +176,9 @@ def check_weights(rewards: LoopRewards, config: Sa2VAGRPOConfig) -> None:
             )
 
 
-def _advantages(terms: Terms, weights: Mapping[str, float], config: Sa2VAGRPOConfig) -> Advantages:
+def _advantages(terms: Terms, rewards: Mapping[str, Reward], config: Sa2VAGRPOConfig) -> Advantages:
     """Advantages of the weighted terms; 0 without weights, for a loop with the pathwise gradient alone."""
+    weights = {name: reward.weight for name, reward in rewards.items() if reward.weight}
     if not weights:
         zeros = np.zeros_like(next(iter(terms.values.values())))
         return Advantages(zeros, np.full_like(zeros, np.nan), np.zeros(len(zeros), dtype=bool))
@@ -195,9 +190,7 @@ def _advantages(terms: Terms, weights: Mapping[str, float], config: Sa2VAGRPOCon
 
 def _terms(rewards: Mapping[str, Reward], columns: Columns, prompts: int) -> Terms:
     """Functions of columns first, then functions of other terms."""
-    terms: dict[str, np.ndarray] = {}
-    noise: dict[str, np.ndarray] = {}
-    generations = len(columns["prompts"])
+    terms, noise, generations = dict[str, np.ndarray](), dict[str, np.ndarray](), len(columns["prompts"])
     for name, reward in rewards.items():
         if not reward.of:
             values: Any = reward.function(**columns)
@@ -227,11 +220,10 @@ def rollout_statistics(rollouts: Rollouts, terms: Mapping[str, Terms]) -> dict[s
             if len(present):  # a reward that is missing everywhere has no mean
                 values[f"{loop}/reward/{name}"] = float(present.mean())
             values[f"{loop}/missing/{name}"] = float(np.isnan(of_term).mean())
-    if rollouts.captions:
-        lengths = [len(ids) for rollout in rollouts.captions for ids in rollout.completion_ids]
-        truncated = [not flag for rollout in rollouts.captions for flag in rollout.counted.tolist()]
+    if captions := rollouts.captions:
+        lengths = [len(ids) for rollout in captions for ids in rollout.completion_ids]
         values["loop1/completion_length"] = float(np.mean(lengths))
-        values["loop1/frac_truncated"] = float(np.mean(truncated))
+        values["loop1/frac_truncated"] = float(np.mean([not one for own in captions for one in own.counted.tolist()]))
     if "loop2" in rollouts.columns:
         masks = rollouts.columns["loop2"]["predicted_masks"]
         values[MASK_IOU] = median_pair_iou(masks, rollouts.prompts)

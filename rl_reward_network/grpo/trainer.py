@@ -130,12 +130,10 @@ class Sa2VAGRPOTrainer(Trainer):
 
     def _init_state(self) -> None:
         """State of the run besides weights and optimiser."""
-        # Rollouts in use, and their results for logs and curriculum.
         self.buffer: list[MicroBatch] = []
         self.last_rollouts = Rollouts(0, [], [])
         self.sampled = SampledBatch()
         self.prompt_indices = {id(prompt): index for index, prompt in enumerate(self.prompts)}
-        # Measurements.
         self.metrics = StepMetrics(self.args.world_size)
         self.gradient_norms: dict[str, list[float]] = defaultdict(list)  # of the micro-batches of this step, by loop
         self.tensors_with_gradient: set[str] = set()  # a gradient other than 0 at some step
@@ -144,7 +142,6 @@ class Sa2VAGRPOTrainer(Trainer):
         rewarded = [loop for loop, terms in self.rewards.items() if any(term.weight for term in terms.values())]
         self.alike_steps = {loop: 0 for loop in rewarded if self.loop_weights.configured[loop]}  # in a row
         self.taught = {"images": 0, "no_seg": 0}  # that the teacher was asked for; those whose answer has no [SEG]
-        # End of the run.
         self.ended = False  # before its last step, by the time limit or by the stop rule of validation
         self.judge_failure: str | None = None  # the reason, if the run stopped for lack of a judge
         self.start_time, self.earlier_seconds = time.monotonic(), 0.0
@@ -228,8 +225,7 @@ class Sa2VAGRPOTrainer(Trainer):
     @property
     def policy(self) -> GRPOPolicy:
         """The policy without data-parallel wrappers."""
-        policy = self.accelerator.unwrap_model(self.model)
-        assert isinstance(policy, GRPOPolicy)
+        policy: GRPOPolicy = self.accelerator.unwrap_model(self.model)
         return policy
 
     @property
@@ -333,10 +329,9 @@ class Sa2VAGRPOTrainer(Trainer):
             return self.rollout_generator.references(prompts, views if self.args.augment else None)
         weight = fade_in(self.state.global_step, self.planned_steps)
         batch = self.rollout_generator.taught(prompts, views, weight)
-        asked = [answer.image for answer in batch.rollouts.answers if answer.image.truth is None]
-        lost = sum(image.taught is None for image in asked)
-        self.metrics.record({"teacher/no_seg_share": lost / max(1, len(asked))})
-        self.taught = {"images": self.taught["images"] + len(asked), "no_seg": self.taught["no_seg"] + lost}
+        lost = [answer.image.taught is None for answer in batch.rollouts.answers if answer.image.truth is None]
+        self.metrics.record({"teacher/no_seg_share": sum(lost) / max(1, len(lost))})
+        self.taught = {"images": self.taught["images"] + len(lost), "no_seg": self.taught["no_seg"] + sum(lost)}
         return batch
 
     def _compared(self, prompts: Sequence[TrainingItem], number: int) -> MicroBatch:
@@ -461,13 +456,10 @@ class Sa2VAGRPOTrainer(Trainer):
         """Seconds of each phase of the steps of this line, and the tokens of captions that were sampled in a second."""
         now = {**self.phases, "all": self.seconds - self.earlier_seconds}
         spent = {name: value - self.logged_phases.get(name, 0.0) for name, value in now.items()}
-        self.logged_phases = now
         spent["learning"] = spent.pop("all") - sum(spent.values())
-        rows = {f"seconds/{name}": value for name, value in spent.items()}
-        if self.sampled_tokens:
-            rows["tokens_per_second"] = self.sampled_tokens / max(spent["rollouts"], 1e-9)
-        self.sampled_tokens = 0
-        return rows
+        tokens, self.sampled_tokens, self.logged_phases = self.sampled_tokens, 0, now
+        speed = {"tokens_per_second": tokens / max(spent["rollouts"], 1e-9)} if tokens else {}
+        return {f"seconds/{name}": value for name, value in spent.items()} | speed
 
     def log_now(self, values: Mapping[str, float]) -> None:
         """A line of its own, of this very step; the values recorded for the next line stay."""
@@ -510,12 +502,10 @@ class Sa2VAGRPOTrainer(Trainer):
 
         Its loop checks for the end only after a step, so it would train one step too many.
         """
-        state = state_if_finished(folder, self.planned_steps)
-        if state is None:
-            return False
-        self.load_checkpoint(folder)
-        self.state = state
-        return True
+        if state := state_if_finished(folder, self.planned_steps):
+            self.load_checkpoint(folder)
+            self.state = state
+        return state is not None
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         self.save_checkpoint()
@@ -593,8 +583,8 @@ class StepCallback(TrainerCallback):
         norms = torch.stack(torch._foreach_norm(list(gradients.values()))) if gradients else torch.zeros(0)
         if not norms.isfinite().all():
             fail_not_finite(self.trainer.place(), "a gradient is not finite")
-        not_zero = (norms > 0).tolist()
-        self.trainer.tensors_with_gradient.update(name for name, flag in zip(gradients, not_zero, strict=True) if flag)
+        found = zip(gradients, (norms > 0).tolist(), strict=True)
+        self.trainer.tensors_with_gradient.update(name for name, not_zero in found if not_zero)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Update loop weights and teacher, and stop when the time is over or the judge has failed."""
@@ -618,10 +608,10 @@ class StepCallback(TrainerCallback):
         """Update the loop weights with the gradient norms of this step, if they were measured: means over processes."""
         trainer, norms = self.trainer, self.trainer.gradient_norms
         if norms:
-            means = torch.tensor([sum(values) / len(values) for values in norms.values()], device=trainer.args.device)
-            means = trainer.accelerator.reduce(means, "mean").tolist()
-            trainer.loop_weights.update(dict(zip(norms, means, strict=True)))
-            for loop, norm in zip(norms, means, strict=True):
+            own = torch.tensor([sum(values) / len(values) for values in norms.values()], device=trainer.args.device)
+            means = dict(zip(norms, trainer.accelerator.reduce(own, "mean").tolist(), strict=True))
+            trainer.loop_weights.update(means)
+            for loop, norm in means.items():
                 trainer.metrics.record({f"{loop}/gradient_norm": norm, f"{loop}/weight": trainer.loop_weights[loop]})
             norms.clear()
 

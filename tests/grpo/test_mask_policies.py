@@ -66,7 +66,7 @@ def test_the_controller_widens_alike_masks_and_narrows_foreign_ones() -> None:
     assert controller.sigma == pytest.approx(0.315), "foreign masks are narrowed even when rewards are equal"
     for _ in range(200):
         controller.update(1.0, 1.0)
-    assert controller.sigma == controller.limits[1]
+    assert controller.sigma == controller.LIMITS[1]
 
 
 def test_sampled_cells_lie_on_the_cells_of_the_image() -> None:
