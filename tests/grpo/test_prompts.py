@@ -51,7 +51,6 @@ def test_a_region_takes_part_in_both_loops() -> None:
     assert item.sample_id == region.sample_id
     loaded, truth = item.load()
     assert loaded is image
-    assert truth is not None
     np.testing.assert_array_equal(truth, mask)
 
 
@@ -61,16 +60,12 @@ def test_an_annotated_image_is_asked_the_question_of_all_and_decoded_late(tmp_pa
     assert (item.caption, item.question, item.labelled) == ("", "Please segment the vessel.", True)
     assert (item.group_id, item.series_id, item.sample_id) == (sample.group_id, sample.series_id, sample.sample_id)
     image, truth = item.load()
-    assert truth is not None
     np.testing.assert_array_equal(image, sample.load_image())
     np.testing.assert_array_equal(truth, sample.load_mask())
     sample.image_path.unlink()
     assert image_prompt(sample, "?").question == "?", "nothing is read before it is asked for"
     with pytest.raises(ValueError, match=sample.image_path.name.split("(")[0]):
         item.load()
-
-
-NAN = float("nan")
 
 
 def test_an_epoch_takes_each_prompt_once_but_for_the_incomplete_chunk() -> None:
@@ -114,9 +109,7 @@ def test_prompts_without_spread_are_drawn_less() -> None:
 def test_easy_prompts_come_before_hard_ones_and_unknown_ones_at_once() -> None:
     order = CurriculumOrder(7, 1, seed=0, rollouts=10)
     order.update([(index, index / 6, True) for index in range(6)])
-    assert order.weights(0).tolist() == pytest.approx([LOW_WEIGHT] * 4 + [1] * 3), (
-        "the best paid third, and the unknown"
-    )
+    assert order.weights(0).tolist() == pytest.approx([LOW_WEIGHT] * 4 + [1] * 3), "the best third, and the unknown"
     assert order.weights(10).tolist() == [1] * 7, "in the end all are open"
     opened = [int((order.weights(rollout) == 1).sum()) for rollout in range(11)]
     assert opened == sorted(opened)
@@ -125,7 +118,7 @@ def test_easy_prompts_come_before_hard_ones_and_unknown_ones_at_once() -> None:
 def test_what_is_known_is_averaged_and_a_missing_reward_changes_nothing() -> None:
     order = CurriculumOrder(2, 1, seed=0, rollouts=10)
     order.update([(0, 1.0, True)])
-    order.update([(0, 0.0, False), (1, NAN, True)])
+    order.update([(0, 0.0, False), (1, float("nan"), True)])
     assert order.reward[0] == 0.5
     assert order.differing.tolist() == [0.5, 1]
     assert order.reward[1].isnan()
