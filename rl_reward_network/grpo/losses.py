@@ -94,7 +94,7 @@ def grpo_objective(
     mask_policy: MaskPolicy,
     pathwise: "PathwiseReward | None" = None,
 ) -> Objective:
-    """The sum of all enabled losses of a micro-batch, whose loops ("loop1", "loop2") have `weights`.
+    """The sum of all enabled losses of a micro-batch; `weights` are those of the loops ("loop1", "loop2").
 
     `pathwise`, the reward network's score with gradient, is needed if `pathwise_weight` is not 0.
     """
@@ -114,8 +114,7 @@ def grpo_objective(
         total, metrics = total + value, metrics | logged
     if config.seg_text_weight and outputs.answer_log_probs:
         answers = answer_loss(outputs.answer_log_probs, counts.masks)
-        metrics["loss/answer"] = answers.detach()
-        total = total + config.seg_text_weight * answers
+        total, metrics["loss/answer"] = total + config.seg_text_weight * answers, answers.detach()
     return Objective(total, loops, metrics)
 
 
@@ -339,8 +338,7 @@ def labelled_loss(
     total, metrics = torch.zeros((), device=config.device), dict[str, float | Tensor]()
     if labelled := [(image, logits) for image, logits in masks if image.truth is not None]:
         losses = supervised_mask_losses(labelled, config.bce_weight, config.dice_weight, config.cldice_weight)
-        metrics["loss/mask"] = losses.detach().mean()
-        total = total + losses.sum() / counts.true_masks
+        total, metrics["loss/mask"] = total + losses.sum() / counts.true_masks, losses.detach().mean()
     names = [answer.name for answer in answers]
     if config.contrast_weight and len(set(names)) > 1:
         contrasts = name_contrast_losses(torch.stack(list(embeddings)), names)

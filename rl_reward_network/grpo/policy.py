@@ -45,10 +45,7 @@ def prepare_model(
 
     `freeze_embeddings` also freezes token embeddings and head, which a Qwen-VL trains. A `side_network` is added where
     the model has none; one that is there trains, too. `encoder` says what trains of SAM 2's image encoder, see
-    `GRPOPlan`.
-
-    Raises:
-        ValueError: dropout is not 0, or `setup_lora` refuses.
+    `GRPOPlan`. A ValueError if dropout is not 0, or if `setup_lora` refuses.
     """
     check_lora_dropout(lora_dropout)
     setup_lora(model, r, lora_alpha, 0.0, None if encoder is None else encoder.get("lora_r"))
@@ -103,11 +100,7 @@ def digests(model: nn.Module) -> dict[str, str]:
 
 
 def check_movement(before: dict[str, str], after: dict[str, str], training: Collection[str]) -> list[str]:
-    """Names of tensors of `training` whose digests did not change, in the model's order.
-
-    Raises:
-        ValueError: a frozen tensor changed, if only by one bit; names the tensors.
-    """
+    """Names of tensors of `training` whose digests did not change; a ValueError if a frozen one did."""
     if changed := [name for name, own in before.items() if after.get(name) != own and name not in training]:
         raise ValueError(f"{len(changed)} frozen tensors changed in training, first {changed[:3]}; this is a bug")
     return [name for name, own in before.items() if after.get(name) == own and name in training]

@@ -262,17 +262,14 @@ class RolloutGenerator:
     def generate(self, prompts: Sequence[TrainingItem], seed: Sequence[int]) -> Rollouts:
         """The rollouts of P prompts; all randomness comes from `seed`."""
         batch, rng = open_batch(prompts, self.cache), seeded_generator(seed)
-        images = prompt_images(batch)
-        policy = batch.context(self.model, self.config.rows_at_once)
-        captions: list[list[Answer]] = []
-        rollouts = Rollouts(len(prompts), [], self.reference_answers(batch, images))
+        images, policy = prompt_images(batch), batch.context(self.model, self.config.rows_at_once)
+        captions, sampled, masks = list[list[Answer]](), list[CaptionRollout](), list[Mask]()
+        columns: dict[str, Columns] = {}
         if self.config.mask_to_caption_weight:
             captions, sampled = self.sample_captions(batch, policy, images, rng)
-            rollouts = replace(rollouts, captions=sampled)
-        masks: list[Mask] = []
+        rollouts = Rollouts(len(prompts), sampled, self.reference_answers(batch, images))
         if self.has_masks:
             masks, rollouts = self.sample_masks(batch, policy, rollouts, rng)
-        columns = {}
         with self.teacher_weights():
             teacher = policy if self.ema is None else batch.context(self.model, self.config.rows_at_once)
             if captions:
@@ -306,17 +303,15 @@ class RolloutGenerator:
         `weight` is that of the loss on the teacher's masks; all randomness comes from `views`.
         """
         loaded = [prompt.load() for prompt in prompts]
-        unlabelled = [row for row, (_, truth) in enumerate(loaded) if truth is None]
-        plain = [prompts[row] for row in unlabelled]
-        found = self.teacher_masks(open_batch(plain, self.cache)) if plain else []
-        masks = dict(zip(unlabelled, found, strict=True))
+        plain = [prompt for prompt, (_, truth) in zip(prompts, loaded, strict=True) if truth is None]
+        found = iter(self.teacher_masks(open_batch(plain, self.cache)) if plain else ())
         images, truths, taught = [], list[Mask](), list[Mask]()
-        for row, (image, truth) in enumerate(loaded):
-            mirror, soft = mirrored([prompts[row]]), masks.get(row)
+        for prompt, (image, truth) in zip(prompts, loaded, strict=True):
+            soft = next(found) if truth is None else None
             if truth is not None:
-                image, (truth,) = augmented(image, truth[None], views, mirror)
+                image, (truth,) = augmented(image, truth[None], views, mirrored([prompt]))
             elif soft is not None:  # which turns with the view
-                image, (soft,) = strongly_augmented(image, soft[None], views, mirror)
+                image, (soft,) = strongly_augmented(image, soft[None], views, mirrored([prompt]))
             images.append(image)
             truths.append(truth)
             taught.append(soft)
@@ -346,11 +341,7 @@ class RolloutGenerator:
     def sample_captions(
         self, batch: PromptBatch, policy: ImageContext, images: Sequence[PromptImage], rng: torch.Generator
     ) -> tuple[list[list[Answer]], list[CaptionRollout]]:
-        """G captions of each region.
-
-        Raises:
-            ValueError: a prompt has no region.
-        """
+        """G captions of each region; a ValueError if a prompt has none."""
         masks = [mask for mask in batch.truths if mask is not None]
         if len(masks) < len(images):
             raise ValueError("loop 1 describes regions, and a prompt has none; set mask_to_caption_weight to 0")
@@ -377,10 +368,10 @@ class RolloutGenerator:
         self, features: ImageFeatures, embedding: Tensor, rng: torch.Generator
     ) -> tuple[Tensor, Tensor, Tensor]:
         """G actions (G, A) of the mask policy at a `[SEG]` embedding (C,), its width, and logits (G, h, w)."""
-        policy, count = self.mask_policy, self.config.num_mask_generations
+        policy = self.mask_policy
         parameters = policy.parameters(self.model, features.sam, embedding)
         width = policy.width(parameters, self.sigma_controller.sigma)
-        actions = policy.sample(parameters, width, count, rng)
+        actions = policy.sample(parameters, width, self.config.num_mask_generations, rng)
         return actions, width, policy.mask_logits(self.model, features.sam, embedding, actions)
 
     @torch.no_grad()
@@ -389,17 +380,14 @@ class RolloutGenerator:
     ) -> tuple[list[Mask], Rollouts]:
         """G masks of each prompt, float32 (G, H, W) probabilities, None for an answer without `[SEG]`; the rollouts."""
         questions = [batch.question(row, prompt.question) for row, prompt in enumerate(batch.prompts)]
-        probabilities, answers, masks = list[Mask](), [], []
-        for reference, (ids, embedding) in zip(rollouts.answers, context.segment(questions), strict=True):
-            if embedding is None:
-                probabilities.append(None)
-                answers.append(reference)
-                continue
-            row, features = reference.image.row, reference.image.features
-            actions, width, logits = self.sample_actions(features, embedding, rng)
-            probabilities.append(batch.mask_probabilities(row, logits))
-            answers.append(replace(reference, answer_ids=ids))
-            masks.append(MaskRollout(row, actions, width))
+        probabilities: list[Mask] = [None] * len(questions)
+        answers, masks = list(rollouts.answers), []
+        for row, (ids, embedding) in enumerate(context.segment(questions)):
+            if embedding is not None:
+                actions, width, logits = self.sample_actions(answers[row].image.features, embedding, rng)
+                probabilities[row] = batch.mask_probabilities(row, logits)
+                answers[row] = replace(answers[row], answer_ids=ids)
+                masks.append(MaskRollout(row, actions, width))
         return probabilities, replace(rollouts, answers=answers, masks=masks)
 
     def captions_of_masks(self, batch: PromptBatch, teacher: ImageContext, masks: Sequence[Mask]) -> Columns:
@@ -433,11 +421,7 @@ def make_columns(
     answers: Sequence[Answer | None],
     probabilities: Sequence[Mask],
 ) -> Columns:
-    """Columns of a loop, from what each generation has.
-
-    That is the index of its prompt, its question, its caption, or None, and float32 (H, W) in [0, 1] of its mask, or
-    None.
-    """
+    """Columns of a loop, from what each generation has: the row of its prompt, the question, a caption, a soft mask."""
     return {
         "prompts": list(prompts),
         "completions": ["" if answer is None else batch.text(answer) for answer in answers],

@@ -288,10 +288,8 @@ class Sa2VAGRPOTrainer(Trainer):
         if self.state.global_step % self.args.num_iterations == 0 or not self.buffer:
             self.buffer.clear()  # in place, for the Trainer holds this list, too: image features of both are too much
             self.buffer = self._generate_step()
-        # The one normalisation of a step. Its loss is the mean of those of its micro-batches, of all processes: the
-        # Trainer divides each by their number in this process, data-parallel training averages over processes. A sum
-        # over tokens or groups divided by their number in its own micro-batch would weigh a token more where there are
-        # few. So the divisor is the number in the whole step over the number of micro-batches, the same for all.
+        # The one normalisation of a step: the Trainer divides each loss by the number of micro-batches in this process,
+        # and data-parallel training averages over processes, so the divisor is an average as well, see `StepCounts`.
         own = torch.tensor(count_step([batch.rollouts for batch in self.buffer]), device=device)
         totals = self.accelerator.reduce(own, "sum")
         return self.buffer, totals / self.args.world_size / len(self.buffer)
