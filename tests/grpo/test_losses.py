@@ -156,7 +156,7 @@ def test_clipping_stops_the_gradient_and_is_counted() -> None:
 
 def test_padding_changes_no_loss_type() -> None:
     for loss_type in ("grpo", "bnpo", "dr_grpo", "dapo"):
-        settings = GRPOSettings(loss_type=loss_type, beta=0.04, max_completion_length=LONGEST)  # type: ignore[arg-type]
+        settings = GRPOSettings(loss_type=loss_type, beta=0.04, max_completion_length=LONGEST)
         plain, padded = case(), case()
         for name in ("log_probs", "old", "ref", "mask", "entropies"):
             padded[name] = torch.nn.functional.pad(padded[name].detach(), (0, 3), value=0)
@@ -455,9 +455,9 @@ def test_masks_are_compared_on_a_grid_twice_as_fine() -> None:
 def test_supervision_is_of_each_group_that_has_a_truth() -> None:
     half, full = np.zeros((4, 4), dtype=bool), np.ones((6, 8), dtype=bool)
     half[:2] = True
-    first, second = (image_of(truth=half), torch.zeros(2, 2)), (image_of(truth=full), torch.ones(2, 3))
-    alone = [supervised_mask_losses([one], 1, 1).item() for one in (first, second)]
-    assert supervised_mask_losses([first, second], 1, 1).tolist() == pytest.approx(alone, rel=1e-6)
+    both = [(image_of(truth=half), torch.zeros(2, 2)), (image_of(truth=full), torch.ones(2, 3))]
+    alone = [supervised_mask_losses([one], 1, 1).item() for one in both]
+    assert supervised_mask_losses(both, 1, 1).tolist() == pytest.approx(alone, rel=1e-6)
 
 
 def pathwise_trainer(folder: Path, **settings: Any) -> Sa2VAGRPOTrainer:
@@ -495,24 +495,15 @@ def test_the_kl_holds_a_run_that_trains_by_the_gradient_alone(tmp_path: Path) ->
 # ---- weights of the loops -------------------------------------------------------------------------------------------
 
 
-def weights(own: LoopWeights) -> list[float]:
-    return [own["loop1"], own["loop2"]]
-
-
-def test_weights_stay_without_adaptation_and_without_a_gradient() -> None:
-    fixed, own = (LoopWeights({"loop1": 1.0, "loop2": 0.5}, adaptive) for adaptive in (False, True))
+def test_only_with_adaptation_the_loop_with_the_larger_gradient_is_turned_down() -> None:
+    fixed, own = (LoopWeights({"loop1": 1.0, "loop2": 1.0}, adaptive) for adaptive in (False, True))
     assert not any(fixed.measures_at(step) for step in range(3 * EVERY))
-    own.update({"loop1": 0.0, "loop2": 1.0})
-    assert weights(fixed) == weights(own) == [1.0, 0.5]
-
-
-def test_the_loop_with_the_larger_gradient_is_turned_down() -> None:
-    own = LoopWeights({"loop1": 1.0, "loop2": 1.0}, adaptive=True)
     assert [step for step in range(2 * EVERY + 1) if own.measures_at(step)] == [0, EVERY, 2 * EVERY]
-    own.update({"loop1": 3.0, "loop2": 1.0})
-    assert weights(own) == pytest.approx([0.5, 1.5])
-    own.update({"loop1": 1.0, "loop2": 1.0})
-    assert weights(own) == pytest.approx([2 / 3, 4 / 3]), "norms are averaged: 2 and 1"
+    # Nothing without a gradient; norms are averaged: 2 and 1.
+    for norm, expected in ((0.0, [1.0, 1.0]), (3.0, [0.5, 1.5]), (1.0, [2 / 3, 4 / 3])):
+        own.update({"loop1": norm, "loop2": 1.0})
+        assert [own["loop1"], own["loop2"]] == pytest.approx(expected)
+    assert fixed["loop1"] == 1
 
 
 @pytest.mark.parametrize("configured", [{"loop1": 1.0, "loop2": 1.0}, {"loop1": 0.01, "loop2": 1.0}])
@@ -522,8 +513,7 @@ def test_a_loop_whose_gradient_is_noise_does_not_silence_the_other(configured: d
     for _ in range(3):
         own.update({"loop1": noise, "loop2": 1.0})
     ratios = [own[loop] / weight for loop, weight in configured.items()]
-    low, high = BOUNDS
-    assert all(low <= ratio <= high for ratio in ratios)
+    assert all(BOUNDS[0] <= ratio <= BOUNDS[1] for ratio in ratios)
     assert (ratios[0] > ratios[1]) == (noise < 1), "the smaller gradient still gets the larger weight"
 
 

@@ -69,24 +69,15 @@ def test_an_annotated_image_is_asked_the_question_of_all_and_decoded_late(tmp_pa
 
 
 def test_an_epoch_takes_each_prompt_once_but_for_the_incomplete_chunk() -> None:
-    order = PromptOrder(7, 3, seed=0)
-    assert order.rollouts_per_epoch == 2
-    first = order.indices(0) + order.indices(1)
-    assert len(set(first)) == 6
-    assert set(first) < set(range(7))
-    second = order.indices(2) + order.indices(3)
-    assert len(set(second)) == 6
-    assert second != first, "another order for each epoch"
-
-
-def test_the_order_follows_from_seed_and_rollout_alone() -> None:
     order, again = PromptOrder(7, 3, seed=0), PromptOrder(7, 3, seed=0)
+    assert order.rollouts_per_epoch == 2
+    first, second = (order.indices(start) + order.indices(start + 1) for start in (0, 2))
+    assert len(set(first)) == len(set(second)) == 6
+    assert set(first) < set(range(7))
+    assert second != first, "another order for each epoch"
     expected = [order.indices(rollout) for rollout in range(6)]
-    assert [again.indices(rollout) for rollout in reversed(range(6))] == expected[::-1]
+    assert [again.indices(rollout) for rollout in reversed(range(6))] == expected[::-1], "by seed and rollout alone"
     assert [PromptOrder(7, 3, seed=1).indices(rollout) for rollout in range(6)] != expected
-
-
-def test_too_few_prompts_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^2 training prompts.* 3; lower batch_size"):
         PromptOrder(2, 3, 0)
 
@@ -102,7 +93,7 @@ def test_before_anything_is_known_all_prompts_are_alike_and_none_comes_twice() -
 def test_prompts_without_spread_are_drawn_less() -> None:
     order = CurriculumOrder(4, 1, seed=0, rollouts=10)
     for _ in range(9):
-        order.update([(0, 0.5, False), (1, 0.5, True), (2, 0.5, True), (3, 0.5, True)])
+        order.update([(index, 0.5, index > 0) for index in range(4)])
     assert order.weights(10).tolist() == pytest.approx([LOW_WEIGHT, 1, 1, 1])
 
 

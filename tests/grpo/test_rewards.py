@@ -33,7 +33,7 @@ from rl_reward_network.grpo.settings import GRPOPlan
 from rl_reward_network.grpo.trainer import LONGEST_ALIKE, Sa2VAGRPOTrainer, with_advantages
 from rl_reward_network.models.ema import copied
 from rl_reward_network.models.sa2va.generation_sa2va import Answer
-from rl_reward_network.rewards.combine import Advantages, caption_reward, ensemble_noise
+from rl_reward_network.rewards.combine import Advantages, ensemble_noise
 from rl_reward_network.rewards.judge import Judge, JudgeConfig
 from rl_reward_network.rewards.table import EnsembleScores, iou_reward
 from tests.grpo.nano import NOTHING, captions_of, config, nano, regions
@@ -222,6 +222,9 @@ def test_a_term_may_be_made_of_others(tmp_path: Path) -> None:
     scored, advantages = rewarded(tmp_path, terms)
     np.testing.assert_array_equal(scored.values["both"], [[-9, 2, 3], [4, -5, np.nan]])
     assert advantages.rewards[0].tolist() == [-18, 4, 6]
+    dealt = rewarded(tmp_path, terms, shuffled_by=(0, 1))[0].values["both"].ravel()
+    assert not np.array_equal(dealt, scored.values["both"].ravel(), equal_nan=True)
+    np.testing.assert_array_equal(np.sort(dealt), [-9, -5, 2, 3, 4, np.nan], "combined before they are shuffled")
 
 
 @pytest.mark.parametrize(
@@ -257,18 +260,6 @@ def test_captions_are_paid_although_the_judge_fails(tmp_path: Path, reply: Reply
     assert [judge.counts[name] for name in ("imputed", "groups_paid_by_meteor")] == [1, 1]
     assert judge.counts["failures"] == 1 + 3, "three questions about one caption, one exam"
     assert judge.last_failure.startswith(reason)
-
-
-def test_the_control_deals_out_what_the_judge_paid(tmp_path: Path) -> None:
-    """Terms are combined before they are shuffled."""
-    terms = {
-        "meteor": Reward(gives(0.1, 0.2, 0.3, 0.4, 0.5, 0.6), 0.0),
-        "judge": Reward(gives(1, None, 0, None, None, None), 0.0),
-        "caption": Reward(caption_reward, 1.0, of=("meteor", "judge")),
-    }
-    plain, dealt = (rewarded(tmp_path, terms, shuffled_by=seed)[0].values["caption"] for seed in (None, (0, 1)))
-    assert dealt.tolist() != plain.tolist()
-    assert sorted(dealt.ravel()) == sorted(plain.ravel())
 
 
 LEFT, TOP, ALL = (np.zeros((2, 2), dtype=bool) for _ in range(3))
@@ -312,7 +303,6 @@ def test_similarity_of_the_masks_of_a_group(masks: list[Any], similarity: float,
 @pytest.mark.parametrize(
     ("masks", "prompts", "expected"),
     [
-        ([LEFT, TOP], 1, 1 / 3),
         ([LEFT, TOP, ALL], 1, (1 / 3 + 1 / 2 + 1 / 2) / 3),
         ([LEFT, None, TOP], 1, 1 / 3),  # answers without a mask are left out
         ([LEFT, TOP, LEFT, ALL, ALL, ALL], 3, 1 / 2),  # the median of 1/3, 1/2 and 1
