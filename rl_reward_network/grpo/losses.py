@@ -442,16 +442,15 @@ BOUNDS = (0.25, 4.0)  # of the ratio of a weight to the configured one
 
 
 class LoopWeights:
-    """Weights of the two loops, balanced by the norms of their gradients if `adaptive`; otherwise constant.
+    """Weights of the two loops, balanced by the norms of their gradients once these were measured.
 
     Each loop's configured weight is divided by the norm of its gradient in the LoRA layers, which both loops share, and
     both are scaled so that their sum stays as configured. No weight leaves `BOUNDS`, even if the sum then differs: a
     gradient may be noise alone, however small or large. As GradNorm (arXiv 1711.02257), without its training rates.
     """
 
-    def __init__(self, configured: Mapping[str, float], adaptive: bool) -> None:
-        self.configured, self.adaptive = dict(configured), adaptive
-        self.norms: dict[str, float] = {}
+    def __init__(self, configured: Mapping[str, float]) -> None:
+        self.configured, self.norms = dict(configured), dict[str, float]()
 
     def __getitem__(self, loop: str) -> float:
         """The weight of a loop in this step."""
@@ -460,10 +459,6 @@ class LoopWeights:
         balanced = sum(weight / self.norms[name] for name, weight in self.configured.items())
         scale = sum(self.configured.values()) / balanced
         return self.configured[loop] * min(max(scale / self.norms[loop], BOUNDS[0]), BOUNDS[1])
-
-    def measures_at(self, step: int) -> bool:
-        """Whether gradient norms are measured in this step."""
-        return self.adaptive and step % EVERY == 0
 
     def update(self, norms: Mapping[str, float]) -> None:
         """Update with the norms of this step, equal on every process; ignored if a loop had no gradient."""

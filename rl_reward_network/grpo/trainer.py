@@ -35,6 +35,7 @@ from rl_reward_network.grpo.checkpoint import (
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.logs import SampledBatch, StepMetrics, summed_counts
 from rl_reward_network.grpo.losses import (
+    EVERY,
     LoopWeights,
     PathwiseReward,
     StepCounts,
@@ -123,8 +124,7 @@ class Sa2VAGRPOTrainer(Trainer):
         self.reset_reference()
         self.judge: Judge | None = None
         self.validation: Any = None
-        weights = {"loop1": args.mask_to_caption_weight, "loop2": args.caption_to_mask_weight}
-        self.loop_weights = LoopWeights(weights, args.adaptive_loop_weights)
+        self.loop_weights = LoopWeights({"loop1": args.mask_to_caption_weight, "loop2": args.caption_to_mask_weight})
         self._init_state()
         self.add_callback(StepCallback(self))
 
@@ -298,8 +298,7 @@ class Sa2VAGRPOTrainer(Trainer):
         """The micro-batches of this process in one optimisation step."""
         with (
             clock(self.phases, "rollouts"),
-            hint_out_of_memory(self.place, "rollouts", SMALLER_ROLLOUTS),
-            hint_to_resume(self.place),
+            hint_out_of_memory(self.place, "rollouts", SMALLER_ROLLOUTS, resume=True),
         ):
             prompts = self._prompt_batches()
             if self.args.objective in OF_LABELS:
@@ -414,7 +413,7 @@ class Sa2VAGRPOTrainer(Trainer):
         weights = {loop: self.loop_weights[loop] for loop in self.loop_weights.configured}
         mask_policy = self.policy.mask_policy
         total, losses, logged = grpo_objective(inputs, outputs, self.args, counts, weights, mask_policy, self.pathwise)
-        if self.loop_weights.measures_at(self.state.global_step):  # for `StepCallback`
+        if self.args.adaptive_loop_weights and self.state.global_step % EVERY == 0:  # for `StepCallback`
             lora = [p for name, p in trainable_tensors(self.sa2va).items() if "lora_" in name]
             for loop in weights:
                 norm = gradient_norm(losses[loop].rewarded, lora) if loop in losses else torch.zeros(())
@@ -639,19 +638,17 @@ def fail_not_finite(place: Place, problem: str) -> NoReturn:
 
 
 @contextmanager
-def hint_to_resume(place: Callable[[], Place]) -> Iterator[None]:
-    """Add step and resume hint to a ValueError of the block, such as a judge that cannot be reached any more."""
+def hint_out_of_memory(place: Callable[[], Place], phase: str, remedy: str, resume: bool = False) -> Iterator[None]:
+    """Turn an out-of-memory error of the block into a ValueError that names the phase and the settings to lower.
+
+    With `resume` a ValueError, such as of a judge that cannot be reached any more, gets step and resume hint.
+    """
     try:
         yield
     except ValueError as error:
+        if not resume:
+            raise
         raise ValueError(f"step {place().step}: {error}; {place().resume_hint}") from error
-
-
-@contextmanager
-def hint_out_of_memory(place: Callable[[], Place], phase: str, remedy: str) -> Iterator[None]:
-    """Turn an out-of-memory error of the block into a ValueError that names the phase and the settings to lower."""
-    try:
-        yield
     except torch.OutOfMemoryError as error:
         if place().qwen_vl:
             remedy = remedy.replace(TILES, "the size of the images")

@@ -19,7 +19,6 @@ from rl_reward_network.grpo.trainer import (
     fail_not_finite,
     fit_batch,
     hint_out_of_memory,
-    hint_to_resume,
 )
 from rl_reward_network.rewards.table import iou_reward
 from tests.grpo.nano import config, make_trainer, nano, regions, rewards
@@ -258,6 +257,7 @@ def test_loops_are_weighed_by_gradients_that_change_nothing_else(tmp_path: Path)
     trainer.train()
     plain.train()
     first, second = trainer.state.log_history[:2]
+    assert "loop1/gradient_norm" not in plain.state.log_history[0]
     assert first["loop1/gradient_norm"] > 0
     ratio = first["loop1/gradient_norm"] / first["loop2/gradient_norm"]
     assert first["loop1/weight"] == pytest.approx(max(BOUNDS[0], 2 / (1 + ratio)), rel=1e-6)
@@ -284,9 +284,12 @@ def test_errors_of_values_name_the_newest_checkpoint_if_there_is_one(tmp_path: P
     assert place.resume_hint == f"--resume goes on from {tmp_path / 'checkpoint-10'}"
     with pytest.raises(ValueError, match=r"step 2: the loss is nan;.*checkpoint-10;.*learning_rate"):
         fail_not_finite(place, "the loss is nan")
-    with pytest.raises(ValueError, match=r"^step 2: server down; .*checkpoint-10"), hint_to_resume(lambda: place):
+    with (
+        pytest.raises(ValueError, match=r"^step 2: server down; .*checkpoint-10"),
+        hint_out_of_memory(lambda: place, "", "", True),
+    ):
         raise ValueError("server down")
-    with pytest.raises(RuntimeError, match=r"^bug$"), hint_to_resume(lambda: place):
+    with pytest.raises(RuntimeError, match=r"^bug$"), hint_out_of_memory(lambda: place, "", "", True):
         raise RuntimeError("bug")
 
 
