@@ -91,7 +91,7 @@ def trl_loss(tensors: dict[str, Tensor], settings: GRPOSettings, num_items: floa
         model=SimpleNamespace(training=True),
         args=SimpleNamespace(use_bias_correction_kl=True, delta=None, steps_per_generation=1),
         accelerator=SimpleNamespace(
-            num_processes=1, gather=lambda x: x, reduce=lambda x, how="sum": x, sync_gradients=True, no_sync=nullcontext
+            num_processes=1, gather=lambda x: x, reduce=lambda x, **_: x, sync_gradients=True, no_sync=nullcontext
         ),
         _metrics={"train": defaultdict(list)},
     )
