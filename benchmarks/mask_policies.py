@@ -21,11 +21,10 @@ from rl_reward_network.cli.app import run
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.image_context import Question, open_batch, seeded_generator
 from rl_reward_network.grpo.inputs import open_grpo_inputs
-from rl_reward_network.grpo.mask_policies import MASK_POLICIES
 from rl_reward_network.grpo.policy import GRPOPolicy
 from rl_reward_network.grpo.prompts import TrainingItem
 from rl_reward_network.grpo.rewards import Reward, median_pair_iou, score, step_advantages
-from rl_reward_network.grpo.rollouts import CaptionRollout, RolloutGenerator, Rollouts
+from rl_reward_network.grpo.rollouts import MASK_POLICIES, CaptionRollout, RolloutGenerator, Rollouts
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RunConfig
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding, evaluating

@@ -1,7 +1,4 @@
-"""The state of a GRPO run: what its processes (ranks) decide together, and its checkpoints.
-
-Checkpoints are written atomically, and a resumed run ends with the weights of an uninterrupted one.
-"""
+"""The state of a GRPO run: what its processes (ranks) decide together, and its atomic checkpoints."""
 
 import os
 import shutil
@@ -135,16 +132,11 @@ def _deepspeed_state(trainer: Trainer, folder: Path) -> Iterator[list[Path]]:
 def state_if_finished(folder: Path, planned_steps: int) -> TrainerState | None:
     """The Trainer's state in a checkpoint after whose step nothing is left to train; None for any other."""
     state = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
-    finished = state.global_step >= planned_steps or load_checkpoint(folder / STATE).get("ended")
-    return state if finished else None
+    return state if state.global_step >= planned_steps or load_checkpoint(folder / STATE).get("ended") else None
 
 
 def load_run_state(folder: Path, model: Any, ema: EMA | None, deepspeed: bool) -> RunState:
-    """Load the weights of model and teacher from a checkpoint, and return the rest.
-
-    Raises:
-        ValueError: a file is missing.
-    """
+    """Load the weights of model and teacher from a checkpoint, and return the rest; a missing file is a ValueError."""
     load_trainable(model, folder / TRAINABLE)
     optimizer = "latest" if deepspeed else OPTIMIZER_NAME  # DeepSpeed's note of its folder
     required = [STATE, SCHEDULER_NAME, optimizer, *([EMA_WEIGHTS] if ema is not None else [])]

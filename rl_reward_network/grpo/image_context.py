@@ -40,16 +40,10 @@ Mask = np.ndarray | None
 
 @dataclass(frozen=True)
 class ImageFeatures:
-    """Features of one image, before any part that is trained.
+    """Features of one image, before any part that is trained."""
 
-    Args:
-        vision: of the body's `get_vision_features`; (tiles, patches, V), input of `mlp1`, in an InternVL.
-        sam: SAM 2's feature maps, input of conv_s0 / conv_s1, batch axis 1; none for a drawn region, which is described
-            and never segmented.
-    """
-
-    vision: Any
-    sam: Sam2Features
+    vision: Any  # of the body's `get_vision_features`; (tiles, patches, V), input of `mlp1`, in an InternVL
+    sam: Sam2Features  # input of conv_s0 / conv_s1, batch axis 1; no maps of a drawn region, which is only described
 
     def to(self, device: torch.device | str) -> "ImageFeatures":
         """The same features on another device."""
@@ -70,7 +64,7 @@ class FeatureCache:
     def __init__(self, model: Any, processor: Sa2VAProcessor, limit_gib: float = 4.0) -> None:
         self.model, self.processor, self.limit = model, processor, int(limit_gib * GIBIBYTE)
         self.entries: OrderedDict[str, ImageFeatures] = OrderedDict()
-        self.hits = self.misses = self.nbytes = 0
+        self.nbytes = 0
 
     def get(self, images: Sequence[np.ndarray], repeated: bool = True) -> tuple[list[str], dict[str, ImageFeatures]]:
         """The digest of each image, uint8 (H, W, 3), and digest -> features on the model's device.
@@ -89,19 +83,12 @@ class FeatureCache:
         drawn = draw_region(image, region, self.processor.region_prompt)
         return self._get_one(pixels_digest(drawn, "region"), drawn, repeated, drawn=True)
 
-    def clear(self) -> None:
-        """Drop all features; the counts of hits and misses stay."""
-        self.entries.clear()
-        self.nbytes = 0
-
     def _get_one(self, key: str, image: np.ndarray, repeated: bool, drawn: bool = False) -> ImageFeatures:
         if not repeated:
             return encode_image(self.model, self.processor, image, drawn)
         if key in self.entries:
-            self.hits += 1
             self.entries.move_to_end(key)
             return self.entries[key].to(self.model.device)
-        self.misses += 1
         features = encode_image(self.model, self.processor, image, drawn)
         self.entries[key] = features.to("cpu")
         self.nbytes += features.nbytes
@@ -130,22 +117,13 @@ TOKENS_AT_ONCE = 2**16  # keys and values in memory: 10 GB at the size of Sa2VA-
 
 @dataclass(frozen=True)
 class Question:
-    """A question about an image, split where the image ends.
+    """A question about an image, split where the image ends."""
 
-    Args:
-        image_index: of the image in its batch.
-        prefix_ids: token ids up to and including the end of the image, the same for all questions about an image.
-        suffix_ids: the remaining ids, up to the start of the answer.
-        region_cells: bool (1, g, g), the region that the question refers to, or None.
-        drawn: features of the image with the region drawn into it, in place of `region_cells`; see
-            `PromptBatch.answer_regions`.
-    """
-
-    image_index: int
-    prefix_ids: list[int]
-    suffix_ids: list[int]
-    region_cells: Tensor | None = None
-    drawn: ImageFeatures | None = None
+    image_index: int  # in its batch
+    prefix_ids: list[int]  # token ids up to and including the end of the image, the same for all questions about it
+    suffix_ids: list[int]  # the remaining ids, up to the start of the answer
+    region_cells: Tensor | None = None  # bool (1, g, g), the region that the question refers to
+    drawn: ImageFeatures | None = None  # in its place those of the image with the region drawn into it
 
 
 def rows_within_limits(prefix_tokens: int, rows_at_once: int = ROWS_AT_ONCE) -> int:
@@ -171,10 +149,8 @@ def _prefix_ids(processor: Sa2VAProcessor, text: str) -> list[int]:
 class ImageContext:
     """The keys and values of U images under the model's current weights; valid until the weights change.
 
-    Args:
-        model, processor: Sa2VA.
-        features, prefixes: of each image; token ids up to and including the end of the image.
-        rows_at_once: maximum number of answers decoded in one batch; fewer if images have many tokens.
+    The prefixes are token ids up to and including the end of each image. At most `rows_at_once` answers are decoded in
+    one batch; fewer if images have many tokens.
     """
 
     @torch.no_grad()
@@ -203,22 +179,22 @@ class ImageContext:
 
     def _region_tokens(self, questions: Sequence[Question]) -> Tensor | None:
         """(R, D): image tokens, of the last tile, inside the regions that the questions refer to, in order."""
-        regions = [
-            (self.image_tokens[question.image_index][-1], question.region_cells.flatten().nonzero()[:, 0])
-            for question in questions
-            if question.region_cells is not None
-        ]
-        # Cells are on the CPU: of a mask on the GPU, the host would wait for the number of its cells.
-        tokens = [of_tile[cells.to(of_tile.device)] for of_tile, cells in regions]
+        tokens = []
+        for question in questions:
+            if question.region_cells is not None:
+                tile = self.image_tokens[question.image_index][-1]
+                # Cells are on the CPU: of a mask on the GPU, the host would wait for the number of its cells.
+                tokens.append(tile[question.region_cells.flatten().nonzero()[:, 0].to(tile.device)])
         return torch.cat(tokens) if tokens else None
 
     @torch.no_grad()
     def answer(self, questions: Sequence[Question], decoding: Decoding, num_answers: int = 1) -> list[list[Answer]]:
         """G = `num_answers` answers to each question; each question is processed once."""
-        at_once = max(1, self.rows_at_once // num_answers)
-        batches = [questions[start : start + at_once] for start in range(0, len(questions), at_once)]
+        at_once, answers = max(1, self.rows_at_once // num_answers), list[list[Answer]]()
         with evaluating(self.model):
-            return [rows for batch in batches for rows in self._answer_batch(batch, decoding, num_answers)]
+            for start in range(0, len(questions), at_once):
+                answers += self._answer_batch(questions[start : start + at_once], decoding, num_answers)
+        return answers
 
     def _answer_batch(self, questions: Sequence[Question], decoding: Decoding, num_answers: int) -> list[list[Answer]]:
         images = torch.tensor([question.image_index for question in questions], device=self.model.device)
@@ -260,37 +236,25 @@ class ImageContext:
         logits: list[Tensor | None] = [None] * len(image_indices)
         for index in sorted(set(image_indices)):
             pairs = enumerate(zip(image_indices, embeddings, strict=True))
-            rows = [(row, embedding) for row, (i, embedding) in pairs if i == index and embedding is not None]
-            for start in range(0, len(rows), MASKS_AT_ONCE):
-                part = rows[start : start + MASKS_AT_ONCE]
-                stacked = torch.stack([embedding for _, embedding in part])
+            of_rows = {row: embedding for row, (i, embedding) in pairs if i == index and embedding is not None}
+            rows = iter(of_rows)
+            for stacked in torch.stack([*of_rows.values()]).split(MASKS_AT_ONCE) if of_rows else ():
                 with evaluating(self.model):  # a side network that trains computes in bfloat16
-                    decoded = self.model.decode_masks(self.features[index].sam, stacked).mask_logits
-                for (row, _), mask_logits in zip(part, decoded, strict=True):
-                    logits[row] = mask_logits
+                    for own in self.model.decode_masks(self.features[index].sam, stacked).mask_logits:
+                        logits[next(rows)] = own
         return logits
 
 
 @dataclass(frozen=True)
 class PromptBatch:
-    """N prompts with their images decoded, and the features of each different image.
-
-    Args:
-        prompts: N of them.
-        images: uint8 (H, W, 3) of each prompt.
-        truths: bool (H, W) of each prompt, or None.
-        image_ids: of each prompt, the digest of its image's pixels.
-        image_indices: for each prompt the index of its image in `features`.
-        features: of each different image.
-        cache: of the features; its processor is Sa2VA's.
-    """
+    """N prompts with their images decoded, and the features of each different image."""
 
     prompts: Sequence[TrainingItem]
-    images: list[np.ndarray]
-    truths: list[Mask]
-    image_ids: list[str]
-    image_indices: list[int]
-    features: list[ImageFeatures]
+    images: list[np.ndarray]  # uint8 (H, W, 3) of each prompt
+    truths: list[Mask]  # bool (H, W) of each prompt, or None
+    image_ids: list[str]  # of each prompt, the digest of its image's pixels
+    image_indices: list[int]  # of each prompt, the index of its image in `features`
+    features: list[ImageFeatures]  # of each different image
     cache: FeatureCache
 
     @property
@@ -312,12 +276,12 @@ class PromptBatch:
 
     def caption_question(self, row: int, mask: np.ndarray) -> Question:
         """The question for the caption of a region, bool (H, W), of this prompt's image."""
+        text, truth = self.prompts[row].describe, self.truths[row]
         if self.processor.shows_regions:
-            return self.question(row, self.prompts[row].describe, region_cells(self.processor, mask))
-        truth, own = self.truths[row], self.prompts[row].describe
-        text = QUESTIONS[self.processor.region_prompt] if own in (DESCRIBE, DESCRIBE_REAL) else own
-        repeated = truth is not None and np.array_equal(truth, mask)
-        drawn = self.cache.get_region(self.images[row], mask, repeated)
+            return self.question(row, text, region_cells(self.processor, mask))
+        if text in (DESCRIBE, DESCRIBE_REAL):
+            text = QUESTIONS[self.processor.region_prompt]
+        drawn = self.cache.get_region(self.images[row], mask, truth is not None and np.array_equal(truth, mask))
         tokens = self.processor.num_image_tokens(drawn.vision)
         return replace(make_question(self.processor, self.image_indices[row], tokens, text), drawn=drawn)
 
@@ -327,14 +291,12 @@ class PromptBatch:
         """As `ImageContext.answer`, for questions of `caption_question`: drawn regions are images of their own."""
         if not any(question.drawn for question in questions):
             return context.answer(questions, decoding, num_answers)
-        at_once = rows_within_limits(max(len(question.prefix_ids) for question in questions), context.rows_at_once)
-        answers = []
+        at_once, answers = rows_within_limits(max(len(q.prefix_ids) for q in questions), context.rows_at_once), []
         for start in range(0, len(questions), at_once):
-            part = questions[start : start + at_once]
+            part = [replace(question, image_index=n) for n, question in enumerate(questions[start : start + at_once])]
             drawn = [question.drawn for question in part if question.drawn]
             own = ImageContext(context.model, self.processor, drawn, [q.prefix_ids for q in part], context.rows_at_once)
-            asked = [replace(question, image_index=index) for index, question in enumerate(part)]
-            answers += own.answer(asked, decoding, num_answers)
+            answers += own.answer(part, decoding, num_answers)
         return answers
 
     def question(self, row: int, text: str, cells: Tensor | None = None) -> Question:
@@ -415,11 +377,7 @@ def open_batch(
 
 
 def make_batch(
-    prompts: Sequence[TrainingItem],
-    images: list[np.ndarray],
-    truths: list[Mask],
-    cache: FeatureCache,
-    repeated: bool,
+    prompts: Sequence[TrainingItem], images: list[np.ndarray], truths: list[Mask], cache: FeatureCache, repeated: bool
 ) -> PromptBatch:
     """The batch of prompts whose images, uint8 (H, W, 3), and masks are given; `repeated` as in `FeatureCache.get`."""
     image_ids, features = cache.get(images, repeated)

@@ -52,17 +52,16 @@ class StepMetrics:
 
     def means(self) -> dict[str, float]:
         """Mean over the values of each process, then over the processes that recorded the tag."""
-        means = {tag: sum(values) / len(values) for tag, values in self._read().items()}
-        processes = gather_object([means]) if self.world_size > 1 else [means]
-        tags = dict.fromkeys(tag for values in processes for tag in values)
-        present = {tag: [values[tag] for values in processes if tag in values] for tag in tags}
-        return {tag: sum(values) / len(values) for tag, values in present.items()}
-
-    def _read(self) -> dict[str, list[float]]:
-        """The values as numbers; all tensors are read at once, since each reading waits for the GPU."""
+        # All tensors are read at once, since each reading waits for the GPU.
         tensors = [value.float() for of_tag in self.values.values() for value in of_tag if isinstance(value, Tensor)]
         numbers = iter(torch.stack([tensor.to(tensors[0].device) for tensor in tensors]).tolist() if tensors else ())
-        return {tag: [next(numbers) if isinstance(v, Tensor) else v for v in own] for tag, own in self.values.items()}
+        read = {tag: [next(numbers) if isinstance(v, Tensor) else v for v in own] for tag, own in self.values.items()}
+        means = {tag: sum(values) / len(values) for tag, values in read.items()}
+        present = defaultdict(list)
+        for values in gather_object([means]) if self.world_size > 1 else [means]:
+            for tag, value in values.items():
+                present[tag].append(value)
+        return {tag: sum(values) / len(values) for tag, values in present.items()}
 
 
 def summed_counts(counts: Mapping[str, int], world_size: int) -> dict[str, float]:
@@ -81,13 +80,7 @@ def untaught_line(images: int, no_seg: int) -> str:
 
 @dataclass
 class SampledBatch:
-    """The last micro-batch of this process whose completions were scored, for the table of `--log_completions`.
-
-    Args:
-        columns: loop -> the columns of its reward functions.
-        terms: loop -> its reward terms.
-        advantages: loop -> its advantages.
-    """
+    """The last micro-batch of this process whose completions were scored, by loop, for `--log_completions`."""
 
     columns: Mapping[str, Mapping[str, list[Any]]] = field(default_factory=dict)
     terms: Mapping[str, Terms] = field(default_factory=dict)
@@ -96,17 +89,17 @@ class SampledBatch:
     def write(self, run: Path, step: int) -> None:
         """Write `<run>/completions/completions_<step>.parquet`, as TRL does; nothing if there are none.
 
-        One row for each completion: step, loop, prompt, completion, reference, each reward term (null in the other
-        loop), advantage.
+        A row for each completion: step, loop, prompt, completion, reference, reward terms (null in the other loop),
+        advantage.
         """
         rows: list[dict[str, Any]] = []
+        texts = {"prompt": "prompts", "completion": "completions", "reference": "captions"}
         for loop, columns in self.columns.items():
-            values = {f"reward/{name}": term.ravel().tolist() for name, term in self.terms[loop].values.items()}
+            values = {name: columns[column] for name, column in texts.items()}
+            values |= {f"reward/{name}": term.ravel().tolist() for name, term in self.terms[loop].values.items()}
             values["advantage"] = self.advantages[loop].values.ravel().tolist()
-            texts = {"prompt": "prompts", "completion": "completions", "reference": "captions"}
-            values = {name: columns[column] for name, column in texts.items()} | values
-            named = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
-            rows += [{"step": step, "loop": loop, **row} for row in named]
+            own = zip(*values.values(), strict=True)
+            rows += [{"step": step, "loop": loop, **dict(zip(values, row, strict=True))} for row in own]
         if rows:
             names = list(dict.fromkeys(name for row in rows for name in row))
             file = run / "completions" / f"completions_{step:05}.parquet"
@@ -119,11 +112,10 @@ class GRPOLogs(TrainerCallback):
     """Write `<run>/logs`, `<run>/metrics.jsonl` and `<run>/timings.jsonl`.
 
     Args:
-        run: run folder.
-        rollouts: returns the last ones, for the pictures.
+        run, rollouts: run folder; returns the last rollouts, for the pictures.
         wandb: send the same curves to Weights & Biases, under the run folder's name.
         judge: its first failure is printed as a warning, later ones are counted beside the bar.
-        sampled: returns the last scored completions, which are written at each line; None writes none.
+        sampled: returns the last scored completions, which are written at each line.
         timings: returns the seconds of each phase since the last line, for curves and `TIMINGS`.
     """
 

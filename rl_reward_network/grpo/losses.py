@@ -13,17 +13,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.logs import Metrics
-from rl_reward_network.grpo.mask_policies import MaskPolicy
 from rl_reward_network.grpo.policy import PolicyOutputs
 from rl_reward_network.grpo.preferences import preference_loss
-from rl_reward_network.grpo.rollouts import AnswerRollout, CaptionRollout, MicroBatch, PromptImage, Rollouts
+from rl_reward_network.grpo.rollouts import (
+    AnswerRollout,
+    CaptionRollout,
+    MaskPolicy,
+    MicroBatch,
+    PromptImage,
+    Rollouts,
+)
 from rl_reward_network.grpo.settings import OF_LABELS, GRPOSettings, Level
 from rl_reward_network.models.ema import consistency_losses
 from rl_reward_network.models.sa2va.grounding_sa2va import (
@@ -46,16 +51,10 @@ MeanMasks = Sequence[tuple[PromptImage, Tensor]]  # with logits (h, w)
 
 @dataclass(frozen=True)
 class Loss:
-    """The loss of one loop.
+    """The loss of one loop, in two differentiable scalars."""
 
-    Args:
-        rewarded: scalar, differentiable; the policy loss less the entropy bonus, to which the weight of a loop applies.
-        kl: scalar, differentiable; beta * KL, which counts whatever that weight is.
-        metrics: name -> value to log.
-    """
-
-    rewarded: Tensor
-    kl: Tensor
+    rewarded: Tensor  # the policy loss less the entropy bonus, to which the weight of a loop applies
+    kl: Tensor  # beta * KL, which counts whatever that weight is
     metrics: Metrics
 
     @property
@@ -69,34 +68,20 @@ class StepCounts(NamedTuple):
 
     A micro-batch divides its sum over tokens or groups by the average, not by its own number, so that in the mean over
     micro-batches, which the step's loss is, each token and each group has the same weight.
-
-    Args:
-        tokens: that enter the loss of loop 1; those of groups whose rewards are alike are included, as in TRL.
-        masks: groups with an answer of loop 2.
-        true_masks: those of them with a true mask.
-        taught: those of them with a teacher's mask.
-        pairs: those of them with a pair of masks.
     """
 
-    tokens: Numbers
-    masks: Numbers
+    tokens: Numbers  # that enter the loss of loop 1; with those of groups whose rewards are alike, as in TRL
+    masks: Numbers  # groups with an answer of loop 2; below those of them with a true mask, a teacher's, a pair
     true_masks: Numbers
     taught: Numbers = 0.0
     pairs: Numbers = 0.0
 
 
-@dataclass(frozen=True)
-class Objective:
-    """The loss of a micro-batch.
+class Objective(NamedTuple):
+    """The loss of a micro-batch."""
 
-    Args:
-        value: scalar, differentiable.
-        loops: loop -> its loss; a loop that no prompt takes part in is left out.
-        metrics: tag -> value to log.
-    """
-
-    value: Tensor
-    loops: dict[str, Loss]
+    value: Tensor  # scalar, differentiable
+    loops: dict[str, Loss]  # without a loop that no prompt takes part in
     metrics: Metrics
 
 
@@ -109,14 +94,9 @@ def grpo_objective(
     mask_policy: MaskPolicy,
     pathwise: "PathwiseReward | None" = None,
 ) -> Objective:
-    """The sum of all enabled losses of a micro-batch.
+    """The sum of all enabled losses of a micro-batch; `weights` are those of the loops ("loop1", "loop2").
 
-    Args:
-        batch, outputs: the rollouts with their advantages, and the policy's outputs for them.
-        config, counts: settings and divisors.
-        weights: of the loops, "loop1" and "loop2".
-        mask_policy: distribution of loop 2.
-        pathwise: the reward network's score with gradient, needed if `pathwise_weight` is not 0.
+    `pathwise`, the reward network's score with gradient, is needed if `pathwise_weight` is not 0.
     """
     loops: dict[str, Loss] = {}
     if batch.rollouts.captions:
@@ -134,8 +114,7 @@ def grpo_objective(
         total, metrics = total + value, metrics | logged
     if config.seg_text_weight and outputs.answer_log_probs:
         answers = answer_loss(outputs.answer_log_probs, counts.masks)
-        metrics["loss/answer"] = answers.detach()
-        total = total + config.seg_text_weight * answers
+        total, metrics["loss/answer"] = total + config.seg_text_weight * answers, answers.detach()
     return Objective(total, loops, metrics)
 
 
@@ -144,7 +123,7 @@ def mean_action_losses(
     outputs: PolicyOutputs,
     config: Sa2VAGRPOConfig,
     counts: StepCounts,
-    pathwise: "PathwiseReward | None" = None,
+    pathwise: "PathwiseReward | None",
 ) -> Iterator[tuple[Tensor, Metrics]]:
     """The weighted losses on the mask of the mean action, each with what to log of it; arguments as above."""
     images = [answer.image for answer in batch.rollouts.answers]
@@ -188,8 +167,7 @@ def grpo_loss(
     tokens, or completions, whose gradient is clipped away).
 
     Args:
-        log_probs: float (N, T), of the sampled tokens, with gradient.
-        advantages: float (N,).
+        log_probs, advantages: float (N, T), of the sampled tokens, with gradient; float (N,).
         mask: (N, T), 1 on tokens that count.
         settings: hyperparameters.
         old_log_probs: (N, T), of the policy that sampled them; with None the ratio is exactly 1.
@@ -319,26 +297,22 @@ def mask_policy_loss(
     A sum over the groups with sampled masks, divided by `num_groups`: a group whose answer has no `[SEG]` has the
     advantage 0 and counts, as one whose rewards are all alike.
     """
-    masks = batch.rollouts.masks
     log_probs, old_log_probs, divergences = [], [], []
-    for mask in masks:
+    for mask in batch.rollouts.masks:
         parameters = outputs.parameters[mask.row]
         old = batch.old.parameters[mask.row] if batch.old.parameters else parameters.detach()
         log_probs.append(policy.log_prob(parameters, mask.width, mask.actions))
         old_log_probs.append(policy.log_prob(old, mask.width, mask.actions))
         if config.mask_beta:
             divergences.append(policy.kl(parameters, batch.reference.parameters[mask.row], mask.width))
-    ratio = (torch.cat(log_probs) - torch.cat(old_log_probs)).exp()
-    advantages = torch.cat(batch.mask_advantages).to(ratio)
-    losses, clipped = clipped_loss(ratio, advantages, config.mask_epsilon, config.mask_epsilon)
-    share = len(masks) / num_groups  # of the groups of an average micro-batch: all groups have the same size
+    ratio, epsilon = (torch.cat(log_probs) - torch.cat(old_log_probs)).exp(), config.mask_epsilon
+    losses, clipped = clipped_loss(ratio, torch.cat(batch.mask_advantages).to(ratio), epsilon, epsilon)
+    share = len(log_probs) / num_groups  # of the groups of an average micro-batch: all groups have the same size
     policy_loss = share * losses.mean()
-    kl_loss = torch.zeros_like(policy_loss)
-    metrics: Metrics = {"policy_loss": policy_loss.detach()}
+    kl_loss, metrics = torch.zeros_like(policy_loss), {"policy_loss": policy_loss.detach()}
     if config.mask_beta:
         kl = torch.stack(divergences).mean()
-        kl_loss = share * config.mask_beta * kl
-        metrics["kl_div"] = kl.detach()
+        kl_loss, metrics["kl_div"] = share * config.mask_beta * kl, kl.detach()
     if batch.old.parameters:
         metrics["clip_fraction"] = clipped.float().mean()
     return Loss(policy_loss, kl_loss, {"loss": (policy_loss + kl_loss).detach(), **metrics})
@@ -361,12 +335,10 @@ def labelled_loss(
     counts: StepCounts,
 ) -> tuple[Tensor, Metrics]:
     """The losses of supervised training on masks and names, weighted and summed, and what to log of them."""
-    total = torch.zeros((), device=config.device)
-    metrics: Metrics = {}
+    total, metrics = torch.zeros((), device=config.device), dict[str, float | Tensor]()
     if labelled := [(image, logits) for image, logits in masks if image.truth is not None]:
         losses = supervised_mask_losses(labelled, config.bce_weight, config.dice_weight, config.cldice_weight)
-        metrics["loss/mask"] = losses.detach().mean()
-        total = total + losses.sum() / counts.true_masks
+        total, metrics["loss/mask"] = total + losses.sum() / counts.true_masks, losses.detach().mean()
     names = [answer.name for answer in answers]
     if config.contrast_weight and len(set(names)) > 1:
         contrasts = name_contrast_losses(torch.stack(list(embeddings)), names)
@@ -410,8 +382,8 @@ def count_step(micro_batches: Sequence[Rollouts]) -> StepCounts:
     images = [answer.image for rollouts in micro_batches for answer in rollouts.answers]
     kept = [zip(caption.completion_ids, caption.counted.tolist(), strict=True) for caption in captions]
     tokens = sum(len(ids) for of_caption in kept for ids, counted in of_caption if counted)
-    kinds = ([getattr(image, kind) is not None for image in images] for kind in ("truth", "taught", "pair"))
-    return StepCounts(float(tokens), float(len(images)), *(float(sum(kind)) for kind in kinds))
+    kinds = (sum(getattr(image, kind) is not None for image in images) for kind in ("truth", "taught", "pair"))
+    return StepCounts(*map(float, (tokens, len(images), *kinds)))
 
 
 # ---- the mask of the mean action ------------------------------------------------------------------------------------
@@ -428,15 +400,14 @@ class PathwiseReward:
 
         With `cldice_weight` that times the soft clDice with the network's map is added.
         """
-        return torch.stack([self._score(image.image, logits, cldice_weight) for image, logits in masks])
-
-    def _score(self, image: np.ndarray, logits: Tensor, cldice_weight: float) -> Tensor:
-        mask = upsample_mask_logits(logits[None], image.shape[:2], self.side).sigmoid()[None]
-        probs = self.maps.probs(image).to(mask.device)
-        score: Tensor = self.maps.network.mask_quality(mask, probs).score.mean()
-        if cldice_weight:
-            score = score + cldice_weight * soft_cldice(mask, probs.mean(dim=0)).mean()
-        return score
+        scores: list[Tensor] = []
+        for image, logits in masks:
+            mask = upsample_mask_logits(logits[None], image.image.shape[:2], self.side).sigmoid()[None]
+            probs = self.maps.probs(image.image).to(mask.device)
+            scores.append(self.maps.network.mask_quality(mask, probs).score.mean())
+            if cldice_weight:
+                scores[-1] = scores[-1] + cldice_weight * soft_cldice(mask, probs.mean(dim=0)).mean()
+        return torch.stack(scores)
 
 
 def supervised_mask_losses(
@@ -445,10 +416,9 @@ def supervised_mask_losses(
     """float32 (N,): weighted sum of cross-entropy, Dice loss and soft clDice loss, for N prompts with a true mask."""
     losses = []
     for image, logits in masks:  # images differ in size
-        scale = FINER if image.features.sam.side_pixels is None else 1
-        size = [scale * side for side in logits.shape]
-        finer = F.interpolate(logits[None, None], size=size, mode="bilinear")[0]
         assert image.truth is not None
+        size = [(FINER if image.features.sam.side_pixels is None else 1) * side for side in logits.shape]
+        finer = F.interpolate(logits[None, None], size=size, mode="bilinear")[0]
         true_mask = torch.from_numpy(image.truth)[None]
         loss: Any = sum(mask_losses(finer, true_mask, bce_weight, dice_weight).values())
         if cldice_weight:
@@ -472,30 +442,23 @@ BOUNDS = (0.25, 4.0)  # of the ratio of a weight to the configured one
 
 
 class LoopWeights:
-    """Weights of the two loops, balanced by the norms of their gradients if `adaptive`; otherwise constant.
+    """Weights of the two loops, balanced by the norms of their gradients once these were measured.
 
     Each loop's configured weight is divided by the norm of its gradient in the LoRA layers, which both loops share, and
-    both weights are scaled so that their sum stays as configured. Similar to GradNorm (arXiv 1711.02257), without its
-    training rates. A gradient may be noise alone, however small or large: no weight leaves `BOUNDS`, even if the sum
-    then differs.
+    both are scaled so that their sum stays as configured. No weight leaves `BOUNDS`, even if the sum then differs: a
+    gradient may be noise alone, however small or large. As GradNorm (arXiv 1711.02257), without its training rates.
     """
 
-    def __init__(self, configured: Mapping[str, float], adaptive: bool) -> None:
-        self.configured, self.adaptive = dict(configured), adaptive
-        self.norms: dict[str, float] = {}
+    def __init__(self, configured: Mapping[str, float]) -> None:
+        self.configured, self.norms = dict(configured), dict[str, float]()
 
     def __getitem__(self, loop: str) -> float:
         """The weight of a loop in this step."""
         if not self.norms:
             return self.configured[loop]
-        balanced = {name: weight / self.norms[name] for name, weight in self.configured.items()}
-        scale = sum(self.configured.values()) / sum(balanced.values())
-        low, high = BOUNDS
-        return self.configured[loop] * min(max(scale / self.norms[loop], low), high)
-
-    def measures_at(self, step: int) -> bool:
-        """Whether gradient norms are measured in this step."""
-        return self.adaptive and step % EVERY == 0
+        balanced = sum(weight / self.norms[name] for name, weight in self.configured.items())
+        scale = sum(self.configured.values()) / balanced
+        return self.configured[loop] * min(max(scale / self.norms[loop], BOUNDS[0]), BOUNDS[1])
 
     def update(self, norms: Mapping[str, float]) -> None:
         """Update with the norms of this step, equal on every process; ignored if a loop had no gradient."""

@@ -1,7 +1,6 @@
 """The policy: which tensors of Sa2VA train, and from the groups of a batch to the inputs of the loss, in one pass.
 
-All texts about an image are one row of the language model: a tree, whose trunk, the image, is computed once. All
-tensors but LoRA and those with a gradient are frozen, and checked for changes.
+All texts about an image are one row of the language model: a tree, whose trunk, the image, is computed once.
 Axes: G completions of a group, T tokens, L tokens of a packed tree, D width of a hidden state, N scored tokens.
 """
 
@@ -9,6 +8,7 @@ import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
-from rl_reward_network.grpo.mask_policies import MaskPolicy
-from rl_reward_network.grpo.rollouts import AnswerRollout, CaptionRollout, Rollouts, Stored
+from rl_reward_network.grpo.rollouts import AnswerRollout, CaptionRollout, MaskPolicy, Rollouts, Stored
 from rl_reward_network.grpo.settings import check_lora_dropout
 from rl_reward_network.models.ema import trainable_tensors
 from rl_reward_network.models.lora import freeze_parameters, setup_lora
@@ -45,11 +44,8 @@ def prepare_model(
     """Put LoRA on a loaded Sa2VA, freeze all but what its family trains, and make trainable tensors float32.
 
     `freeze_embeddings` also freezes token embeddings and head, which a Qwen-VL trains. A `side_network` is added where
-    the model has none; one that is there trains, too. `encoder` says what trains of SAM 2's image encoder, as
-    `GRPOPlan` has it.
-
-    Raises:
-        ValueError: dropout is not 0, or `setup_lora` refuses.
+    the model has none; one that is there trains, too. `encoder` says what trains of SAM 2's image encoder, see
+    `GRPOPlan`. A ValueError if dropout is not 0, or if `setup_lora` refuses.
     """
     check_lora_dropout(lora_dropout)
     setup_lora(model, r, lora_alpha, 0.0, None if encoder is None else encoder.get("lora_r"))
@@ -80,37 +76,34 @@ def unreached_of_candidates(unreached: Sequence[str], reached: Collection[str]) 
     A mask depends only on the candidate that SAM 2 selects for it, so such a head may be reached by other prompts.
     """
 
-    def counterparts(name: str) -> set[str]:
+    kept = []
+    for name in unreached:
         before, heads, behind = name.partition(CANDIDATE_HEADS)
         number, _, rest = behind.partition(".")
-        return {f"{before}{heads}{other}.{rest}" for other in SELECTABLE if heads and number in SELECTABLE}
-
-    return [name for name in unreached if not counterparts(name) & set(reached)]
+        counterparts = {f"{before}{heads}{other}.{rest}" for other in SELECTABLE if heads and number in SELECTABLE}
+        if not counterparts & set(reached):
+            kept.append(name)
+    return kept
 
 
 def digests(model: nn.Module) -> dict[str, str]:
     """SHA-256 of the bytes of each trainable parameter; of a frozen one, often gigabytes, the XOR of its words."""
-    return {name: _digest(parameter) for name, parameter in model.named_parameters()}
-
-
-def _digest(parameter: Tensor) -> str:
-    flat = parameter.detach().contiguous().view(-1).view(torch.uint8)
-    if parameter.requires_grad:
-        return hashlib.sha256(flat.cpu().numpy().tobytes()).hexdigest()
-    # The XOR changes with every bit, and is computed where the tensor is, thirteen times as fast.
-    return str(torch.hash_tensor(flat.view(torch.int64) if len(flat) % 8 == 0 else flat).view(torch.int64).item())
+    found = {}
+    for name, parameter in model.named_parameters():
+        flat = parameter.detach().contiguous().view(-1).view(torch.uint8)
+        if parameter.requires_grad:
+            found[name] = hashlib.sha256(flat.cpu().numpy().tobytes()).hexdigest()
+        else:  # the XOR changes with every bit, and is computed where the tensor is, thirteen times as fast
+            words = flat.view(torch.int64) if len(flat) % 8 == 0 else flat
+            found[name] = str(torch.hash_tensor(words).view(torch.int64).item())
+    return found
 
 
 def check_movement(before: dict[str, str], after: dict[str, str], training: Collection[str]) -> list[str]:
-    """Names of tensors of `training` whose digests did not change, in the model's order.
-
-    Raises:
-        ValueError: a frozen tensor changed, if only by one bit; names the tensors.
-    """
-    same = {name for name, digest in before.items() if after.get(name) == digest}
-    if changed := [name for name in before if name not in same and name not in training]:
+    """Names of tensors of `training` whose digests did not change; a ValueError if a frozen one did."""
+    if changed := [name for name, own in before.items() if after.get(name) != own and name not in training]:
         raise ValueError(f"{len(changed)} frozen tensors changed in training, first {changed[:3]}; this is a bug")
-    return [name for name in before if name in same and name in training]
+    return [name for name, own in before.items() if after.get(name) == own and name in training]
 
 
 def unmoved_reasons(
@@ -134,42 +127,25 @@ def unmoved_reasons(
 # ---- one row for each image -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Segment:
-    """Part of a text.
+class Segment(NamedTuple):
+    """Part of a text; `parent` is the index of the segment it continues, None at the root."""
 
-    Args:
-        token_ids: not empty.
-        parent: index of the segment it continues, None at the root.
-    """
-
-    token_ids: Sequence[int]
+    token_ids: Sequence[int]  # not empty
     parent: int | None
 
 
-@dataclass(frozen=True)
-class Packed:
-    """Model inputs of B trees.
+class Packed(NamedTuple):
+    """Model inputs of B trees."""
 
-    Args:
-        input_ids, position_ids: int64 (B, L).
-        attention_mask: bool (B, 1, L, L), True if the row's token attends to the column's.
-        starts: starts[tree][segment] is the index of the segment's first token.
-    """
-
-    input_ids: Tensor
+    input_ids: Tensor  # int64 (B, L), as the positions
     position_ids: Tensor
-    attention_mask: Tensor
-    starts: list[list[int]]
+    attention_mask: Tensor  # bool (B, 1, L, L), True if the row's token attends to the column's
+    starts: list[list[int]]  # [tree][segment], index of the segment's first token
 
 
 def pack(trees: Sequence[Sequence[Segment]], pad_id: int) -> Packed:
-    """All trees in one batch; a parent must come before its children.
-
-    Raises:
-        ValueError: an empty segment.
-    """
-    all_ids, positions, attends, starts = zip(*(_pack_tree(tree) for tree in trees), strict=True)
+    """All trees in one batch; a parent must come before its children, and no segment may be empty (a ValueError)."""
+    all_ids, positions, attends, starts = zip(*map(_pack_tree, trees), strict=True)
     input_ids = pad_sequence(list(all_ids), batch_first=True, padding_value=pad_id)
     # Padding attends to itself: a row of softmax without anything to attend to would be NaN.
     attention = torch.eye(input_ids.shape[1], dtype=torch.bool).repeat(len(all_ids), 1, 1)
@@ -185,10 +161,8 @@ def _pack_tree(tree: Sequence[Segment]) -> tuple[Tensor, Tensor, Tensor, list[in
     before it in the row, and its tokens attend to the segments on the path alone. So completions of one question have
     the same positions, and do not see each other.
     """
-    starts: list[int] = []
+    starts, ids, positions = list[int](), list[int](), list[int]()
     ends: list[int] = []  # position behind the last token of each segment
-    ids: list[int] = []
-    positions: list[int] = []
     owners: list[int] = []  # segment of each token
     on_path = torch.zeros(len(tree), len(tree), dtype=torch.bool)  # [segment, itself or an ancestor]
     for number, segment in enumerate(tree):
@@ -213,25 +187,15 @@ def _pack_tree(tree: Sequence[Segment]) -> tuple[Tensor, Tensor, Tensor, list[in
 
 @dataclass(frozen=True)
 class PolicyOutputs:
-    """The policy's outputs for `Rollouts`.
+    """The policy's outputs for `Rollouts`."""
 
-    Args:
-        log_probs, entropies: float32 (G, T) of each caption rollout, 0 behind the end of each completion; no entropies
-            where no gradient is computed, as of the reference.
-        answer_log_probs: float32 (T,) of each answer's tokens, `[SEG]` included.
-        parameters: float32 (D,) of the mask policy for each answer; empty unless masks were sampled, or requested.
-        mask_logits: float32 (h, w) of the mean action of each answer; empty unless requested.
-        embeddings: (C,), `[SEG]` of each answer.
-        decoded: the same masks, K = 1 each, with SAM 2's candidates.
-    """
-
-    log_probs: list[Tensor]
-    entropies: list[Tensor]
-    answer_log_probs: list[Tensor]
-    parameters: list[Tensor]
-    mask_logits: list[Tensor]
-    embeddings: list[Tensor] = field(default_factory=list)
-    decoded: list[DecodedMasks] = field(default_factory=list)
+    log_probs: list[Tensor]  # float32 (G, T) of each caption rollout, 0 behind the end of each completion
+    entropies: list[Tensor]  # likewise; none where no gradient is computed, as of the reference
+    answer_log_probs: list[Tensor]  # float32 (T,) of each answer's tokens, `[SEG]` included
+    parameters: list[Tensor]  # float32 (D,) of the mask policy for each answer, if masks were sampled or on request
+    mask_logits: list[Tensor]  # float32 (h, w) of the mean action of each answer, on request
+    embeddings: list[Tensor] = field(default_factory=list)  # (C,), `[SEG]` of each answer
+    decoded: list[DecodedMasks] = field(default_factory=list)  # the same masks, K = 1 each, with SAM 2's candidates
 
     def stored(self) -> Stored:
         """What a later loss compares with, without gradient."""
@@ -242,11 +206,9 @@ class GRPOPolicy(nn.Module):
     """Sa2VA as a policy over captions and masks.
 
     Args:
-        sa2va: the model.
-        mask_policy: distribution of loop 2.
+        sa2va, mask_policy: the model, and the distribution of loop 2.
         temperature: of sampling; log-probabilities are those of the sampling distribution.
-        never_sampled_ids: token ids whose probability is set to 0, as in sampling.
-        pad_id: token id that fills up shorter rows.
+        never_sampled_ids, pad_id: token ids whose probability is 0, as in sampling; the one that fills up shorter rows.
         entropy_gradient: whether a loss depends on the entropies; otherwise they are for the logs alone.
     """
 
@@ -269,12 +231,9 @@ class GRPOPolicy(nn.Module):
     ) -> tuple[PolicyOutputs, Tensor]:
         """The differentiable outputs for the rollouts, and a zero that depends on every trainable tensor.
 
-        Without the zero, data-parallel training would wait for gradients of tensors that this batch does not use.
-
-        Args:
-            rollouts: may be empty.
-            with_masks: decode the mask of the mean action, too.
-            with_parameters: evaluate the mask policy, whose cells are another decoding, also where it sampled nothing.
+        Without the zero, data-parallel training would wait for gradients of tensors that this batch does not use. The
+        rollouts may be empty. `with_masks` decodes the mask of the mean action, too; `with_parameters` evaluates the
+        mask policy, whose cells are another decoding, also where it sampled nothing.
         """
         anchor = torch.stack([p.flatten()[0].float() * 0 for p in self.parameters() if p.requires_grad]).sum()
         if not rollouts.captions and not rollouts.answers:
@@ -282,11 +241,7 @@ class GRPOPolicy(nn.Module):
         return self._outputs(rollouts, with_masks, with_parameters or bool(rollouts.masks)), anchor
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load weights; frozen ones may be missing, as in the checkpoints of DeepSpeed.
-
-        Raises:
-            RuntimeError: a trainable tensor is missing, or a name is unknown.
-        """
+        """Load weights; frozen ones may be missing, as in the checkpoints of DeepSpeed."""
         frozen = {name: tensor for name, tensor in self.state_dict().items() if name not in trainable_tensors(self)}
         return super().load_state_dict({**frozen, **state_dict}, strict, assign)
 
@@ -298,73 +253,56 @@ class GRPOPolicy(nn.Module):
         trees = _trees(rollouts)
         packed = pack([list(tree.segments()) for tree in trees], self.pad_id)
         states = self._states(trees, packed)
-        of_text: dict[int, Tensor] = {}  # id of a text -> the states that predict its tokens
-        made: dict[int, _Made] = {}  # id of an answer -> what is made of it
+        of_text: dict[Text, Tensor] = {}  # the states that predict its tokens
+        made: dict[AnswerRollout, tuple[Any, ...]] = {}
         for tree, starts, tree_states in zip(trees, packed.starts, states, strict=True):
             places = zip(tree.texts, tree.predicting(starts), strict=True)
-            of_text |= {id(text): tree_states[indices] for text, indices in places}
+            of_text |= {text: tree_states[indices] for text, indices in places}
             # Image by image, since the order of the forward pass is that in which gradients are summed.
-            answers = [text for text in tree.texts if isinstance(text, AnswerRollout)]
-            of_answers = [of_text[id(answer)] for answer in answers]
-            of_image = self._answers(answers, of_answers, with_masks, with_parameters)
-            made |= zip(map(id, answers), of_image, strict=True)
-        in_order = [made[id(answer)] for answer in rollouts.answers]
-        log_probs, entropies = self._captions(rollouts.captions, [of_text[id(c)] for c in rollouts.captions])
-        return PolicyOutputs(
-            log_probs,
-            entropies,
-            [answer.log_probs for answer in in_order],
-            [answer.parameters for answer in in_order if answer.parameters is not None],
-            [answer.decoded.mask_logits[0] for answer in in_order if answer.decoded is not None],
-            [answer.embedding for answer in in_order],
-            [answer.decoded for answer in in_order if answer.decoded is not None],
-        )
+            answers = {text: of_text[text] for text in tree.texts if isinstance(text, AnswerRollout)}
+            if answers:
+                made |= self._answers(answers, with_masks, with_parameters)
+        of_captions = self._captions({caption: of_text[caption] for caption in rollouts.captions})
+        in_order = [made[answer] for answer in rollouts.answers]
+        words, embeddings, parameters, decoded = ([own[n] for own in in_order if own[n] is not None] for n in range(4))
+        masks = [own.mask_logits[0] for own in decoded]
+        return PolicyOutputs(*of_captions, words, parameters, masks, embeddings, decoded)
 
     def _states(self, trees: Sequence["_Tree"], packed: Packed) -> Tensor:
         """Hidden states (B, L, D)."""
         device, body = self.sa2va.device, self.sa2va.model
         rows = body.image_rows(body.join([tree.vision for tree in trees]), *_regions(trees))
         inputs = body.splice(packed.input_ids.to(device), rows)
-        output = body(
-            **inputs,
-            attention_mask=packed.attention_mask.to(device),
-            position_ids=packed.position_ids.to(device),
-            use_cache=False,
-        )
-        return output.last_hidden_state
+        places = {"attention_mask": packed.attention_mask.to(device), "position_ids": packed.position_ids.to(device)}
+        return body(**inputs, **places, use_cache=False).last_hidden_state
 
     def _answers(
-        self, answers: Sequence[AnswerRollout], states: Sequence[Tensor], with_masks: bool, with_parameters: bool
-    ) -> list["_Made"]:
-        """What is made of an image's answers, from their states (T + 1, D)."""
-        if not answers:
-            return []
-        sam = answers[0].image.features.sam
-        embeddings = self.sa2va.text_hidden_fcs(torch.stack([of_answer[-1] for of_answer in states]))
-        decoded = self.sa2va.decode_masks(sam, embeddings) if with_masks else None
-        made = []
-        for row, (answer, of_answer, embedding) in enumerate(zip(answers, states, embeddings, strict=True)):
-            token_ids = torch.tensor(answer.answer_ids, device=of_answer.device)
-            log_probs, _ = self._log_probs(of_answer[:-1], token_ids, 1.0, "none")
+        self, answers: Mapping[AnswerRollout, Tensor], with_masks: bool, with_parameters: bool
+    ) -> dict[AnswerRollout, tuple[Any, ...]]:
+        """Log-probabilities, embedding, parameters and mask of an image's answers, from their states (T + 1, D)."""
+        sam = next(iter(answers)).image.features.sam
+        embeddings = self.sa2va.text_hidden_fcs(torch.stack([states[-1] for states in answers.values()]))
+        decoded = self.sa2va.decode_masks(sam, embeddings) if with_masks else [None] * len(answers)
+        made: dict[AnswerRollout, tuple[Any, ...]] = {}
+        for row, ((answer, states), embedding) in enumerate(zip(answers.items(), embeddings, strict=True)):
+            log_probs, _ = self._log_probs(states[:-1], answer.answer_ids, 1.0, "none")
             parameters = self.mask_policy.parameters(self.sa2va, sam, embedding) if with_parameters else None
-            made.append(_Made(log_probs, parameters, None if decoded is None else decoded[row], embedding))
+            made[answer] = log_probs, embedding, parameters, decoded[row]
         return made
 
     def _log_probs(
-        self, states: Tensor, token_ids: Tensor, temperature: float, entropies: Entropies
+        self, states: Tensor, token_ids: Sequence[int], temperature: float, entropies: Entropies
     ) -> tuple[Tensor, Tensor | None]:
-        return token_log_probs(self.sa2va.lm_head, states, token_ids, temperature, self.never_sampled_ids, entropies)
+        ids = torch.tensor(token_ids, device=states.device)
+        return token_log_probs(self.sa2va.lm_head, states, ids, temperature, self.never_sampled_ids, entropies)
 
-    def _captions(
-        self, captions: Sequence[CaptionRollout], states: Sequence[Tensor]
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    def _captions(self, captions: Mapping[CaptionRollout, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Log-probabilities (G, T) of each rollout, padded to one length; entropies, or nothing without gradient."""
         if not captions:
             return [], []
         completions = [ids for caption in captions for ids in caption.completion_ids]
-        token_ids = torch.tensor([token_id for ids in completions for token_id in ids], device=states[0].device)
         wanted: Entropies = self.entropies if torch.is_grad_enabled() else "none"  # nobody reads the reference's
-        flat = self._log_probs(torch.cat(list(states)), token_ids, self.temperature, wanted)
+        flat = self._log_probs(torch.cat([*captions.values()]), [*chain(*completions)], self.temperature, wanted)
         lengths, counts = [len(ids) for ids in completions], [len(caption.completion_ids) for caption in captions]
         log_probs, entropies = (
             [] if values is None else pad_sequence(list(values.split(lengths)), batch_first=True).split(counts)
@@ -373,27 +311,11 @@ class GRPOPolicy(nn.Module):
         return list(log_probs), list(entropies)
 
 
-class _Made(NamedTuple):
-    """What the policy makes of an answer; see `PolicyOutputs`."""
-
-    log_probs: Tensor
-    parameters: Tensor | None
-    decoded: DecodedMasks | None
-    embedding: Tensor
-
-
 Text = CaptionRollout | AnswerRollout
 
 
-@dataclass(frozen=True)
-class _Tree:
-    """Texts that begin with one image.
-
-    Args:
-        vision: features of the image.
-        prefix_ids: token ids up to the end of the image.
-        texts: of both loops.
-    """
+class _Tree(NamedTuple):
+    """Texts of both loops that begin with one image, of these features and token ids."""
 
     vision: Any
     prefix_ids: list[int]
@@ -416,10 +338,8 @@ class _Tree:
         """For each text the indices of the states that predict its tokens; of an answer also that of its last token.
 
         A token is predicted by the state before it. In the row that is the token on its left, except for the first
-        token of a completion: the question, whose last state predicts it, lies before the other completions.
-
-        Args:
-            starts: of the segments in the row, in the order of `segments`.
+        token of a completion: the question, whose last state predicts it, lies before the other completions. `starts`
+        are those of the segments in the row.
         """
         segments = iter(starts[1:])
         for text in self.texts:
@@ -434,8 +354,7 @@ class _Tree:
 
 def _trees(rollouts: Rollouts) -> list[_Tree]:
     """One tree for each image, and one for each image with a region drawn into it."""
-    by_image: dict[str, _Tree] = {}
-    drawn: list[_Tree] = []
+    by_image, drawn = dict[str, _Tree](), list[_Tree]()
     texts: list[Text] = [*rollouts.captions, *rollouts.answers]
     for text in sorted(texts, key=lambda text: text.image.row):
         image = text.image
@@ -448,20 +367,14 @@ def _trees(rollouts: Rollouts) -> list[_Tree]:
 
 def _regions(trees: Sequence[_Tree]) -> tuple[list[Tensor], Tensor | None]:
     """Region cells bool (N, g, g) of each image that has some, and whether regions follow a tile; the last one's do."""
-    regions = [
-        [
-            text.question.region_cells
-            for text in tree.texts
-            if isinstance(text, CaptionRollout) and text.question.region_cells is not None
-        ]
-        for tree in trees
-    ]
+    asked = [[text.question.region_cells for text in tree.texts if isinstance(text, CaptionRollout)] for tree in trees]
+    regions = [[cells for cells in of_tree if cells is not None] for of_tree in asked]
     if not any(regions):
         return [], None
     flags = [torch.zeros(len(tree.vision), dtype=torch.bool) for tree in trees]
-    for tile_flags, image_regions in zip(flags, regions, strict=True):
-        tile_flags[-1] = bool(image_regions)
-    return [torch.cat(image_regions) for image_regions in regions if image_regions], torch.cat(flags)
+    for tile_flags, own in zip(flags, regions, strict=True):
+        tile_flags[-1] = bool(own)
+    return [torch.cat(own) for own in regions if own], torch.cat(flags)
 
 
 def token_log_probs(

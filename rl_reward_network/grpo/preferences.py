@@ -31,9 +31,16 @@ from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.image_context import Mask, PromptBatch, open_batch, seeded_generator
 from rl_reward_network.grpo.logs import Metrics
-from rl_reward_network.grpo.mask_policies import CELLS
 from rl_reward_network.grpo.prompts import TrainingItem
-from rl_reward_network.grpo.rollouts import MicroBatch, Pair, PromptImage, RolloutGenerator, Rollouts, prompt_images
+from rl_reward_network.grpo.rollouts import (
+    CELLS,
+    MicroBatch,
+    Pair,
+    PromptImage,
+    RolloutGenerator,
+    Rollouts,
+    prompt_images,
+)
 from rl_reward_network.models.sa2va.grounding_sa2va import mask_losses, soft_targets
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.metrics import dice
@@ -45,17 +52,11 @@ WORDINGS = 2  # other questions per image
 
 @dataclass(frozen=True)
 class PairMaker:
-    """Makes a pair of masks for each prompt.
+    """Makes a pair of masks for each prompt."""
 
-    Args:
-        judge: "truth", Dice with the true mask, or "learned", the reward network's score.
-        gap: least difference in Dice, or in score, of a pair.
-        maps: of the reward network; None without one.
-    """
-
-    judge: str
-    gap: float
-    maps: ForegroundMaps | None = None
+    judge: str  # "truth", Dice with the true mask, or "learned", the reward network's score
+    gap: float  # least difference in Dice, or in score, of a pair
+    maps: ForegroundMaps | None = None  # of the reward network
 
     def pair(self, image: PromptImage, masks: np.ndarray, rng: np.random.Generator) -> Pair | None:
         """The best of the masks bool (K, H, W), and one that is worse, drawn at random; None where none is."""
@@ -65,8 +66,7 @@ class PairMaker:
         chosen = next((index for index in order if better[index].any()), None)
         if chosen is None:
             return None
-        rejected = rng.choice(np.flatnonzero(better[chosen]))
-        return Pair(masks[chosen], masks[rejected])
+        return Pair(masks[chosen], masks[rng.choice(np.flatnonzero(better[chosen]))])
 
     def judged(self, image: PromptImage, masks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Values float64 (K,), and bool (K, K): the row's mask is better than the column's beyond the judge's noise."""
@@ -107,8 +107,9 @@ def candidate_masks(generator: RolloutGenerator, batch: PromptBatch, rng: np.ran
             continue
         embedding, (soft, *reworded) = answer
         by_threshold = [soft > threshold for threshold in THRESHOLDS]
-        masks = by_threshold + sampled_masks(generator, batch, row, embedding, rng)
-        masks += [other > 0.5 for other in reworded]
+        features, seed = batch.features[batch.image_indices[row]], seeded_generator([int(rng.integers(2**31))])
+        sampled = batch.mask_probabilities(row, generator.sample_actions(features, embedding, seed)[2])
+        masks = by_threshold + [other > 0.5 for other in (*sampled, *reworded)]
         masks += [mixed_mask(by_threshold[0], by_threshold[-1], rng) for _ in range(MIXES)]
         masks += [] if taught is None else [taught > 0.5]
         found.append(np.stack(list({mask.tobytes(): mask for mask in masks}.values())))
@@ -123,16 +124,15 @@ def worded_masks(
     The first is of the prompt's question, the others of other wordings, less those answered without `[SEG]`; None where
     the first has none.
     """
-    asked = []  # (row, text)
+    asked = []
     for row, prompt in enumerate(batch.prompts):
         others = [wording for wording in PROMPTS if wording != prompt.question]
         texts = [prompt.question, *(others[n] for n in rng.choice(len(others), WORDINGS, replace=False))]
-        asked += [(row, text) for text in texts]
-    context = batch.context(generator.model, generator.config.rows_at_once)
-    answers = context.segment([batch.question(row, text) for row, text in asked])
+        asked += [batch.question(row, text) for text in texts]
+    answers = batch.context(generator.model, generator.config.rows_at_once).segment(asked)
     found: list[tuple[Tensor, np.ndarray] | None] = []
     for row in range(len(batch.prompts)):
-        embeddings = [embedding for (of, _), (_, embedding) in zip(asked, answers, strict=True) if of == row]
+        embeddings = [embedding for _, embedding in answers[row * (1 + WORDINGS) : (row + 1) * (1 + WORDINGS)]]
         if embeddings[0] is None:
             found.append(None)
             continue
@@ -143,20 +143,10 @@ def worded_masks(
     return found
 
 
-def sampled_masks(
-    generator: RolloutGenerator, batch: PromptBatch, row: int, embedding: Tensor, rng: np.random.Generator
-) -> list[np.ndarray]:
-    """G masks bool (H, W) of the mask policy at an embedding (C,)."""
-    seeded = seeded_generator([int(rng.integers(2**31))])
-    _, _, logits = generator.sample_actions(batch.features[batch.image_indices[row]], embedding, seeded)
-    return [soft > 0.5 for soft in batch.mask_probabilities(row, logits)]
-
-
 def mixed_mask(lenient: np.ndarray, strict: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Bool (H, W): each cell of a grid from one of two masks, with equal probability."""
     cells = (rng.random((CELLS, CELLS)) < 0.5).astype(np.uint8)
-    height, width = lenient.shape
-    of_pixels = cv2.resize(cells, (width, height), interpolation=cv2.INTER_NEAREST) > 0
+    of_pixels = cv2.resize(cells, lenient.shape[::-1], interpolation=cv2.INTER_NEAREST) > 0
     mixed: np.ndarray = np.where(of_pixels, lenient, strict)
     return mixed
 
@@ -167,9 +157,7 @@ def mixed_mask(lenient: np.ndarray, strict: np.ndarray, rng: np.random.Generator
 def dpo_margin(logits: Tensor, ref_logits: Tensor, chosen: Tensor, rejected: Tensor) -> Tensor:
     """How much more the model prefers the chosen mask than the reference does: a scalar, differentiable in `logits`.
 
-    Args:
-        logits, ref_logits: float (h, w), of model and reference.
-        chosen, rejected: bool (H, W), or float in [0, 1].
+    From float (h, w) of model and reference, and masks bool (H, W), or float in [0, 1].
     """
     both = soft_targets(torch.stack([chosen, rejected]).float(), torch.stack([logits, logits]))
     difference = both[0] - both[1]
@@ -182,10 +170,7 @@ def preference_loss(
 ) -> tuple[Tensor, Metrics]:
     """DPO and the loss of supervision on the chosen masks, a sum over the prompts with a pair divided by `pairs`.
 
-    Args:
-        masks, reference: images with logits (h, w) of the model, and logits of the reference for each of them.
-        config: settings.
-        pairs: divisor, see `StepCounts`.
+    From images with logits (h, w) of the model, and those of the reference for each of them.
     """
     margins, tuned = [], []
     for (image, logits), ref_logits in zip(masks, reference, strict=True):

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -21,31 +21,19 @@ DESCRIBE_REAL = "Can you provide me with a detailed description of the region in
 
 @dataclass(frozen=True, eq=False)
 class TrainingItem:
-    """One prompt of GRPO.
-
-    Args:
-        group_id, series_id, sample_id: pseudonyms, see `RegionSample`.
-        caption: the reference caption; if empty, the prompt takes no part in the caption loop.
-        question: of loop 2, for the mask.
-        labelled: whether there is a true mask.
-        load: returns image, uint8 (H, W, 3), and mask, bool (H, W), or None without labels.
-        describe: of loop 1, for the caption of a marked region.
-        name: of the class that the question asks for; "" where all images have one question.
-        held_out: the question in a wording that trains nowhere; "" without one.
-        image_key: equal for the prompts of one image; may hold a patient's name.
-    """
+    """One prompt of GRPO; its ids are pseudonyms, see `RegionSample`."""
 
     group_id: str
     series_id: str
     sample_id: str
-    caption: str
-    question: str
-    labelled: bool
-    load: Callable[[], tuple[np.ndarray, np.ndarray | None]] = field(repr=False)
-    describe: str = DESCRIBE
-    name: str = ""
-    held_out: str = ""
-    image_key: str = field(default="", repr=False)
+    caption: str  # the reference; if empty, the prompt takes no part in the caption loop
+    question: str  # of loop 2, for the mask
+    labelled: bool  # whether there is a true mask
+    load: Callable[[], tuple[np.ndarray, np.ndarray | None]] = field(repr=False)  # uint8 (H, W, 3), bool (H, W) or None
+    describe: str = DESCRIBE  # of loop 1, for the caption of a marked region
+    name: str = ""  # of the class that the question asks for; "" where all images have one question
+    held_out: str = ""  # the question in a wording that trains nowhere; "" without one
+    image_key: str = field(default="", repr=False)  # equal for the prompts of one image; may hold a patient's name
 
 
 def region_prompt(sample: RegionSample, describe: str = DESCRIBE) -> TrainingItem:
@@ -94,10 +82,10 @@ def of_one_image(prompts: Sequence[TrainingItem]) -> list[list[int]]:
 def without_masks(prompts: Sequence[TrainingItem]) -> list[TrainingItem]:
     """The same prompts, whose masks nobody reads."""
 
-    def image_of(prompt: TrainingItem) -> Callable[[], tuple[np.ndarray, None]]:
-        return lambda: (prompt.load()[0], None)
+    def image_of(prompt: TrainingItem) -> tuple[np.ndarray, None]:
+        return prompt.load()[0], None
 
-    return [replace(prompt, labelled=False, load=image_of(prompt)) for prompt in prompts]
+    return [replace(prompt, labelled=False, load=partial(image_of, prompt)) for prompt in prompts]
 
 
 # ---- order ----------------------------------------------------------------------------------------------------------
@@ -110,10 +98,7 @@ MEMORY = 0.5  # weight of earlier observations when a prompt is drawn again
 class PromptOrder:
     """`count` prompts shuffled, each once per epoch, in chunks of one rollout of all processes.
 
-    An incomplete last chunk is left out. Equal seeds give equal orders.
-
-    Raises:
-        ValueError: there are fewer prompts than one rollout takes.
+    An incomplete last chunk is left out; less than one chunk is a ValueError. Equal seeds give equal orders.
     """
 
     def __init__(self, count: int, chunk: int, seed: int) -> None:
@@ -185,11 +170,8 @@ class CurriculumOrder:
 class MixedOrder:
     """Labelled prompts and prompts without masks in turn, each kind in a shuffled order that begins anew at its end.
 
-    The kinds are given by their indices. An epoch is one pass over the larger kind. As with `PromptOrder`, all follows
-    from seed and rollout.
-
-    Raises:
-        ValueError: there is none of a kind, or the chunk is odd.
+    The kinds are given by their indices; a ValueError if there is none of one, or if the chunk is odd. An epoch is one
+    pass over the larger kind. As with `PromptOrder`, all follows from seed and rollout.
     """
 
     def __init__(self, labelled: Sequence[int], unlabelled: Sequence[int], chunk: int, seed: int) -> None:
@@ -224,11 +206,7 @@ def _permutation(count: int, seed: tuple[int, ...]) -> tuple[int, ...]:
 def prompt_order(
     prompts: Sequence[TrainingItem], together: Sequence[Sequence[int]], args: Sa2VAGRPOConfig
 ) -> PromptOrder | CurriculumOrder | MixedOrder:
-    """The order of the groups of prompts that are taken together; with mean_teacher of one with, one without a mask.
-
-    Raises:
-        ValueError: there are too few prompts, or none of a kind.
-    """
+    """The order of the groups of prompts that are taken together; with mean_teacher of one with, one without a mask."""
     chunk = args.prompts_per_step * args.gradient_accumulation_steps * args.world_size
     if args.objective == "mean_teacher":
         if args.prompts_per_step % 2:

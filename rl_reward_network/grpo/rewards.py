@@ -42,17 +42,11 @@ MASK_IOU, FRAC_REWARD_ZERO_STD = "loop2/mask_iou_in_group", "loop2/frac_zero_std
 
 @dataclass(frozen=True)
 class Reward:
-    """A named reward of a loop.
+    """A named reward of a loop."""
 
-    Args:
-        function: a function of the loop's columns, or of other terms if `of` names them.
-        weight: weight of the term; a term of weight 0 is only logged.
-        of: names of terms of the same loop that are functions of columns, in the order of the arguments.
-    """
-
-    function: RewardFunction | GroupFunction
-    weight: float
-    of: tuple[str, ...] = ()
+    function: RewardFunction | GroupFunction  # of the loop's columns, or of other terms if `of` names them
+    weight: float  # of the term; one of weight 0 is only logged
+    of: tuple[str, ...] = ()  # terms of the same loop that are functions of columns, in the order of the arguments
 
 
 LoopRewards = Mapping[str, Mapping[str, Reward]]  # loop -> name -> Reward
@@ -60,15 +54,10 @@ LoopRewards = Mapping[str, Mapping[str, Reward]]  # loop -> name -> Reward
 
 @dataclass(frozen=True)
 class Terms:
-    """The scored rollouts of one loop.
+    """The scored rollouts of one loop, by name of the term."""
 
-    Args:
-        values: name -> float64 (P, G), NaN where missing.
-        noise: name -> float64 (P,), standard deviation of the errors of a term in each group; of some terms.
-    """
-
-    values: dict[str, np.ndarray]
-    noise: dict[str, np.ndarray]
+    values: dict[str, np.ndarray]  # float64 (P, G), NaN where missing
+    noise: dict[str, np.ndarray]  # float64 (P,), standard deviation of its errors in each group; of some terms
 
     @property
     def groups(self) -> int:
@@ -78,25 +67,21 @@ class Terms:
     @staticmethod
     def joined(parts: Sequence["Terms"]) -> "Terms":
         """The groups of all parts, one part after another."""
-        values, noise = ([getattr(part, kind) for part in parts] for kind in ("values", "noise"))
-        return Terms(*({name: np.concatenate([o[name] for o in own]) for name in own[0]} for own in (values, noise)))
+        kinds = ([vars(part)[kind] for part in parts] for kind in ("values", "noise"))
+        return Terms(*({name: np.concatenate([one[name] for one in own]) for name in own[0]} for own in kinds))
 
 
 def score(rollouts: Rollouts, rewards: LoopRewards, shuffled_by: Sequence[int] | None = None) -> dict[str, Terms]:
     """loop -> terms of the rollouts, with columns, of one micro-batch.
 
     With a seed, `shuffled_by`, the values are permuted at random and have no noise (the control `--shuffle_rewards`).
-
-    Raises:
-        ValueError: the number of values of a reward function differs from the number of generations.
     """
     terms = {loop: _terms(rewards[loop], columns, rollouts.prompts) for loop, columns in rollouts.columns.items()}
     if shuffled_by is None:
         return terms
-    seed = list(shuffled_by)
 
     def shuffled(values: np.ndarray) -> np.ndarray:
-        return np.random.default_rng(seed).permutation(values.ravel()).reshape(values.shape)
+        return np.random.default_rng(list(shuffled_by)).permutation(values.ravel()).reshape(values.shape)
 
     return {loop: Terms({name: shuffled(v) for name, v in own.values.items()}, {}) for loop, own in terms.items()}
 
@@ -111,19 +96,13 @@ def step_advantages(
 
     A group whose rewards are alike has advantages of 0. It still counts in the averages, as in TRL, and in the KL. With
     an `accelerator` the step is that of all its processes, each of which must call this.
-
-    Raises:
-        ValueError: a reward is infinite; names it.
     """
     result: list[dict[str, Advantages]] = [{} for _ in step]
     for loop in step[0]:
         own = Terms.joined([terms[loop] for terms in step])
         of_ranks = [own] if accelerator is None else from_all_ranks(accelerator, own)
-        everything = Terms.joined(of_ranks)
-        weights = {name: reward.weight for name, reward in rewards[loop].items() if reward.weight}
-        advantages = _advantages(everything, weights, config)
-        rank = 0 if accelerator is None else accelerator.process_index
-        start = sum(of_rank.groups for of_rank in of_ranks[:rank])
+        advantages = _advantages(Terms.joined(of_ranks), rewards[loop], config)
+        start = sum(of_rank.groups for of_rank in of_ranks[: accelerator.process_index if accelerator else 0])
         for part, terms in zip(result, step, strict=True):
             part[loop] = advantages.of(slice(start, start + terms[loop].groups))
             start += terms[loop].groups
@@ -146,7 +125,8 @@ def loop_rewards(
     """The rewards of both loops; every term that can be computed is included, so that it is logged.
 
     Raises:
-        ValueError: a weight of the reward network without one, or a judge in only one of `plan` and `judge`.
+        ValueError: a weight of the reward network without one, a judge in only one of `plan` and `judge`, or a mask
+            reward of `plan` with a negative weight or an unknown name.
     """
     if (judge is None) != (plan.judge is None):
         raise ValueError(f"judge is {judge}, but the plan's judge is {plan.judge}; give both or neither")
@@ -162,7 +142,7 @@ def loop_rewards(
     elif weights.learned:
         raise ValueError(f"learned_weight is {weights.learned}, but there is no reward network; give --reward_net")
     for loop, terms in (("loop1", loop1), ("loop2", loop2)):
-        terms |= mask_reward_terms((plan.mask_rewards or {}).get(loop, {}))
+        terms |= _mask_reward_terms((plan.mask_rewards or {}).get(loop, {}))
     return {"loop1": loop1, "loop2": loop2}
 
 
@@ -170,20 +150,12 @@ def _caption_rewards(weight: float, judge: Judge | None) -> dict[str, Reward]:
     """METEOR is the caption reward, or with a judge the sum of both; each is also logged alone."""
     if judge is None:
         return {"meteor": Reward(meteor_reward, weight)}
-    return {
-        "meteor": Reward(meteor_reward, 0.0),
-        "judge": Reward(judge_reward(judge), 0.0),
-        "caption": Reward(judged_caption_reward(judge), weight, of=("meteor", "judge")),
-    }
+    both = Reward(judged_caption_reward(judge), weight, of=("meteor", "judge"))
+    return {"meteor": Reward(meteor_reward, 0.0), "judge": Reward(judge_reward(judge), 0.0), "caption": both}
 
 
-def mask_reward_terms(weights: Mapping[str, float]) -> dict[str, Reward]:
-    """Terms of mask rewards by name.
-
-    Raises:
-        ValueError: a name that is in neither `MASK_REWARDS` nor `IMAGE_REWARDS`, or iou, which has separate flags; or a
-            negative weight.
-    """
+def _mask_reward_terms(weights: Mapping[str, float]) -> dict[str, Reward]:
+    """Those of `MASK_REWARDS` and `IMAGE_REWARDS` by name, but for iou, which has separate flags."""
     for name, weight in weights.items():
         if not 0 <= weight < math.inf:
             raise ValueError(f"weight of the mask reward {name} is {weight}, expected 0 or more")
@@ -195,11 +167,8 @@ def mask_reward_terms(weights: Mapping[str, float]) -> dict[str, Reward]:
 
 def check_weights(rewards: LoopRewards, config: Sa2VAGRPOConfig) -> None:
     """Raise a ValueError if an enabled loop has no reward with a weight, and no pathwise gradient either."""
-    loops = {
-        "loop1": config.mask_to_caption_weight,
-        "loop2": config.caption_to_mask_weight and not config.pathwise_weight,
-    }
-    for loop, weight in loops.items():
+    of_masks = config.caption_to_mask_weight and not config.pathwise_weight
+    for loop, weight in (("loop1", config.mask_to_caption_weight), ("loop2", of_masks)):
         if weight and not any(reward.weight for reward in rewards[loop].values()):
             raise ValueError(
                 f"{loop}: the weights of its rewards ({', '.join(rewards[loop])}) are all 0; give one a weight, "
@@ -207,8 +176,9 @@ def check_weights(rewards: LoopRewards, config: Sa2VAGRPOConfig) -> None:
             )
 
 
-def _advantages(terms: Terms, weights: Mapping[str, float], config: Sa2VAGRPOConfig) -> Advantages:
+def _advantages(terms: Terms, rewards: Mapping[str, Reward], config: Sa2VAGRPOConfig) -> Advantages:
     """Advantages of the weighted terms; 0 without weights, for a loop with the pathwise gradient alone."""
+    weights = {name: reward.weight for name, reward in rewards.items() if reward.weight}
     if not weights:
         zeros = np.zeros_like(next(iter(terms.values.values())))
         return Advantages(zeros, np.full_like(zeros, np.nan), np.zeros(len(zeros), dtype=bool))
@@ -220,9 +190,7 @@ def _advantages(terms: Terms, weights: Mapping[str, float], config: Sa2VAGRPOCon
 
 def _terms(rewards: Mapping[str, Reward], columns: Columns, prompts: int) -> Terms:
     """Functions of columns first, then functions of other terms."""
-    terms: dict[str, np.ndarray] = {}
-    noise: dict[str, np.ndarray] = {}
-    generations = len(columns["prompts"])
+    terms, noise, generations = dict[str, np.ndarray](), dict[str, np.ndarray](), len(columns["prompts"])
     for name, reward in rewards.items():
         if not reward.of:
             values: Any = reward.function(**columns)
@@ -252,11 +220,10 @@ def rollout_statistics(rollouts: Rollouts, terms: Mapping[str, Terms]) -> dict[s
             if len(present):  # a reward that is missing everywhere has no mean
                 values[f"{loop}/reward/{name}"] = float(present.mean())
             values[f"{loop}/missing/{name}"] = float(np.isnan(of_term).mean())
-    if rollouts.captions:
-        lengths = [len(ids) for rollout in rollouts.captions for ids in rollout.completion_ids]
-        truncated = [not flag for rollout in rollouts.captions for flag in rollout.counted.tolist()]
+    if captions := rollouts.captions:
+        lengths = [len(ids) for rollout in captions for ids in rollout.completion_ids]
         values["loop1/completion_length"] = float(np.mean(lengths))
-        values["loop1/frac_truncated"] = float(np.mean(truncated))
+        values["loop1/frac_truncated"] = float(np.mean([not one for own in captions for one in own.counted.tolist()]))
     if "loop2" in rollouts.columns:
         masks = rollouts.columns["loop2"]["predicted_masks"]
         values[MASK_IOU] = median_pair_iou(masks, rollouts.prompts)
@@ -283,12 +250,9 @@ def median_pair_iou(masks: Sequence[np.ndarray | None], prompts: int) -> float:
 
     The masks, bool (H, W) or None, come one group after another.
     """
-    count = len(masks) // prompts
-    means = []
+    means, count = [], len(masks) // prompts
     for start in range(0, len(masks), count):
-        group_masks = [mask for mask in masks[start : start + count] if mask is not None]
-        pairs = list(combinations(group_masks, 2))
-        if pairs:
+        if pairs := list(combinations([mask for mask in masks[start : start + count] if mask is not None], 2)):
             left, right = (np.stack([pair[side] for pair in pairs]) for side in (0, 1))
             means.append(float(iou(left, right).mean()))
     return float(np.median(means)) if means else 1.0

@@ -1,8 +1,6 @@
 """The trainer: transformers' loop with rollouts in place of batches, and GRPO's loss in place of the model's.
 
-The Trainer provides steps, accumulation, schedules, data-parallel wrapping and resuming. Added here, in this order:
-prompts, rollouts with rewards, the loss, metrics, and checkpoints that are complete (those of the Trainer hold only the
-adapter and are not written atomically).
+Checkpoints are complete: those of the Trainer hold only the adapter and are not written atomically.
 """
 
 import math
@@ -12,9 +10,9 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -37,15 +35,14 @@ from rl_reward_network.grpo.checkpoint import (
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.logs import SampledBatch, StepMetrics, summed_counts
 from rl_reward_network.grpo.losses import (
+    EVERY,
     LoopWeights,
-    Loss,
     PathwiseReward,
     StepCounts,
     count_step,
     gradient_norm,
     grpo_objective,
 )
-from rl_reward_network.grpo.mask_policies import MASK_POLICIES
 from rl_reward_network.grpo.policy import GRPOPolicy, mixed_precision, unreached_of_candidates
 from rl_reward_network.grpo.preferences import PairMaker, compared_batch
 from rl_reward_network.grpo.prompts import CurriculumOrder, TrainingItem, of_one_image, prompt_order
@@ -61,7 +58,7 @@ from rl_reward_network.grpo.rewards import (
     score,
     step_advantages,
 )
-from rl_reward_network.grpo.rollouts import NOTHING_STORED, MicroBatch, RolloutGenerator, Rollouts
+from rl_reward_network.grpo.rollouts import MASK_POLICIES, NOTHING_STORED, MicroBatch, RolloutGenerator, Rollouts
 from rl_reward_network.grpo.settings import OF_LABELS
 from rl_reward_network.models.ema import EMA, FADE_IN, copied, fade_in, swapped, trainable_tensors
 from rl_reward_network.models.lora import lora_off, unreached_parameters
@@ -86,16 +83,14 @@ class Sa2VAGRPOTrainer(Trainer):
     """GRPO in two loops.
 
     Args:
-        model: Sa2VA with LoRA layers, trainable tensors in float32 (`prepare_model`).
-        processor: of the model.
-        args: settings.
-        prompts: of the training split.
+        model, processor: Sa2VA with LoRA layers, trainable tensors in float32 (`prepare_model`).
+        args, prompts: settings; prompts of the training split.
         rewards: loop -> name -> Reward.
         pathwise: the reward network's score with gradient, needed if `pathwise_weight` is not 0.
         shuffle_rewards: control experiment: rewards are permuted at random, so that nothing can be learned from them.
         pairs: makes the pairs of the objective dpo.
 
-    Attributes set from outside, all optional:
+    Attributes set from outside, both optional:
         judge: the LLM judge that scores captions; its counts are logged, and the run stops when it fails for good.
         validation: `ValidationCallback`, whose state goes into checkpoints.
     """
@@ -114,10 +109,9 @@ class Sa2VAGRPOTrainer(Trainer):
         pairs: PairMaker | None = None,
     ) -> None:
         check_supported(args, pathwise)
-        pad_id = processor.tokenizer.pad_token_id or 0
-        mask_policy, never_sampled_ids = MASK_POLICIES[args.mask_policy], processor.never_sampled_ids
         temperature = args.temperature if args.objective == "grpo" else 1.0  # nothing else samples captions
-        policy = GRPOPolicy(model, mask_policy, temperature, never_sampled_ids, pad_id, bool(args.entropy_coef))
+        ids = processor.never_sampled_ids, processor.tokenizer.pad_token_id or 0
+        policy = GRPOPolicy(model, MASK_POLICIES[args.mask_policy], temperature, *ids, bool(args.entropy_coef))
         if args.objective == "grpo":
             check_weights(rewards, args)
         self.taken_together = taken_together(prompts, args)
@@ -130,19 +124,16 @@ class Sa2VAGRPOTrainer(Trainer):
         self.reset_reference()
         self.judge: Judge | None = None
         self.validation: Any = None
-        weights = {"loop1": args.mask_to_caption_weight, "loop2": args.caption_to_mask_weight}
-        self.loop_weights = LoopWeights(weights, args.adaptive_loop_weights)
+        self.loop_weights = LoopWeights({"loop1": args.mask_to_caption_weight, "loop2": args.caption_to_mask_weight})
         self._init_state()
         self.add_callback(StepCallback(self))
 
     def _init_state(self) -> None:
         """State of the run besides weights and optimiser."""
-        # Rollouts in use, and their results for logs and curriculum.
         self.buffer: list[MicroBatch] = []
         self.last_rollouts = Rollouts(0, [], [])
         self.sampled = SampledBatch()
         self.prompt_indices = {id(prompt): index for index, prompt in enumerate(self.prompts)}
-        # Measurements.
         self.metrics = StepMetrics(self.args.world_size)
         self.gradient_norms: dict[str, list[float]] = defaultdict(list)  # of the micro-batches of this step, by loop
         self.tensors_with_gradient: set[str] = set()  # a gradient other than 0 at some step
@@ -151,7 +142,6 @@ class Sa2VAGRPOTrainer(Trainer):
         rewarded = [loop for loop, terms in self.rewards.items() if any(term.weight for term in terms.values())]
         self.alike_steps = {loop: 0 for loop in rewarded if self.loop_weights.configured[loop]}  # in a row
         self.taught = {"images": 0, "no_seg": 0}  # that the teacher was asked for; those whose answer has no [SEG]
-        # End of the run.
         self.ended = False  # before its last step, by the time limit or by the stop rule of validation
         self.judge_failure: str | None = None  # the reason, if the run stopped for lack of a judge
         self.start_time, self.earlier_seconds = time.monotonic(), 0.0
@@ -169,16 +159,10 @@ class Sa2VAGRPOTrainer(Trainer):
         self.rollout_generator.ema = self.ema
 
     def freeze_unreached(self, prompts: Sequence[TrainingItem]) -> list[str]:
-        """Freeze the tensors that no enabled loss gives a gradient to, found by one backward pass per prompt.
+        """Freeze the tensors that no enabled loss gives a gradient to, and return their names.
 
-        Rank 0 decides for all. A mask depends only on the candidate that SAM 2 selects for it, so if the head of one
-        candidate is reached, the heads of all candidates that may be selected for other prompts train.
-
-        Args:
-            prompts: a few, tried one after the other: a trial must not take more memory than training.
-
-        Returns:
-            Names of the frozen tensors.
+        They are found by one backward pass per prompt, one after the other: a trial must not take more memory than
+        training. Rank 0 decides for all. If the head of one of SAM 2's candidates is reached, all of them train.
         """
         self.sa2va.train()
         if self.args.activation_checkpointing:  # the Trainer turns it on only when training begins
@@ -227,9 +211,8 @@ class Sa2VAGRPOTrainer(Trainer):
         warmup = self.args.get_warmup_steps(num_training_steps)
         if warmup and isinstance(schedule, LambdaLR):
             after = schedule.lr_lambdas[0]
-            self.lr_scheduler = LambdaLR(
-                schedule.optimizer, lambda step: (step + 1) / (warmup + 1) if step < warmup else after(step)
-            )
+            rate = lambda step: (step + 1) / (warmup + 1) if step < warmup else after(step)  # noqa: E731
+            self.lr_scheduler = LambdaLR(schedule.optimizer, rate)
         return self.lr_scheduler  # type: ignore[return-value]
 
     @torch.no_grad()
@@ -242,8 +225,7 @@ class Sa2VAGRPOTrainer(Trainer):
     @property
     def policy(self) -> GRPOPolicy:
         """The policy without data-parallel wrappers."""
-        policy = self.accelerator.unwrap_model(self.model)
-        assert isinstance(policy, GRPOPolicy)
+        policy: GRPOPolicy = self.accelerator.unwrap_model(self.model)
         return policy
 
     @property
@@ -297,20 +279,17 @@ class Sa2VAGRPOTrainer(Trainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[MicroBatch], Tensor]:
-        """All micro-batches of one optimisation step, whose rollouts are generated anew every `num_iterations` steps.
+        """All micro-batches of one optimisation step, and their `StepCounts` as a tensor.
 
-        Returns:
-            The micro-batches, and their `StepCounts` as a tensor.
+        Rollouts are generated anew every `num_iterations` steps.
         """
         for _ in range(num_batches):
             next(epoch_iterator)
         if self.state.global_step % self.args.num_iterations == 0 or not self.buffer:
             self.buffer.clear()  # in place, for the Trainer holds this list, too: image features of both are too much
             self.buffer = self._generate_step()
-        # The one normalisation of a step. Its loss is the mean of those of its micro-batches, of all processes: the
-        # Trainer divides each by their number in this process, data-parallel training averages over processes. A sum
-        # over tokens or groups divided by their number in its own micro-batch would weigh a token more where there are
-        # few. So the divisor is the number in the whole step over the number of micro-batches, the same for all.
+        # The one normalisation of a step: the Trainer divides each loss by the number of micro-batches in this process,
+        # and data-parallel training averages over processes, so the divisor is an average as well, see `StepCounts`.
         own = torch.tensor(count_step([batch.rollouts for batch in self.buffer]), device=device)
         totals = self.accelerator.reduce(own, "sum")
         return self.buffer, totals / self.args.world_size / len(self.buffer)
@@ -319,8 +298,7 @@ class Sa2VAGRPOTrainer(Trainer):
         """The micro-batches of this process in one optimisation step."""
         with (
             clock(self.phases, "rollouts"),
-            hint_out_of_memory(self.place, "rollouts", SMALLER_ROLLOUTS),
-            hint_to_resume(self.place),
+            hint_out_of_memory(self.place, "rollouts", SMALLER_ROLLOUTS, resume=True),
         ):
             prompts = self._prompt_batches()
             if self.args.objective in OF_LABELS:
@@ -328,9 +306,7 @@ class Sa2VAGRPOTrainer(Trainer):
                     return [self._of_labels(batch, n) for n, batch in prompts]
             if self.args.objective == "dpo":
                 return [self._compared(batch, n) for n, batch in prompts]
-            batches, terms = zip(
-                *(self.generate_and_score(of_batch, number) for number, of_batch in prompts), strict=True
-            )
+            batches, terms = zip(*(self.generate_and_score(own, number) for number, own in prompts), strict=True)
             advantages = step_advantages(terms, self.rewards, self.args, self.accelerator)
         self.sampled = SampledBatch(self.last_rollouts.columns, terms[-1], advantages[-1])
         outcomes: list[tuple[int, float, bool]] = []
@@ -350,10 +326,9 @@ class Sa2VAGRPOTrainer(Trainer):
             return self.rollout_generator.references(prompts, views if self.args.augment else None)
         weight = fade_in(self.state.global_step, self.planned_steps)
         batch = self.rollout_generator.taught(prompts, views, weight)
-        asked = [answer.image for answer in batch.rollouts.answers if answer.image.truth is None]
-        lost = sum(image.taught is None for image in asked)
-        self.metrics.record({"teacher/no_seg_share": lost / max(1, len(asked))})
-        self.taught = {"images": self.taught["images"] + len(asked), "no_seg": self.taught["no_seg"] + lost}
+        lost = [answer.image.taught is None for answer in batch.rollouts.answers if answer.image.truth is None]
+        self.metrics.record({"teacher/no_seg_share": sum(lost) / max(1, len(lost))})
+        self.taught = {"images": self.taught["images"] + len(lost), "no_seg": self.taught["no_seg"] + sum(lost)}
         return batch
 
     def _compared(self, prompts: Sequence[TrainingItem], number: int) -> MicroBatch:
@@ -396,10 +371,9 @@ class Sa2VAGRPOTrainer(Trainer):
     def _adapt_sigma(self, micro_batches: int) -> None:
         """Widen or narrow the mask policy by the means over all processes, so that it is equal on all."""
         if MASK_IOU in self.metrics.values:
-            means = torch.tensor(
-                self.metrics.mean_of_last((MASK_IOU, FRAC_REWARD_ZERO_STD), micro_batches), device=self.args.device
-            )
-            self.rollout_generator.sigma_controller.update(*self.accelerator.reduce(means, "mean").tolist())
+            own = self.metrics.mean_of_last((MASK_IOU, FRAC_REWARD_ZERO_STD), micro_batches)
+            means = self.accelerator.reduce(torch.tensor(own, device=self.args.device), "mean").tolist()
+            self.rollout_generator.sigma_controller.update(*means)
 
     def _note_alike(self, advantages: Sequence[Mapping[str, Advantages]]) -> None:
         """Count the steps in a row in which the rewards of every group of a loop were alike, and warn of many."""
@@ -433,34 +407,26 @@ class Sa2VAGRPOTrainer(Trainer):
     def compute_loss(  # type: ignore[override]
         self, model: nn.Module, inputs: MicroBatch, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """The loss of one micro-batch.
-
-        Raises:
-            ValueError: it is not finite; names the step.
-        """
+        """The loss of one micro-batch; a ValueError with the step if it is not finite."""
         outputs, anchor = model(inputs.rollouts, self.args.needs_masks)
         counts = count_step([inputs.rollouts]) if num_items_in_batch is None else StepCounts(*num_items_in_batch)
         weights = {loop: self.loop_weights[loop] for loop in self.loop_weights.configured}
         mask_policy = self.policy.mask_policy
-        objective = grpo_objective(inputs, outputs, self.args, counts, weights, mask_policy, self.pathwise)
-        self._measure_gradients(objective.loops)
-        loss = anchor + objective.value  # the anchor is a zero that depends on all tensors
+        total, losses, logged = grpo_objective(inputs, outputs, self.args, counts, weights, mask_policy, self.pathwise)
+        if self.args.adaptive_loop_weights and self.state.global_step % EVERY == 0:  # for `StepCallback`
+            lora = [p for name, p in trainable_tensors(self.sa2va).items() if "lora_" in name]
+            for loop in weights:
+                norm = gradient_norm(losses[loop].rewarded, lora) if loop in losses else torch.zeros(())
+                self.gradient_norms[loop].append(float(norm))
+        loss = anchor + total  # the anchor is a zero that depends on all tensors
         value = float(loss.detach())
-        self.metrics.record({**objective.metrics, "total_loss": value})  # curves are means over micro-batches as well
+        self.metrics.record({**logged, "total_loss": value})  # curves are means over micro-batches as well
         if not math.isfinite(value):
             fail_not_finite(self.place(), f"the loss is {value}")
         if self.args.num_iterations > 1 and inputs.old is NOTHING_STORED:
             place = next(number for number, batch in enumerate(self.buffer) if batch is inputs)
             self.buffer[place] = replace(inputs, old=outputs.stored())
         return loss
-
-    def _measure_gradients(self, losses: Mapping[str, Loss]) -> None:
-        """Record the gradient norms of both loops for `StepCallback`, in the steps in which the loop weights change."""
-        if self.loop_weights.measures_at(self.state.global_step):
-            lora = [p for name, p in trainable_tensors(self.sa2va).items() if "lora_" in name]
-            for loop in self.loop_weights.configured:
-                norm = gradient_norm(losses[loop].rewarded, lora) if loop in losses else torch.zeros(())
-                self.gradient_norms[loop].append(float(norm))
 
     # ---- logs and checkpoints -----------------------------------------------------------------------------------
 
@@ -487,13 +453,10 @@ class Sa2VAGRPOTrainer(Trainer):
         """Seconds of each phase of the steps of this line, and the tokens of captions that were sampled in a second."""
         now = {**self.phases, "all": self.seconds - self.earlier_seconds}
         spent = {name: value - self.logged_phases.get(name, 0.0) for name, value in now.items()}
-        self.logged_phases = now
         spent["learning"] = spent.pop("all") - sum(spent.values())
-        rows = {f"seconds/{name}": value for name, value in spent.items()}
-        if self.sampled_tokens:
-            rows["tokens_per_second"] = self.sampled_tokens / max(spent["rollouts"], 1e-9)
-        self.sampled_tokens = 0
-        return rows
+        tokens, self.sampled_tokens, self.logged_phases = self.sampled_tokens, 0, now
+        speed = {"tokens_per_second": tokens / max(spent["rollouts"], 1e-9)} if tokens else {}
+        return {f"seconds/{name}": value for name, value in spent.items()} | speed
 
     def log_now(self, values: Mapping[str, float]) -> None:
         """A line of its own, of this very step; the values recorded for the next line stay."""
@@ -519,11 +482,7 @@ class Sa2VAGRPOTrainer(Trainer):
         save_run_state(self, self.sa2va, self.ema, state)
 
     def load_checkpoint(self, folder: Path) -> None:
-        """Restore what the Trainer does not load itself (it loads optimiser, schedule and step).
-
-        Raises:
-            ValueError: a file is missing.
-        """
+        """Restore what the Trainer does not load itself (it loads optimiser, schedule and step)."""
         state = load_run_state(folder, self.sa2va, self.ema, self.is_deepspeed_enabled)
         self.rollout_generator.sigma_controller.sigma, self.earlier_seconds = state.sigma, state.seconds
         self.loop_weights.norms, self.alike_steps = state.loop_weights["norms"], state.alike_rewards
@@ -540,12 +499,10 @@ class Sa2VAGRPOTrainer(Trainer):
 
         Its loop checks for the end only after a step, so it would train one step too many.
         """
-        state = state_if_finished(folder, self.planned_steps)
-        if state is None:
-            return False
-        self.load_checkpoint(folder)
-        self.state = state
-        return True
+        if state := state_if_finished(folder, self.planned_steps):
+            self.load_checkpoint(folder)
+            self.state = state
+        return state is not None
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         self.save_checkpoint()
@@ -585,11 +542,7 @@ def with_advantages(batch: MicroBatch, advantages: Mapping[str, Advantages]) -> 
 
 
 def check_supported(args: Sa2VAGRPOConfig, pathwise: PathwiseReward | None) -> None:
-    """Refuse settings that this trainer cannot run.
-
-    Raises:
-        ValueError: names the setting.
-    """
+    """Refuse settings that this trainer cannot run, by a ValueError."""
     if args.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() in ("true", "1"):
         raise ValueError("FSDP is not supported in training; use torchrun alone (DDP), or --deepspeed (ZeRO-2)")
     plugin = args.deepspeed_plugin
@@ -603,10 +556,8 @@ def check_supported(args: Sa2VAGRPOConfig, pathwise: PathwiseReward | None) -> N
             f"{args.deepspeed}: DeepSpeed would round trained tensors to bfloat16; give --dtype float32, or use "
             "torchrun alone (DDP), which keeps them in float32"
         )
-    if args.pathwise_weight and pathwise is None:
-        raise ValueError(
-            f"pathwise_weight is {args.pathwise_weight}, but there is no reward network; give --reward_net"
-        )
+    if (weight := args.pathwise_weight) and pathwise is None:
+        raise ValueError(f"pathwise_weight is {weight}, but there is no reward network; give --reward_net")
 
 
 # ---- around each step -----------------------------------------------------------------------------------------------
@@ -629,8 +580,8 @@ class StepCallback(TrainerCallback):
         norms = torch.stack(torch._foreach_norm(list(gradients.values()))) if gradients else torch.zeros(0)
         if not norms.isfinite().all():
             fail_not_finite(self.trainer.place(), "a gradient is not finite")
-        not_zero = (norms > 0).tolist()
-        self.trainer.tensors_with_gradient.update(name for name, flag in zip(gradients, not_zero, strict=True) if flag)
+        found = zip(gradients, (norms > 0).tolist(), strict=True)
+        self.trainer.tensors_with_gradient.update(name for name, not_zero in found if not_zero)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Update loop weights and teacher, and stop when the time is over or the judge has failed."""
@@ -654,10 +605,10 @@ class StepCallback(TrainerCallback):
         """Update the loop weights with the gradient norms of this step, if they were measured: means over processes."""
         trainer, norms = self.trainer, self.trainer.gradient_norms
         if norms:
-            means = torch.tensor([sum(values) / len(values) for values in norms.values()], device=trainer.args.device)
-            means = trainer.accelerator.reduce(means, "mean").tolist()
-            trainer.loop_weights.update(dict(zip(norms, means, strict=True)))
-            for loop, norm in zip(norms, means, strict=True):
+            own = torch.tensor([sum(values) / len(values) for values in norms.values()], device=trainer.args.device)
+            means = dict(zip(norms, trainer.accelerator.reduce(own, "mean").tolist(), strict=True))
+            trainer.loop_weights.update(means)
+            for loop, norm in means.items():
                 trainer.metrics.record({f"{loop}/gradient_norm": norm, f"{loop}/weight": trainer.loop_weights[loop]})
             norms.clear()
 
@@ -665,18 +616,11 @@ class StepCallback(TrainerCallback):
 # ---- errors that end a run ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a run is, for its messages.
+class Place(NamedTuple):
+    """Where a run is, for its messages."""
 
-    Args:
-        step: optimisation step, from 1.
-        output_dir: with the checkpoints.
-        qwen_vl: whether the model is a Qwen-VL.
-    """
-
-    step: int
-    output_dir: str
+    step: int  # from 1
+    output_dir: str  # with the checkpoints
     qwen_vl: bool = False
 
     @property
@@ -694,19 +638,17 @@ def fail_not_finite(place: Place, problem: str) -> NoReturn:
 
 
 @contextmanager
-def hint_to_resume(place: Callable[[], Place]) -> Iterator[None]:
-    """Add step and resume hint to a ValueError of the block, such as a judge that cannot be reached any more."""
+def hint_out_of_memory(place: Callable[[], Place], phase: str, remedy: str, resume: bool = False) -> Iterator[None]:
+    """Turn an out-of-memory error of the block into a ValueError that names the phase and the settings to lower.
+
+    With `resume` a ValueError, such as of a judge that cannot be reached any more, gets step and resume hint.
+    """
     try:
         yield
     except ValueError as error:
+        if not resume:
+            raise
         raise ValueError(f"step {place().step}: {error}; {place().resume_hint}") from error
-
-
-@contextmanager
-def hint_out_of_memory(place: Callable[[], Place], phase: str, remedy: str) -> Iterator[None]:
-    """Turn an out-of-memory error of the block into a ValueError that names the phase and the settings to lower."""
-    try:
-        yield
     except torch.OutOfMemoryError as error:
         if place().qwen_vl:
             remedy = remedy.replace(TILES, "the size of the images")

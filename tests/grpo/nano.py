@@ -1,5 +1,6 @@
 """What the GRPO tests train: the embedded model with LoRA, a few rendered regions it was not trained on, tiny runs."""
 
+import shutil
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -16,6 +17,7 @@ from rl_reward_network.embedded.regions import LAMPLIGHT, make_scenes, write_reg
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.image_context import FeatureCache, ImageFeatures, Question, open_batch
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
+from rl_reward_network.grpo.plan import PlanArgs, make_plan
 from rl_reward_network.grpo.policy import prepare_model
 from rl_reward_network.grpo.prompts import TrainingItem, region_prompt
 from rl_reward_network.grpo.rewards import Reward
@@ -24,10 +26,12 @@ from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings, RewardWeight
 from rl_reward_network.grpo.stage import run_grpo_stage
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.models.lora import WEIGHTS
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.rewards.table import iou_reward, meteor_reward
 from rl_reward_network.run import GRPO_RUN, Run
+from tests.conftest import write_tiny_data
 
 SETTINGS: dict[str, Any] = {
     "objective": "grpo",
@@ -54,19 +58,16 @@ def image_of(row: int = 0, pixels: np.ndarray | None = None, truth: np.ndarray |
 
 
 def captions_of(row: int, lengths: Sequence[int], counted: Sequence[bool] | None = None) -> CaptionRollout:
-    """Captions of these lengths."""
     flags = torch.tensor([True] * len(lengths) if counted is None else list(counted))
     return CaptionRollout(image_of(row), Question(row, [1], [2]), [[3] * length for length in lengths], flags)
 
 
 def some(rollouts: Rollouts, *rows: int) -> Rollouts:
-    """The rollouts of some prompts."""
     captions = [caption for caption in rollouts.captions if caption.image.row in rows]
     return replace(rollouts, captions=captions, answers=[a for a in rollouts.answers if a.image.row in rows])
 
 
 def changed(plan: GRPOPlan, **settings: Any) -> GRPOPlan:
-    """The plan with other hyperparameters."""
     return replace(plan, settings=replace(plan.settings, **settings))
 
 
@@ -76,10 +77,32 @@ def scenes(project: Path) -> GRPOInputs:
     return open_grpo_inputs(RunConfig(data_root=project / "scenes", output_dir=project / "out", gpu=-1))
 
 
+def annotated(project: Path) -> GRPOInputs:
+    """A few images with masks; runs go to `<project>/out`."""
+    data = write_tiny_data(project / "data")
+    return open_grpo_inputs(RunConfig(data_root=data, output_dir=project / "out", gpu=-1))
+
+
 def train(inputs: GRPOInputs, plan: GRPOPlan, folder: Path, **more: Any) -> Path:
     """Train, or resume, a run in this folder."""
     run_grpo_stage(inputs, plan, Run(folder, GRPO_RUN), **more)
     return folder
+
+
+def assert_resumes(inputs: GRPOInputs, plan: GRPOPlan, run: Path) -> None:
+    """That a finished run of two steps, resumed at its first checkpoint, ends in the same weights and log."""
+    again = inputs.config.output_dir / "sa2va_grpo_2"
+    shutil.copytree(run, again, ignore=shutil.ignore_patterns("checkpoint-2", "final_model", "done.json", "eval*"))
+    train(inputs, plan, again)
+    for file in (Path("final_model") / "trainable" / WEIGHTS, Path("metrics.jsonl")):
+        assert (run / file).read_bytes() == (again / file).read_bytes(), file
+
+
+def planned(objective: Any, inputs: GRPOInputs, network: Any = None, **flags: Any) -> GRPOPlan:
+    """The plan of a command with these flags."""
+    own = {name: flags.pop(name) for name in list(flags) if name in ("max_labelled", "shuffle_rewards", "rewards")}
+    args = PlanArgs("quick", inputs.config, grpo=GRPOSettings(objective=objective, **flags), **own)
+    return make_plan(args, inputs, network)
 
 
 @cache
@@ -120,22 +143,8 @@ def shake(model: Any, scale: float = 0.02, seed: int = 1) -> None:
 
 def config(folder: Any, **changed: Any) -> Sa2VAGRPOConfig:
     """Settings of a run of seconds."""
-    settings: dict[str, Any] = {
-        "per_device_train_batch_size": 8,
-        "num_generations": 4,
-        "num_mask_generations": 4,
-        "max_completion_length": 16,
-        "max_steps": 2,
-        "learning_rate": 1e-3,
-        "lr_scheduler_type": "constant",
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-        "use_cpu": True,
-        "max_grad_norm": 1.0,
-    }
-    return Sa2VAGRPOConfig(output_dir=str(folder), **(settings | changed))
+    settings = SETTINGS | {"learning_rate": 1e-3, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
+    return Sa2VAGRPOConfig(output_dir=str(folder), **settings | {"use_cpu": True, "max_grad_norm": 1.0} | changed)
 
 
 def rewards(**weights: float) -> dict[str, dict[str, Reward]]:
@@ -147,7 +156,6 @@ def rewards(**weights: float) -> dict[str, dict[str, Reward]]:
 
 
 def make_trainer(folder: Any, prompts: Any = None, **changed: Any) -> Sa2VAGRPOTrainer:
-    """A trainer on the rendered regions."""
     model, processor = nano(dtype=changed.pop("dtype", torch.float32))
     weights = {name: changed.pop(name) for name in ("caption", "loop2_iou") if name in changed}
     trainer = Sa2VAGRPOTrainer(model, processor, config(folder, **changed), prompts or regions(), rewards(**weights))

@@ -38,19 +38,16 @@ RANKS = 2
 
 
 def rank_of() -> int:
-    """This process."""
     return int(os.environ.get("RANK", "0"))
 
 
 def write(folder: Path, name: str, record: dict[str, Any], trainer: Any = None) -> None:
-    """The record of this process, and the weights of its model."""
     (folder / f"{name}_{rank_of()}.json").write_text(json.dumps(record))
     if trainer is not None:
         save_file(copied(trainer.sa2va), folder / f"{name}_{rank_of()}.safetensors")
 
 
 def logs_of(trainer: Any) -> list[dict[str, float]]:
-    """The lines of its training steps."""
     return [line for line in trainer.state.log_history if "total_loss" in line]
 
 
@@ -151,32 +148,28 @@ def candidates(folder: Path, accumulation: int = 1) -> None:
     trainer.reset_reference()
     start, chosen = copied(trainer.sa2va), []
     decode = trainer.sa2va.decode_masks
-    trainer.sa2va.decode_masks = lambda *args: noted(decode(*args), chosen)
+
+    def noted(*args: Any) -> Any:
+        decoded = decode(*args)
+        chosen.extend(decoded.selected.tolist())
+        return decoded
+
+    trainer.sa2va.decode_masks = noted
     trainer.train()
     moved = sorted(name for name, tensor in copied(trainer.sa2va).items() if not torch.equal(tensor, start[name]))
     record = {"chosen": chosen, "moved": moved, "frozen": frozen, "trains": sorted(start)}
     write(folder, "candidates", record, trainer)
 
 
-def noted(decoded: Any, chosen: list[int]) -> Any:
-    """The masks as they are; which candidates they are is added to `chosen`."""
-    chosen += decoded.selected.tolist()
-    return decoded
-
-
 def noted_rollouts(trainer: Any) -> list[dict[str, Any]]:
-    """A list that grows as rollouts are made."""
     rollouts: list[dict[str, Any]] = []
     generate = trainer.rollout_generator.generate
 
     def noted(prompts: Any, seed: Any) -> Any:
         sampled = generate(prompts, seed)
-        record = {
-            "prompts": [prompt.sample_id for prompt in prompts],
-            "completions": [caption.completion_ids for caption in sampled.captions],
-            "actions": [mask.actions.tolist() for mask in sampled.masks],
-        }
-        rollouts.append({"seed": list(seed), **record})
+        record = {"seed": list(seed), "prompts": [prompt.sample_id for prompt in prompts]}
+        record["completions"] = [caption.completion_ids for caption in sampled.captions]
+        rollouts.append(record | {"actions": [mask.actions.tolist() for mask in sampled.masks]})
         return sampled
 
     trainer.rollout_generator.generate = noted
@@ -221,7 +214,6 @@ def parts(policy: Any, rollouts: Rollouts) -> list[Tensor]:
 
 @torch.no_grad()
 def outputs(policy: Any, rollouts: Rollouts) -> list[Tensor]:
-    """`parts` without gradient."""
     return parts(policy, rollouts)
 
 

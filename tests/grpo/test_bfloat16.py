@@ -18,7 +18,6 @@ from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from tests.grpo.nano import make_trainer, regions, shake
 
 PIXELS, LOG_PROBS, COSINE = 0.01, 2e-2, 0.99  # of masks that differ; mean distance; of the gradients of a loss
-QUESTION = "Please segment the {}."
 
 
 class Formats(TorchDispatchMode):
@@ -45,10 +44,8 @@ def segmented(dtype: Any) -> tuple[list[str], np.ndarray, Formats]:
     model, processor = load_sa2va_model("sa2va-nano", dtype=dtype)
     scenes = list(make_scenes(6, 0, 128))
     with Formats(model) as formats:
-        answers = [
-            model.segment([scene.image], [QUESTION.format(scene.objects[0].caption)], processor)[0][0]
-            for scene in scenes
-        ]
+        asked = [([scene.image], [f"Please segment the {scene.objects[0].caption}."]) for scene in scenes]
+        answers = [model.segment(*one, processor)[0][0] for one in asked]
     return [one.answer for one in answers], np.stack([one.masks()[0] for one in answers]), formats
 
 
@@ -81,16 +78,9 @@ def outputs_in(dtype: torch.dtype, folder: Path, how: dict[str, Any]) -> Any:
         masks = torch.cat([part.flatten() for part in outputs.mask_logits]).float()
         losses = {"log-probabilities": log_probs.mean(), "masks": F.softplus(masks).mean()}
         tensors = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        gradients = {
-            name: torch.autograd.grad(anchor + loss, tensors, retain_graph=True, allow_unused=True)
-            for name, loss in losses.items()
-        }
-    flat = {
-        name: torch.cat(
-            [torch.zeros_like(t).flatten() if g is None else g.flatten() for g, t in zip(found, tensors, strict=True)]
-        )
-        for name, found in gradients.items()
-    }
+        how = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+        gradients = {name: torch.autograd.grad(anchor + loss, tensors, **how) for name, loss in losses.items()}
+    flat = {name: torch.cat([gradient.flatten() for gradient in found]) for name, found in gradients.items()}
     return {"log_probs": log_probs.detach(), "masks": masks.detach(), "gradients": flat, "formats": formats.found}
 
 

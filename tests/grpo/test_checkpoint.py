@@ -21,7 +21,6 @@ SAVING = {"save_strategy": "steps", "save_steps": 1, "caption": 1.0, "loop2_iou"
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """A run of three steps with a checkpoint of each."""
     folder = tmp_path_factory.mktemp("run")
     trainer = make_trainer(folder, max_steps=3, **SAVING)
     trainer.train()
@@ -34,14 +33,8 @@ def names(folder: Path) -> list[str]:
 
 def test_a_checkpoint_holds_all_that_changes(trained: tuple[Path, Any]) -> None:
     folder, trainer = trained
-    assert names(folder / "checkpoint-3") == [
-        "ema.safetensors",
-        "grpo_state.pt",
-        "optimizer.pt",
-        "scheduler.pt",
-        "trainable",
-        "trainer_state.json",
-    ]
+    files = ["ema.safetensors", "grpo_state.pt", "optimizer.pt", "scheduler.pt", "trainable", "trainer_state.json"]
+    assert names(folder / "checkpoint-3") == files
     saved = read_trainable(folder / "checkpoint-3" / "trainable")
     now = trainable_tensors(trainer.sa2va)
     assert saved.keys() == now.keys()

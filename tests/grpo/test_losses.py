@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from rl_reward_network.grpo.losses import (
     BOUNDS,
-    EVERY,
     LoopWeights,
     PathwiseReward,
     StepCounts,
@@ -35,9 +34,16 @@ from rl_reward_network.grpo.losses import (
     reference_loss,
     supervised_mask_losses,
 )
-from rl_reward_network.grpo.mask_policies import MASK_POLICIES
 from rl_reward_network.grpo.policy import PolicyOutputs
-from rl_reward_network.grpo.rollouts import AnswerRollout, CaptionRollout, MaskRollout, MicroBatch, Rollouts, Stored
+from rl_reward_network.grpo.rollouts import (
+    MASK_POLICIES,
+    AnswerRollout,
+    CaptionRollout,
+    MaskRollout,
+    MicroBatch,
+    Rollouts,
+    Stored,
+)
 from rl_reward_network.grpo.settings import GRPOSettings
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.ema import copied
@@ -70,29 +76,22 @@ def trl_loss(tensors: dict[str, Tensor], settings: GRPOSettings, num_items: floa
     """What TRL makes of the same tensors, with a stand-in for everything that is not the loss."""
     from trl.trainer.grpo_trainer import GRPOTrainer
 
-    def reduce(value: Tensor, reduction: str = "sum") -> Tensor:
-        return value
-
+    same = ("importance_sampling_level", "beta", "loss_type", "epsilon_high", "max_completion_length", "entropy_coef")
     stub = SimpleNamespace(
+        **{name: getattr(settings, name) for name in same},
         _get_per_token_logps_and_entropies=lambda *a, **k: (tensors["log_probs"], tensors["entropies"], None),
         aux_loss_enabled=False,
         top_entropy_quantile=1.0,
         off_policy_mask_threshold=None,
-        importance_sampling_level=settings.importance_sampling_level,
-        beta=settings.beta,
-        loss_type=settings.loss_type,
         epsilon_low=settings.epsilon,
-        epsilon_high=settings.epsilon_high,
-        max_completion_length=settings.max_completion_length,
         use_vllm=False,
         current_gradient_accumulation_steps=1,
-        entropy_coef=settings.entropy_coef,
         _entropy_bonus_enabled=bool(settings.entropy_coef),
         use_adaptive_entropy=False,
         model=SimpleNamespace(training=True),
         args=SimpleNamespace(use_bias_correction_kl=True, delta=None, steps_per_generation=1),
         accelerator=SimpleNamespace(
-            num_processes=1, gather=lambda x: x, reduce=reduce, sync_gradients=True, no_sync=nullcontext
+            num_processes=1, gather=lambda x: x, reduce=lambda x, **_: x, sync_gradients=True, no_sync=nullcontext
         ),
         _metrics={"train": defaultdict(list)},
     )
@@ -111,16 +110,8 @@ def trl_loss(tensors: dict[str, Tensor], settings: GRPOSettings, num_items: floa
 
 
 def our_loss(tensors: dict[str, Tensor], settings: GRPOSettings, num_items: float | None = None) -> Any:
-    return grpo_loss(
-        tensors["log_probs"],
-        tensors["advantages"],
-        tensors["mask"],
-        settings,
-        tensors["old"],
-        tensors["ref"] if settings.beta else None,
-        tensors["entropies"],
-        num_items,
-    )
+    log_probs, old, ref, advantages, mask, entropies = tensors.values()
+    return grpo_loss(log_probs, advantages, mask, settings, old, ref if settings.beta else None, entropies, num_items)
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo"])
@@ -128,14 +119,8 @@ def our_loss(tensors: dict[str, Tensor], settings: GRPOSettings, num_items: floa
 @pytest.mark.parametrize(("beta", "entropy_coef"), [(0.0, 0.0), (0.04, 0.0), (0.04, 0.01)])
 def test_loss_and_gradient_are_those_of_trl(loss_type: Any, level: Any, beta: float, entropy_coef: float) -> None:
     pytest.importorskip("trl", reason="trl is in the `test` extra")
-    settings = GRPOSettings(
-        loss_type=loss_type,
-        importance_sampling_level=level,
-        epsilon_high=0.28,
-        beta=beta,
-        entropy_coef=entropy_coef,
-        max_completion_length=LONGEST,
-    )
+    how = {"loss_type": loss_type, "importance_sampling_level": level, "beta": beta, "entropy_coef": entropy_coef}
+    settings = GRPOSettings(**how, epsilon_high=0.28, max_completion_length=LONGEST)
     theirs, ours = case(), case()
     expected, result = trl_loss(theirs, settings, 37.0), our_loss(ours, settings, 37.0)
     expected.backward()
@@ -170,7 +155,7 @@ def test_clipping_stops_the_gradient_and_is_counted() -> None:
 
 def test_padding_changes_no_loss_type() -> None:
     for loss_type in ("grpo", "bnpo", "dr_grpo", "dapo"):
-        settings = GRPOSettings(loss_type=loss_type, beta=0.04, max_completion_length=LONGEST)  # type: ignore[arg-type]
+        settings = GRPOSettings(loss_type=loss_type, beta=0.04, max_completion_length=LONGEST)
         plain, padded = case(), case()
         for name in ("log_probs", "old", "ref", "mask", "entropies"):
             padded[name] = torch.nn.functional.pad(padded[name].detach(), (0, 3), value=0)
@@ -268,7 +253,7 @@ def test_loss_2_is_the_clipped_objective_and_the_closed_form_divergence(tmp_path
 
 
 def test_the_loss_of_answers_is_the_mean_over_tokens_and_then_over_groups() -> None:
-    log_probs = [torch.tensor([-1.0, -2.0], requires_grad=True), torch.tensor([0.0, -3.0, -6.0], requires_grad=True)]
+    log_probs = [torch.tensor(values, requires_grad=True) for values in ([-1.0, -2.0], [0.0, -3.0, -6.0])]
     loss = answer_loss(log_probs, 2.0)
     assert loss.item() == pytest.approx((1.5 + 3.0) / 2)
     assert torch.autograd.grad(loss, log_probs[1])[0].tolist() == pytest.approx([-1 / 6] * 3)
@@ -297,9 +282,8 @@ def test_the_contrast_is_the_mean_over_equal_names_of_what_cosines_give(tmp_path
     first = -math.log(math.exp(10 * cosines[0][0]) / sum(math.exp(10 * cosine) for cosine in cosines[0]))
     losses = name_contrast_losses(embeddings, names)
     assert losses.tolist() == pytest.approx([first, first, 0, 0], abs=1e-5), "a name that is alone has no loss"
-    (gradient,) = torch.autograd.grad(
-        name_contrast_losses(embeddings, ["left", "right", "left", "alone"]).sum(), embeddings
-    )
+    other = name_contrast_losses(embeddings, ["left", "right", "left", "alone"]).sum()
+    (gradient,) = torch.autograd.grad(other, embeddings)
     assert gradient.isfinite().all()
     assert gradient[0, 1] < 0 < gradient[1, 1], "to its own name at (0, 1), and the other name away from it"
 
@@ -338,9 +322,8 @@ def test_loop_1_over_micro_batches_and_ranks_is_trls_loss_of_the_whole_step() ->
         old, ref = (Stored([one_each[name][of_group] for of_group in own], []) for name in ("old", "ref"))
         advantages = [one_each["advantages"][of_group] for of_group in own]
         batch = caption_batch(*(groups[n] for n in part), advantages=advantages, old=old, reference=ref)
-        return caption_loss(
-            batch, outputs_of(*(log_probs[of_group] for of_group in own)), settings, counts.tokens
-        ).value
+        outputs = outputs_of(*(log_probs[of_group] for of_group in own))
+        return caption_loss(batch, outputs, settings, counts.tokens).value
 
     result = over_parts(losses, Rollouts(4, groups, []))
     expected = trl_loss(whole, settings, float(sum(lengths)))
@@ -348,7 +331,6 @@ def test_loop_1_over_micro_batches_and_ranks_is_trls_loss_of_the_whole_step() ->
     expected.backward()
     assert result.item() == pytest.approx(expected.item(), abs=1e-7)
     torch.testing.assert_close(log_probs.grad, whole["log_probs"].grad, atol=1e-7, rtol=0)
-    assert log_probs.grad is not None
     assert log_probs.grad[2:4].abs().max() > 1e-4, "the KL holds the group without spread, too"
 
 
@@ -423,13 +405,14 @@ def test_a_small_step_along_the_gradient_raises_the_score() -> None:
 
 
 def test_ascent_draws_the_object_that_the_network_believes_in() -> None:
-    reward, logits = PathwiseReward(ForegroundMaps(seeing()), SIDE), start()
-    image = smooth_image(48, 80)
-    first = reward.scores([(image_of(0, image), logits)]).mean().item()
-    for _ in range(60):
-        (gradient,) = torch.autograd.grad(reward.scores([(image_of(0, image), logits)]).mean(), logits)
+    reward, image, logits = PathwiseReward(ForegroundMaps(seeing()), SIDE), image_of(0, smooth_image(48, 80)), start()
+    scores = []
+    for _ in range(61):
+        score = reward.scores([(image, logits)]).mean()
+        scores.append(score.item())
+        (gradient,) = torch.autograd.grad(score, logits)
         logits = (logits + 0.5 * gradient / gradient.abs().max()).detach().requires_grad_()
-    assert reward.scores([(image_of(0, image), logits)]).mean().item() > first + 0.2
+    assert scores[-1] > scores[0] + 0.2
     assert (logits[:7] > 0).all()
     assert (logits[9:] < 0).all()
 
@@ -462,12 +445,8 @@ def test_supervision_by_hand() -> None:
 
 def test_masks_are_compared_on_a_grid_twice_as_fine() -> None:
     """A thin object counts by its area: half of two of four columns, wherever it begins."""
-    targets = []
-    for start in (1, 2, 3):
-        thin = np.zeros((8, 8), dtype=bool)
-        thin[:, start : start + 2] = True
-        loss = supervised_mask_losses([(image_of(truth=thin), torch.zeros(2, 2))], 2.0, 0.5)
-        targets.append(loss.item())
+    thin = [np.isin(np.arange(64).reshape(8, 8) % 8, (start, start + 1)) for start in (1, 2, 3)]
+    targets = supervised_mask_losses([(image_of(truth=one), torch.zeros(2, 2)) for one in thin], 2.0, 0.5).tolist()
     # 16 cells of probability 1 / 2, truth of area 4; the cross-entropy of probability 1 / 2 is the same for any truth
     assert targets == pytest.approx([2 * math.log(2) + 0.5 * (1 - (2 * 0.5 * 4 + 1) / (8 + 4 + 1))] * 3)
 
@@ -475,80 +454,62 @@ def test_masks_are_compared_on_a_grid_twice_as_fine() -> None:
 def test_supervision_is_of_each_group_that_has_a_truth() -> None:
     half, full = np.zeros((4, 4), dtype=bool), np.ones((6, 8), dtype=bool)
     half[:2] = True
-    first, second = (image_of(truth=half), torch.zeros(2, 2)), (image_of(truth=full), torch.ones(2, 3))
-    alone = [supervised_mask_losses([one], 1, 1).item() for one in (first, second)]
-    assert supervised_mask_losses([first, second], 1, 1).tolist() == pytest.approx(alone, rel=1e-6)
+    both = [(image_of(truth=half), torch.zeros(2, 2)), (image_of(truth=full), torch.ones(2, 3))]
+    alone = [supervised_mask_losses([one], 1, 1).item() for one in both]
+    assert supervised_mask_losses(both, 1, 1).tolist() == pytest.approx(alone, rel=1e-6)
+
+
+def pathwise_trainer(folder: Path, **settings: Any) -> Sa2VAGRPOTrainer:
+    (model, processor), how = nano(), {"pathwise_weight": 5.0, "mask_to_caption_weight": 0.0} | settings
+    pathwise = PathwiseReward(ForegroundMaps(seeing()), processor.sam_image_size)
+    return Sa2VAGRPOTrainer(model, processor, config(folder, **how), regions()[:2], rewards(), pathwise)
 
 
 def test_a_trainer_climbs_the_score_and_moves_the_mask_decoder(tmp_path: Path) -> None:
-    model, processor = nano()
-    settings = config(tmp_path, pathwise_weight=5.0, mask_to_caption_weight=0.0, max_steps=3, learning_rate=1e-4)
-    pathwise = PathwiseReward(ForegroundMaps(seeing()), processor.sam_image_size)
-    own = Sa2VAGRPOTrainer(model, processor, settings, regions()[:2], rewards(), pathwise)
+    own = pathwise_trainer(tmp_path, max_steps=3, learning_rate=1e-4)
     own.freeze_unreached(regions()[:2])
     own.reset_reference()
-    before = copied(model)
+    before = copied(own.sa2va)
     own.train()
     scores = [log["loop2/pathwise_score"] for log in own.state.log_history if "loop2/pathwise_score" in log]
     assert scores == sorted(scores)
     assert scores[-1] > scores[0]
-    assert any(not torch.equal(p, before[name]) for name, p in copied(model).items() if "mask_decoder" in name)
+    assert any(not torch.equal(p, before[name]) for name, p in copied(own.sa2va).items() if "mask_decoder" in name)
 
 
 def test_the_kl_holds_a_run_that_trains_by_the_gradient_alone(tmp_path: Path) -> None:
     """It does not depend on the weight of the loop, here 0."""
     kl = {}
     for beta in (0.0, 100.0):
-        model, processor = nano()
-        settings = config(
-            tmp_path / str(beta),
-            **{"pathwise_weight": 5.0, "mask_to_caption_weight": 0.0, "caption_to_mask_weight": 0.0},
-            **{"mask_beta": beta, "beta": 0.0, "seg_text_weight": 0.0, "max_steps": 2, "learning_rate": 1e-3},
-        )
-        pathwise = PathwiseReward(ForegroundMaps(seeing()), processor.sam_image_size)
-        own = Sa2VAGRPOTrainer(model, processor, settings, regions()[:2], rewards(), pathwise)
+        alone = {"caption_to_mask_weight": 0.0, "beta": 0.0, "seg_text_weight": 0.0}
+        own = pathwise_trainer(tmp_path / str(beta), mask_beta=beta, **alone)
         rollouts = own.rollout_generator.generate(regions()[:2], (0, 0, 0))
         before = own.policy(rollouts)[0].parameters
         own.train()
-        after = own.policy(rollouts)[0].parameters
-        widths = [mask.width for mask in rollouts.masks]
-        policy = own.policy.mask_policy
-        kl[beta] = sum(policy.kl(*of_group).item() for of_group in zip(after, before, widths, strict=True))
+        groups = zip(own.policy(rollouts)[0].parameters, before, rollouts.masks, strict=True)
+        kl[beta] = sum(own.policy.mask_policy.kl(now, then, mask.width).item() for now, then, mask in groups)
     assert kl[100.0] < 0.2 * kl[0.0]
 
 
 # ---- weights of the loops -------------------------------------------------------------------------------------------
 
 
-def weights(own: LoopWeights) -> list[float]:
-    return [own["loop1"], own["loop2"]]
-
-
-def test_weights_stay_without_adaptation_and_without_a_gradient() -> None:
-    fixed, own = (LoopWeights({"loop1": 1.0, "loop2": 0.5}, adaptive) for adaptive in (False, True))
-    assert not any(fixed.measures_at(step) for step in range(3 * EVERY))
-    own.update({"loop1": 0.0, "loop2": 1.0})
-    assert weights(fixed) == weights(own) == [1.0, 0.5]
-
-
 def test_the_loop_with_the_larger_gradient_is_turned_down() -> None:
-    own = LoopWeights({"loop1": 1.0, "loop2": 1.0}, adaptive=True)
-    assert [step for step in range(2 * EVERY + 1) if own.measures_at(step)] == [0, EVERY, 2 * EVERY]
-    own.update({"loop1": 3.0, "loop2": 1.0})
-    assert weights(own) == pytest.approx([0.5, 1.5])
-    own.update({"loop1": 1.0, "loop2": 1.0})
-    assert weights(own) == pytest.approx([2 / 3, 4 / 3]), "norms are averaged: 2 and 1"
+    own = LoopWeights({"loop1": 1.0, "loop2": 1.0})
+    # Nothing without a gradient; norms are averaged: 2 and 1.
+    for norm, expected in ((0.0, [1.0, 1.0]), (3.0, [0.5, 1.5]), (1.0, [2 / 3, 4 / 3])):
+        own.update({"loop1": norm, "loop2": 1.0})
+        assert [own["loop1"], own["loop2"]] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("configured", [{"loop1": 1.0, "loop2": 1.0}, {"loop1": 0.01, "loop2": 1.0}])
 @pytest.mark.parametrize("noise", [1e-30, 1e-10, 1e-3, 1e3, 1e10, 1e30])
 def test_a_loop_whose_gradient_is_noise_does_not_silence_the_other(configured: dict[str, float], noise: float) -> None:
-    own = LoopWeights(configured, adaptive=True)
+    own = LoopWeights(configured)
     for _ in range(3):
         own.update({"loop1": noise, "loop2": 1.0})
     ratios = [own[loop] / weight for loop, weight in configured.items()]
-    low, high = BOUNDS
-    assert all(low <= ratio <= high for ratio in ratios)
+    assert all(BOUNDS[0] <= ratio <= BOUNDS[1] for ratio in ratios)
     assert (ratios[0] > ratios[1]) == (noise < 1), "the smaller gradient still gets the larger weight"
 
 

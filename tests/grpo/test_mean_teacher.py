@@ -15,17 +15,14 @@ from safetensors.torch import load_file
 from rl_reward_network.atomic_io import read_json
 from rl_reward_network.grpo import validation
 from rl_reward_network.grpo.image_context import open_batch
-from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
+from rl_reward_network.grpo.inputs import GRPOInputs
 from rl_reward_network.grpo.losses import consistency_loss
-from rl_reward_network.grpo.plan import PlanArgs, make_plan
 from rl_reward_network.grpo.prompts import MixedOrder, without_masks
 from rl_reward_network.grpo.rollouts import RolloutGenerator
 from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings, RewardWeights
-from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.ema import EMA, copied, fade_in
-from rl_reward_network.models.lora import WEIGHTS, read_trainable
-from tests.conftest import write_tiny_data
-from tests.grpo.nano import SETTINGS, config, nano, shake, train
+from rl_reward_network.models.lora import read_trainable
+from tests.grpo.nano import SETTINGS, annotated, assert_resumes, config, nano, planned, shake, train
 
 SETTINGS_OF_TEACHER = SETTINGS | {
     "objective": "mean_teacher",
@@ -48,13 +45,11 @@ PLAN = GRPOPlan(
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> GRPOInputs:
-    folder = tmp_path_factory.mktemp("project")
-    return open_grpo_inputs(RunConfig(data_root=write_tiny_data(folder / "data"), output_dir=folder / "out", gpu=-1))
+    return annotated(tmp_path_factory.mktemp("project"))
 
 
 @pytest.fixture(scope="module")
 def run(images: GRPOInputs) -> Path:
-    """A finished run of two steps, on one image with a mask and the others without."""
     return train(images, PLAN, images.config.output_dir / "sa2va_grpo_1")
 
 
@@ -82,7 +77,7 @@ def test_labelled_and_unlabelled_prompts_alternate_and_each_kind_is_used_up_befo
 
 
 def test_the_loss_weighs_each_pixel_by_the_teachers_confidence() -> None:
-    logits = torch.tensor([[2.0, -1.0]], requires_grad=True)
+    logits: Any = torch.tensor([[2.0, -1.0]], requires_grad=True)
     taught = torch.tensor([[0.9, 0.4]])  # targets 1 and 0, weights 0.8 and 0.2
     p, q = (1 / (1 + math.exp(-x)) for x in (2.0, -1.0))
     cross_entropy = (0.8 * -math.log(p) + 0.2 * -math.log(1 - q)) / 1
@@ -90,7 +85,6 @@ def test_the_loss_weighs_each_pixel_by_the_teachers_confidence() -> None:
     loss = consistency_loss(logits, taught, GRPOSettings(bce_weight=2.0, dice_weight=0.5))
     assert loss.item() == pytest.approx(2 * cross_entropy + 0.5 * (1 - dice), rel=1e-6)
     loss.backward()
-    assert logits.grad is not None
     assert logits.grad[0, 0] < 0 < logits.grad[0, 1]
     unsure = torch.full((1, 2), 0.5)
     settings = GRPOSettings(bce_weight=1.0, dice_weight=1.0)
@@ -104,18 +98,14 @@ def test_images_without_masks_get_the_teachers_mask_turned_with_their_view(image
     prompts = [images.prompts[0], *without_masks(images.prompts[1:2])]
     assert [prompt.load()[1] is None for prompt in prompts] == [False, True]
     plain = open_batch(prompts[1:], generator.cache)
-    (found,) = generator.teacher_masks(plain)
-    (own,) = plain.masks(plain.context(generator.model), [0], [prompts[1].question])
-    assert found is not None
-    assert own is not None
+    found: Any = generator.teacher_masks(plain)[0]
+    own: Any = plain.masks(plain.context(generator.model), [0], [prompts[1].question])[0]
     assert np.abs(found - own).max() > 0.01, "the teacher's weights, not the model's"
     batch, again = (generator.taught(prompts, np.random.default_rng(0), 0.5) for _ in range(2))
-    labelled, unlabelled = (answer.image for answer in batch.rollouts.answers)
+    labelled: Any = batch.rollouts.answers[0].image
+    unlabelled: Any = batch.rollouts.answers[1].image
     assert batch.consistency_weight == 0.5
-    assert labelled.taught is None
-    assert unlabelled.truth is None
-    assert unlabelled.taught is not None
-    assert labelled.truth is not None
+    assert labelled.taught is unlabelled.truth is None
     assert labelled.truth.shape == prompts[0].load()[0].shape[:2]
     assert unlabelled.taught.max() <= found.max() + 1e-5
     assert not np.array_equal(unlabelled.taught, found)
@@ -160,11 +150,7 @@ def test_masks_that_the_teacher_has_lost_are_counted_and_said(
 
 
 def test_a_resumed_run_ends_in_the_same_weights(images: GRPOInputs, run: Path) -> None:
-    again = images.config.output_dir / "sa2va_grpo_2"
-    shutil.copytree(run, again, ignore=shutil.ignore_patterns("checkpoint-2", "final_model", "done.json", "eval*"))
-    train(images, PLAN, again)
-    for file in (Path("final_model") / "trainable" / WEIGHTS, Path("metrics.jsonl")):
-        assert (run / file).read_bytes() == (again / file).read_bytes(), file
+    assert_resumes(images, PLAN, run)
 
 
 def test_the_teachers_weights_are_kept_where_validation_prefers_them(
@@ -196,10 +182,8 @@ def test_without_validation_the_teacher_is_what_is_left(images: GRPOInputs, tmp_
     head = "side_network.head.weight"
     assert torch.equal(kept[head], teacher[head])
     assert not torch.equal(kept[head], student[head])
-    assert (
-        "the moving average, of the last step; the run was not validated"
-        in (folder / "final_model" / "README.md").read_text()
-    )
+    card = (folder / "final_model" / "README.md").read_text()
+    assert "the moving average, of the last step; the run was not validated" in card
 
 
 def test_training_stops_when_it_has_not_become_better_for_too_long(
@@ -218,14 +202,8 @@ def test_training_stops_when_it_has_not_become_better_for_too_long(
     assert (outcome["kept_step"], outcome["last_step"], outcome["best"]) == (1, 5, 0.6)
 
 
-def plan_of(inputs: GRPOInputs, **flags: Any) -> GRPOPlan:
-    own = {name: flags.pop(name) for name in list(flags) if name in ("max_labelled", "rewards")}
-    args = PlanArgs("quick", inputs.config, grpo=GRPOSettings(objective="mean_teacher", **flags), **own)
-    return make_plan(args, inputs, None)
-
-
 def test_the_preset_has_views_and_the_losses_of_thin_objects(images: GRPOInputs) -> None:
-    settings = plan_of(images).settings
+    settings = planned("mean_teacher", images).settings
     assert (settings.bce_weight, settings.dice_weight, settings.warmup_steps) == (1.0, 0.5, 0.15)
     assert settings.per_device_train_batch_size == 32
     assert settings.ema_decay == 0.999
@@ -244,14 +222,14 @@ def test_the_preset_has_views_and_the_losses_of_thin_objects(images: GRPOInputs)
 )
 def test_what_does_nothing_or_harms_is_refused(images: GRPOInputs, flags: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        plan_of(images, **flags)
+        planned("mean_teacher", images, **flags)
 
 
 def test_it_is_refused_on_captioned_regions_and_without_images_without_masks(
     images: GRPOInputs, grpo_inputs: GRPOInputs, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match="mean_teacher is for annotated images with one question"):
-        plan_of(grpo_inputs)
+        planned("mean_teacher", grpo_inputs)
     plan = replace(PLAN, max_labelled=None, eval_steps=0)
     with pytest.raises(ValueError, match="without masks, and needs both"):
         train(images, plan, tmp_path / "run")

@@ -1,7 +1,6 @@
 """Dense DPO: the loss in closed form and against TRL's, judges, candidates, pairs, and a run that follows them."""
 
 import math
-import shutil
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -15,22 +14,13 @@ import torch.nn.functional as F
 
 from rl_reward_network.atomic_io import read_json
 from rl_reward_network.grpo.image_context import open_batch
-from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
-from rl_reward_network.grpo.plan import PlanArgs, RewardArgs, make_plan
-from rl_reward_network.grpo.preferences import (
-    PairMaker,
-    candidate_masks,
-    compared_batch,
-    dpo_margin,
-    preference_loss,
-)
+from rl_reward_network.grpo.inputs import GRPOInputs
+from rl_reward_network.grpo.plan import RewardArgs
+from rl_reward_network.grpo.preferences import PairMaker, candidate_masks, compared_batch, dpo_margin, preference_loss
 from rl_reward_network.grpo.rollouts import Pair, RolloutGenerator
 from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings, RewardWeights
-from rl_reward_network.inputs.config import RunConfig
-from rl_reward_network.models.lora import WEIGHTS
 from rl_reward_network.rewards.metrics import dice
-from tests.conftest import write_tiny_data
-from tests.grpo.nano import SETTINGS, config, image_of, nano, train
+from tests.grpo.nano import SETTINGS, annotated, assert_resumes, config, image_of, nano, planned, train
 from tests.models.test_reward_network import network_of
 
 PLAN = GRPOPlan(
@@ -48,8 +38,7 @@ PLAN = GRPOPlan(
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> GRPOInputs:
-    folder = tmp_path_factory.mktemp("project")
-    return open_grpo_inputs(RunConfig(data_root=write_tiny_data(folder / "data"), output_dir=folder / "out", gpu=-1))
+    return annotated(tmp_path_factory.mktemp("project"))
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +70,6 @@ def test_pixels_on_which_both_masks_agree_have_no_part() -> None:
     large = dpo_margin(logits, wide(REFERENCE, 2.0), wide(CHOSEN, True), wide(REJECTED, True))
     assert large.item() == pytest.approx(small.item(), rel=1e-6)
     large.backward()
-    assert logits.grad is not None
     assert logits.grad[0].tolist() == pytest.approx([0.5, -0.5, 0, 0, 0, 0, 0, 0])
     same = dpo_margin(LOGITS, REFERENCE, CHOSEN, CHOSEN)
     assert same.item() == 0, "equal masks say nothing, and divide by nothing"
@@ -115,22 +103,11 @@ def test_loss_and_gradient_of_two_pixels_are_those_of_trl() -> None:
         log_probs=log_probs(theirs), entropy=nothing, mean_logits=nothing, is_top1=torch.zeros(2, 2, dtype=torch.bool)
     )
     completion = torch.tensor([[0, 1, 1], [0, 1, 1]])
-    expected = DPOTrainer._compute_loss(
-        stub,
-        lambda **_: output,
-        {
-            "input_ids": tokens,
-            "attention_mask": tokens + 1,
-            "completion_mask": completion,
-            "ref_chosen_logps": of_reference[:1],
-            "ref_rejected_logps": of_reference[1:],
-        },
-        False,
-    )
+    batch = {"input_ids": tokens, "attention_mask": tokens + 1, "completion_mask": completion}
+    batch |= {"ref_chosen_logps": of_reference[:1], "ref_rejected_logps": of_reference[1:]}
+    expected = DPOTrainer._compute_loss(stub, lambda **_: output, batch, False)
     expected.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
-    assert ours.grad is not None
-    assert theirs.grad is not None
     torch.testing.assert_close(ours.grad, theirs.grad)
     assert logged["dpo/accuracy"] == 1
     assert loss.item() == pytest.approx(math.log1p(math.exp(-0.7 * 1.1)), rel=1e-6)
@@ -149,8 +126,7 @@ def test_judges_prefer_what_they_say() -> None:
     np.testing.assert_allclose(values, dice(masks, stack(line, line, line)))
     assert better.tolist() == [[False, True, True], [False, False, True], [False, False, False]]
     assert not PairMaker("truth", 0.9).judged(image, masks)[1].any(), "no difference is that large"
-    pair = PairMaker("truth", 0.0).pair(image, stack(line, line, islands), np.random.default_rng(0))
-    assert pair is not None
+    pair: Any = PairMaker("truth", 0.0).pair(image, stack(line, line, islands), np.random.default_rng(0))
     assert (pair.chosen.sum(), pair.rejected.sum()) == (5, 4)
     for alike in (stack(line, line), stack("###.. ..... .....", "..### ..... .....")):
         assert PairMaker("truth", 0.0).pair(image, alike, np.random.default_rng(0)) is None, "no difference, no pair"
@@ -172,15 +148,12 @@ class TwoMembers:
 
 def test_a_difference_within_the_reward_networks_noise_makes_no_pair() -> None:
     masks = stack("##### .....", "##... .....", "#.... .....")
-    sizes = {5: (0.8, 0.8), 2: (0.5, 0.5), 1: (0.9, 0.6)}  # the members disagree on the last
-    network: Any = TwoMembers(sizes)
+    network: Any = TwoMembers({5: (0.8, 0.8), 2: (0.5, 0.5), 1: (0.9, 0.6)})  # who disagree on the last
     image = image_of(pixels=np.zeros((2, 5, 3), np.uint8))
     maker = PairMaker("learned", 0.02, network)
     assert maker.judged(image, masks)[1][0].tolist() == [False, True, False], "0.05 ahead of the last, +-0.15"
-    pair = maker.pair(image, masks, np.random.default_rng(0))
-    assert pair is not None
-    assert np.array_equal(pair.chosen, masks[0])
-    assert np.array_equal(pair.rejected, masks[1])
+    pair: Any = maker.pair(image, masks, np.random.default_rng(0))
+    assert np.array_equal(pair, masks[:2])
     assert PairMaker("learned", 0.5, network).pair(image, masks, np.random.default_rng(0)) is None
 
 
@@ -190,17 +163,14 @@ def test_candidates_differ_and_follow_the_seed(images: GRPOInputs, tmp_path: Pat
     batch = open_batch(images.prompts[:2], generator.cache)
     first, again, other = (candidate_masks(generator, batch, np.random.default_rng(seed)) for seed in (0, 0, 1))
     for masks, same in zip(first, again, strict=True):
-        assert masks is not None
-        assert same is not None
         assert np.array_equal(masks, same)
         assert len({mask.tobytes() for mask in masks}) == len(masks) >= 8
         assert masks.shape[1:] == batch.images[0].shape[:2]
     assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True) if a is not None and b is not None)
     made = compared_batch(generator, images.prompts[:2], (0, 1), PairMaker("truth", 0.02))
     for answer in made.rollouts.answers:
-        pair, truth = answer.image.pair, answer.image.truth
-        assert pair is not None
-        assert truth is not None
+        pair: Any = answer.image.pair
+        truth: Any = answer.image.truth
         gap = dice(pair.chosen[None], truth[None]) - dice(pair.rejected[None], truth[None])
         assert gap[0] >= 0.02
 
@@ -212,11 +182,7 @@ def test_a_run_moves_towards_the_preferred_masks_and_a_resumed_one_ends_alike(im
     config_json = read_json(run / "final_model" / "config.json")
     assert config_json["labels"] > 0
     assert "preferences between masks, by truth" in (run / "final_model" / "README.md").read_text()
-    again = images.config.output_dir / "sa2va_grpo_2"
-    shutil.copytree(run, again, ignore=shutil.ignore_patterns("checkpoint-2", "final_model", "done.json", "eval*"))
-    train(images, PLAN, again)
-    for file in (Path("final_model") / "trainable" / WEIGHTS, Path("metrics.jsonl")):
-        assert (run / file).read_bytes() == (again / file).read_bytes(), file
+    assert_resumes(images, PLAN, run)
 
 
 def test_a_reward_network_prefers_without_labels(images: GRPOInputs, tmp_path: Path) -> None:
@@ -224,12 +190,6 @@ def test_a_reward_network_prefers_without_labels(images: GRPOInputs, tmp_path: P
     plan = replace(PLAN, settings=replace(PLAN.settings, preferred_by="learned", max_steps=1), reward_net="x")
     folder = train(images, plan, tmp_path / "run", network=network)
     assert read_json(folder / "final_model" / "config.json")["labels"] == 0
-
-
-def plan_of(inputs: GRPOInputs, network: Any = None, **flags: Any) -> GRPOPlan:
-    own = {name: flags.pop(name) for name in list(flags) if name in ("max_labelled", "shuffle_rewards", "rewards")}
-    args = PlanArgs("quick", inputs.config, grpo=GRPOSettings(objective="dpo", **flags), **own)
-    return make_plan(args, inputs, network)
 
 
 @pytest.mark.parametrize(
@@ -244,9 +204,9 @@ def plan_of(inputs: GRPOInputs, network: Any = None, **flags: Any) -> GRPOPlan:
 )
 def test_what_does_nothing_is_refused(images: GRPOInputs, flags: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        plan_of(images, **flags)
+        planned("dpo", images, **flags)
 
 
 def test_captions_are_no_masks(grpo_inputs: GRPOInputs) -> None:
     with pytest.raises(ValueError, match="dpo is for annotated images with one question"):
-        plan_of(grpo_inputs, preferred_by="truth")
+        planned("dpo", grpo_inputs, preferred_by="truth")

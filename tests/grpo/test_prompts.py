@@ -51,7 +51,6 @@ def test_a_region_takes_part_in_both_loops() -> None:
     assert item.sample_id == region.sample_id
     loaded, truth = item.load()
     assert loaded is image
-    assert truth is not None
     np.testing.assert_array_equal(truth, mask)
 
 
@@ -61,7 +60,6 @@ def test_an_annotated_image_is_asked_the_question_of_all_and_decoded_late(tmp_pa
     assert (item.caption, item.question, item.labelled) == ("", "Please segment the vessel.", True)
     assert (item.group_id, item.series_id, item.sample_id) == (sample.group_id, sample.series_id, sample.sample_id)
     image, truth = item.load()
-    assert truth is not None
     np.testing.assert_array_equal(image, sample.load_image())
     np.testing.assert_array_equal(truth, sample.load_mask())
     sample.image_path.unlink()
@@ -70,28 +68,16 @@ def test_an_annotated_image_is_asked_the_question_of_all_and_decoded_late(tmp_pa
         item.load()
 
 
-NAN = float("nan")
-
-
 def test_an_epoch_takes_each_prompt_once_but_for_the_incomplete_chunk() -> None:
-    order = PromptOrder(7, 3, seed=0)
-    assert order.rollouts_per_epoch == 2
-    first = order.indices(0) + order.indices(1)
-    assert len(set(first)) == 6
-    assert set(first) < set(range(7))
-    second = order.indices(2) + order.indices(3)
-    assert len(set(second)) == 6
-    assert second != first, "another order for each epoch"
-
-
-def test_the_order_follows_from_seed_and_rollout_alone() -> None:
     order, again = PromptOrder(7, 3, seed=0), PromptOrder(7, 3, seed=0)
+    assert order.rollouts_per_epoch == 2
+    first, second = (order.indices(start) + order.indices(start + 1) for start in (0, 2))
+    assert len(set(first)) == len(set(second)) == 6
+    assert set(first) < set(range(7))
+    assert second != first, "another order for each epoch"
     expected = [order.indices(rollout) for rollout in range(6)]
-    assert [again.indices(rollout) for rollout in reversed(range(6))] == expected[::-1]
+    assert [again.indices(rollout) for rollout in reversed(range(6))] == expected[::-1], "by seed and rollout alone"
     assert [PromptOrder(7, 3, seed=1).indices(rollout) for rollout in range(6)] != expected
-
-
-def test_too_few_prompts_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^2 training prompts.* 3; lower batch_size"):
         PromptOrder(2, 3, 0)
 
@@ -107,16 +93,14 @@ def test_before_anything_is_known_all_prompts_are_alike_and_none_comes_twice() -
 def test_prompts_without_spread_are_drawn_less() -> None:
     order = CurriculumOrder(4, 1, seed=0, rollouts=10)
     for _ in range(9):
-        order.update([(0, 0.5, False), (1, 0.5, True), (2, 0.5, True), (3, 0.5, True)])
+        order.update([(index, 0.5, index > 0) for index in range(4)])
     assert order.weights(10).tolist() == pytest.approx([LOW_WEIGHT, 1, 1, 1])
 
 
 def test_easy_prompts_come_before_hard_ones_and_unknown_ones_at_once() -> None:
     order = CurriculumOrder(7, 1, seed=0, rollouts=10)
     order.update([(index, index / 6, True) for index in range(6)])
-    assert order.weights(0).tolist() == pytest.approx([LOW_WEIGHT] * 4 + [1] * 3), (
-        "the best paid third, and the unknown"
-    )
+    assert order.weights(0).tolist() == pytest.approx([LOW_WEIGHT] * 4 + [1] * 3), "the best third, and the unknown"
     assert order.weights(10).tolist() == [1] * 7, "in the end all are open"
     opened = [int((order.weights(rollout) == 1).sum()) for rollout in range(11)]
     assert opened == sorted(opened)
@@ -125,7 +109,7 @@ def test_easy_prompts_come_before_hard_ones_and_unknown_ones_at_once() -> None:
 def test_what_is_known_is_averaged_and_a_missing_reward_changes_nothing() -> None:
     order = CurriculumOrder(2, 1, seed=0, rollouts=10)
     order.update([(0, 1.0, True)])
-    order.update([(0, 0.0, False), (1, NAN, True)])
+    order.update([(0, 0.0, False), (1, float("nan"), True)])
     assert order.reward[0] == 0.5
     assert order.differing.tolist() == [0.5, 1]
     assert order.reward[1].isnan()

@@ -1,4 +1,7 @@
-"""Rollouts: random numbers from the seed alone, a greedy teacher, references, answers without `[SEG]`."""
+"""Rollouts: random numbers from the seed alone, a greedy teacher, references, answers without `[SEG]`; mask policies.
+
+The policies are compared with torch's own distributions.
+"""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,16 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from torch.distributions import Bernoulli, Normal, kl_divergence
 
 from rl_reward_network.grpo.image_context import ImageContext, PromptBatch, region_cells
+from rl_reward_network.grpo.prompts import DESCRIBE
 from rl_reward_network.grpo.rewards import score, step_advantages
-from rl_reward_network.grpo.rollouts import MicroBatch, RolloutGenerator
+from rl_reward_network.grpo.rollouts import MASK_POLICIES, MicroBatch, RolloutGenerator, SigmaController
 from rl_reward_network.grpo.trainer import with_advantages
 from rl_reward_network.models.ema import EMA
 from rl_reward_network.models.sa2va.generation_sa2va import Answer, _append
+from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
+from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 from rl_reward_network.models.sa2va.templates import TEMPLATES
 from rl_reward_network.rewards.metrics import iou
 from tests.grpo.nano import config, nano, regions, rewards, shake
+from tests.grpo.test_image_context import predict
 
 
 @pytest.fixture(scope="module")
@@ -55,16 +64,8 @@ def test_the_teachers_caption_of_a_mask_is_the_models_prediction(generator: Roll
     image, _ = prompt.load()
     for row in range(2):
         mask = rollouts.columns["loop2"]["predicted_masks"][row]
-        prediction = generator.model.predict_forward(
-            image=image,
-            text="<image>Please describe region1.",
-            mask_prompts=[mask[None]],
-            processor=generator.processor,
-            max_new_tokens=16,
-        )
-        assert (
-            rollouts.columns["loop2"]["completions"][row] == prediction["prediction"].removesuffix("<|im_end|>").strip()
-        )
+        expected = predict(generator.model, generator.processor, image, DESCRIBE, mask)["prediction"]
+        assert rollouts.columns["loop2"]["completions"][row] == expected
 
 
 def test_the_mean_action_is_the_models_prediction(generator: RolloutGenerator) -> None:
@@ -73,9 +74,7 @@ def test_the_mean_action_is_the_models_prediction(generator: RolloutGenerator) -
     generator.sigma_controller.sigma = 1e-6
     rollouts = generator.generate([prompt], (0, 0, 0))
     generator.sigma_controller.sigma = 0.3
-    prediction = generator.model.predict_forward(
-        image=image, text=f"<image>{prompt.question}", processor=generator.processor
-    )
+    prediction = predict(generator.model, generator.processor, image, prompt.question)
     differ = rollouts.columns["loop2"]["predicted_masks"][0] ^ prediction["prediction_masks"][0][0]
     assert differ.mean() < 1e-3
 
@@ -138,3 +137,71 @@ def test_a_region_between_all_cells_gets_the_nearest(generator: RolloutGenerator
     assert region_cells(generator.processor, mask).sum() == 1
     with pytest.raises(ValueError, match="region 1 has no pixel"):
         region_cells(generator.processor, np.zeros((256, 256), dtype=bool))
+
+
+# ---- policies over masks ---------------------------------------------------------------------------------------------
+
+FEATURES = Sam2Features((torch.zeros(1, 4, 32, 32), torch.zeros(1, 4, 16, 16), torch.zeros(1, 4, 8, 8)))
+SIZES = {"gaussian": 8, "bernoulli": 256}
+
+
+def exact(name: str, width: float, seed: int = 0) -> tuple[Tensor, Any]:
+    """Parameters, and torch's distribution of them."""
+    parameters = torch.randn(SIZES[name], generator=torch.Generator().manual_seed(seed))
+    return parameters, Normal(parameters, width) if name == "gaussian" else Bernoulli(logits=parameters / width)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_log_probability_and_divergence_are_torchs(name: str) -> None:
+    policy, width = MASK_POLICIES[name], torch.tensor(1.5)
+    (parameters, own), (ref_parameters, reference) = exact(name, 1.5), exact(name, 1.5, 1)
+    actions = policy.sample(parameters, width, 5, torch.Generator().manual_seed(2))
+    expected = own.log_prob(actions).mean(dim=1)
+    log_probs = policy.log_prob(parameters, width, actions)
+    torch.testing.assert_close(log_probs - log_probs[0], expected - expected[0])  # a Gaussian's constant is left out
+    torch.testing.assert_close(policy.kl(parameters, ref_parameters, width), kl_divergence(own, reference).mean())
+    assert policy.kl(parameters, parameters, width).item() == pytest.approx(0, abs=1e-7)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_samples_have_the_distribution_and_follow_the_seed(name: str) -> None:
+    policy, (parameters, own), width = MASK_POLICIES[name], exact(name, 0.5), torch.tensor(0.5)
+    draws = [policy.sample(parameters, width, 4000, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)]
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
+    torch.testing.assert_close(draws[0].mean(dim=0), own.mean, atol=0.05, rtol=0)
+
+
+def test_the_width_of_the_gaussian_follows_the_embedding() -> None:
+    policy = MASK_POLICIES["gaussian"]
+    assert policy.width(torch.tensor([3.0, -3.0]), 0.5).item() == pytest.approx(1.5)
+    assert not policy.width(torch.ones(2, requires_grad=True), 0.5).requires_grad
+
+
+def test_the_controller_widens_alike_masks_and_narrows_foreign_ones() -> None:
+    controller = SigmaController(0.3)
+    # Foreign masks, the last, are narrowed even when rewards are equal.
+    for (iou_, equal), sigma in {
+        (0.95, 0.0): 0.315,
+        (0.85, 0.5): 0.33075,
+        (0.85, 0.1): 0.33075,
+        (0.5, 1.0): 0.315,
+    }.items():
+        controller.update(iou_, equal)
+        assert controller.sigma == pytest.approx(sigma)
+    for _ in range(200):
+        controller.update(1.0, 1.0)
+    assert controller.sigma == controller.LIMITS[1]
+
+
+def test_sampled_cells_lie_on_the_cells_of_the_image() -> None:
+    """A mask made of cells, sampled and drawn at image size, is that mask: the blocks are not shifted."""
+    cells = torch.rand(16, 16, generator=torch.Generator().manual_seed(0)) > 0.5
+    truth = cells.repeat_interleave(8, dim=0).repeat_interleave(8, dim=1)
+    policy = MASK_POLICIES["bernoulli"]
+    logits = policy.mask_logits(None, FEATURES, torch.zeros(4), cells.flatten()[None].float())
+    drawn = upsample_mask_logits(logits, (128, 128), 64)[0] > 0
+    centres = (slice(4, None, 8), slice(4, None, 8))  # corners of blocks are rounded by the bilinear upsampling
+    assert torch.equal(drawn[centres], cells)
+    assert torch.equal(drawn.flip(0, 1), upsample_mask_logits(logits.flip(1, 2), (128, 128), 64)[0] > 0)
+    assert (drawn & truth).sum() / (drawn | truth).sum() > 0.85

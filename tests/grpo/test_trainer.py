@@ -19,7 +19,6 @@ from rl_reward_network.grpo.trainer import (
     fail_not_finite,
     fit_batch,
     hint_out_of_memory,
-    hint_to_resume,
 )
 from rl_reward_network.rewards.table import iou_reward
 from tests.grpo.nano import config, make_trainer, nano, regions, rewards
@@ -50,7 +49,6 @@ def test_a_run_moves_what_trains_and_keeps_its_reference(tmp_path: Path) -> None
     assert len(start) > 20
     assert check_movement(before, digests(trainer.sa2va), start) == [still]
     assert trainer.tensors_with_gradient == start.keys() - {still}
-    assert trainer.ema is not None
     assert trainer.ema.steps == 2
     path = sum(float((t - start[n]).norm()) for n, t in weights(trainer).items())
     assert 0 < trainer.ema.distance(trainer.sa2va) < path
@@ -77,9 +75,8 @@ def test_rollouts_are_used_num_iterations_times(tmp_path: Path) -> None:
     trainer._generate_step = noted  # type: ignore[method-assign]
     trainer.train()
     assert len(held) == 2
-    clipped = {
-        log["step"]: log["loop1/clip_fraction"] for log in trainer.state.log_history if "loop1/clip_fraction" in log
-    }
+    tag = "loop1/clip_fraction"
+    clipped = {log["step"]: log[tag] for log in trainer.state.log_history if tag in log}
     assert set(clipped) == {2, 4}, "the ratio is exactly 1 on fresh rollouts"
     assert clipped[2] > 0.1, "and is not once the weights moved"
 
@@ -88,13 +85,13 @@ def test_accumulated_batches_are_one_large_batch(tmp_path: Path) -> None:
     """Supervised, where nothing is sampled: the loss must be that of all prompts together, for every loss type."""
     for loss_type in ("dapo", "grpo"):
         settings = {"objective": "supervised", "loss_type": loss_type, "max_steps": 1, "optim": "sgd"}
-        whole = make_trainer(tmp_path / f"{loss_type}1", **settings, per_device_train_batch_size=16)
-        parts = make_trainer(
-            tmp_path / f"{loss_type}2", **settings, per_device_train_batch_size=8, gradient_accumulation_steps=2
-        )
-        for trainer in (whole, parts):
+        found = []
+        for batch, passes in ((16, 1), (8, 2)):
+            settings |= {"per_device_train_batch_size": batch, "gradient_accumulation_steps": passes}
+            trainer = make_trainer(tmp_path / f"{loss_type}{passes}", **settings)
             trainer.train()
-        assert_equal(weights(whole), weights(parts), 2e-6)
+            found.append(weights(trainer))
+        assert_equal(*found, 2e-6)
 
 
 def test_a_resumed_run_ends_as_the_whole_one(tmp_path: Path) -> None:
@@ -106,35 +103,24 @@ def test_a_resumed_run_ends_as_the_whole_one(tmp_path: Path) -> None:
     again = make_trainer(tmp_path / "again", **settings)
     again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
     assert_equal(weights(whole), weights(again))
-    assert whole.ema is not None
-    assert again.ema is not None
     assert_equal(whole.ema.weights, again.ema.weights)
     assert whole.rollout_generator.sigma_controller.sigma == again.rollout_generator.sigma_controller.sigma
     assert whole.ema.steps == again.ema.steps == 3
 
 
-def test_a_loss_that_is_not_finite_stops_with_the_last_good_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("part", "problem"), [("forward", "loss is nan"), ("backward", "gradient is not finite")])
+def test_what_is_not_finite_never_reaches_the_weights(tmp_path: Path, part: str, problem: str) -> None:
     trainer = make_trainer(tmp_path, **SMALL, max_steps=4, save_strategy="steps", save_steps=1)
-    real = trainer.compute_loss
+    fcs = trainer.sa2va.text_hidden_fcs
 
-    def broken(model: Any, groups: Any, *args: Any, **kwargs: Any) -> Any:
-        if trainer.state.global_step == 1:
-            for parameter in trainer.sa2va.text_hidden_fcs.parameters():
-                parameter.data.fill_(float("nan"))
-        return real(model, groups, *args, **kwargs)
+    def broken(value: torch.Tensor) -> torch.Tensor:
+        return value * float("nan" if trainer.state.global_step == 1 else 1)
 
-    trainer.compute_loss = broken  # type: ignore[method-assign]
-    with pytest.raises(ValueError, match=r"step 2: .*loss is nan;.*checkpoint-1; lower learning_rate"):
-        trainer.train()
-
-
-def test_a_gradient_that_is_not_finite_never_reaches_the_weights(tmp_path: Path) -> None:
-    """The loss is finite all the time."""
-    trainer = make_trainer(tmp_path, **SMALL, max_steps=4, save_strategy="steps", save_steps=1)
-    fcs = next(trainer.sa2va.text_hidden_fcs.parameters())
-    fcs.register_hook(lambda gradient: gradient * float("nan" if trainer.state.global_step == 1 else 1))
-    message = r"step 2: .*gradient.*not finite;.*checkpoint-1; lower learning_rate"
-    with pytest.raises(ValueError, match=message):
+    if part == "forward":
+        fcs.register_forward_hook(lambda module, given, result: broken(result))
+    else:
+        next(fcs.parameters()).register_hook(broken)
+    with pytest.raises(ValueError, match=rf"step 2: .*{problem};.*checkpoint-1; lower learning_rate"):
         trainer.train()
     assert all(tensor.isfinite().all() for tensor in weights(trainer).values())
 
@@ -154,8 +140,7 @@ def test_a_judge_that_goes_away_names_the_step_and_the_way_back(tmp_path: Path) 
     trainer = Sa2VAGRPOTrainer(model, processor, settings, regions(), paid)
     trainer.freeze_unreached(regions()[:2])
     trainer.reset_reference()
-    message = r"^step 2: LLM judge http://there: 50 failures .*; --resume .*checkpoint-1$"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"^step 2: LLM judge http://there: 50 failures .*; --resume .*checkpoint-1$"):
         trainer.train()
     first = trainer.state.log_history[0]
     assert first["loop1/missing/judge"] == 1
@@ -196,8 +181,8 @@ def test_a_warning_names_the_limit_that_truncates_all_captions(tmp_path: Path) -
 
 def test_supervised_training_weighs_its_masks_and_samples_nothing(tmp_path: Path) -> None:
     first = []
-    for name, other in (("plain", {}), ("other", {"temperature": 3.0, "caption_to_mask_weight": 0.5})):
-        trainer = make_trainer(tmp_path / name, objective="supervised", max_steps=1, **other)
+    for more in ({}, {"temperature": 3.0, "caption_to_mask_weight": 0.5}):
+        trainer = make_trainer(tmp_path / str(len(more)), objective="supervised", max_steps=1, **more)
         trainer.train()
         first.append(trainer.state.log_history[0])
     plain, other = first
@@ -272,44 +257,39 @@ def test_loops_are_weighed_by_gradients_that_change_nothing_else(tmp_path: Path)
     trainer.train()
     plain.train()
     first, second = trainer.state.log_history[:2]
+    assert "loop1/gradient_norm" not in plain.state.log_history[0]
     assert first["loop1/gradient_norm"] > 0
     ratio = first["loop1/gradient_norm"] / first["loop2/gradient_norm"]
     assert first["loop1/weight"] == pytest.approx(max(BOUNDS[0], 2 / (1 + ratio)), rel=1e-6)
     assert first["loop2/weight"] == pytest.approx(max(BOUNDS[0], 2 * ratio / (1 + ratio)), rel=1e-6)
     assert "loop1/gradient_norm" not in second, "every tenth step"
     assert first["grad_norm"] == pytest.approx(plain.state.log_history[0]["grad_norm"], rel=1e-6)
-    assert second["total_loss"] == pytest.approx(
-        sum(
-            second[f"{loop}/policy_loss"] * first[f"{loop}/weight"] + 0.04 * second[f"{loop}/kl_div"]
-            for loop in ("loop1", "loop2")
-        )
-        + second["loss/answer"],
-        abs=1e-6,
-    )
+    loops = ("loop1", "loop2")
+    parts = [
+        second[f"{loop}/policy_loss"] * first[f"{loop}/weight"] + 0.04 * second[f"{loop}/kl_div"] for loop in loops
+    ]
+    assert second["total_loss"] == pytest.approx(sum(parts) + second["loss/answer"], abs=1e-6)
 
 
 # ---- errors that end a run ------------------------------------------------------------------------------------------
 
 
-def test_a_loss_that_is_not_finite_names_the_newest_checkpoint_if_there_is_one(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"step 3: the loss is nan;.*no checkpoint.*learning_rate"):
-        fail_not_finite(Place(3, str(tmp_path)), "the loss is nan")
+def test_errors_of_values_name_the_newest_checkpoint_if_there_is_one(tmp_path: Path) -> None:
+    place = Place(2, str(tmp_path))
+    assert "no checkpoint" in place.resume_hint
+    with pytest.raises(ValueError, match=r"step 2: the loss is nan;.*no checkpoint.*learning_rate"):
+        fail_not_finite(place, "the loss is nan")
     for step in (9, 10):
         (tmp_path / f"checkpoint-{step}").mkdir()
-    with pytest.raises(ValueError, match=r"step 12: the loss is nan;.*checkpoint-10;.*learning_rate"):
-        fail_not_finite(Place(12, str(tmp_path)), "the loss is nan")
-
-
-def test_only_errors_of_values_get_the_resume_hint(tmp_path: Path) -> None:
-    def place() -> Place:
-        return Place(2, str(tmp_path))
-
-    assert "no checkpoint" in place().resume_hint
-    (tmp_path / "checkpoint-4").mkdir()
-    assert place().resume_hint == f"--resume goes on from {tmp_path / 'checkpoint-4'}"
-    with pytest.raises(ValueError, match=r"^step 2: server down; .*checkpoint-4"), hint_to_resume(place):
+    assert place.resume_hint == f"--resume goes on from {tmp_path / 'checkpoint-10'}"
+    with pytest.raises(ValueError, match=r"step 2: the loss is nan;.*checkpoint-10;.*learning_rate"):
+        fail_not_finite(place, "the loss is nan")
+    with (
+        pytest.raises(ValueError, match=r"^step 2: server down; .*checkpoint-10"),
+        hint_out_of_memory(lambda: place, "", "", True),
+    ):
         raise ValueError("server down")
-    with pytest.raises(RuntimeError, match=r"^bug$"), hint_to_resume(place):
+    with pytest.raises(RuntimeError, match=r"^bug$"), hint_out_of_memory(lambda: place, "", "", True):
         raise RuntimeError("bug")
 
 
@@ -317,8 +297,6 @@ def test_only_errors_of_values_get_the_resume_hint(tmp_path: Path) -> None:
 def test_out_of_memory_names_phase_and_remedy(qwen_vl: bool, remedy: str) -> None:
     """A model without tiles needs smaller images."""
     message = f"^step 1: .*memory in rollouts; lower batch_size or {remedy}, .*gradient_checkpointing"
-    with (
-        pytest.raises(ValueError, match=message),
-        hint_out_of_memory(lambda: Place(1, "", qwen_vl), "rollouts", "batch_size or max_dynamic_patch"),
-    ):
+    hint = hint_out_of_memory(lambda: Place(1, "", qwen_vl), "rollouts", "batch_size or max_dynamic_patch")
+    with pytest.raises(ValueError, match=message), hint:
         raise torch.OutOfMemoryError("CUDA out of memory")
