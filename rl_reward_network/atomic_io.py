@@ -36,9 +36,7 @@ REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, 
 def whole_file(path: Path, mode: int = 0o666) -> Iterator[Path]:
     """A temporary path in the same folder; renamed to `path` when the block ends without an error.
 
-    Args:
-        path: the file.
-        mode: its permissions, less those that the umask takes away.
+    Its permissions are `mode` less those that the umask takes away.
 
     Raises:
         ValueError: the disk is full or `path` is not writable; the message names `path` and the remedy.
@@ -95,9 +93,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 def locked(folder: Path, wait: bool | float = True) -> Iterator[None]:
     """Lock `folder` (created if missing) against other processes; the lock ends with the block or the process.
 
-    Args:
-        folder: to lock.
-        wait: for another process to end, without limit, not at all, or so many seconds.
+    It waits for another process to end: without limit, not at all, or so many seconds.
 
     Raises:
         filelock.Timeout: another process holds the lock after that time.
@@ -141,10 +137,8 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 def write_remedy(error: Exception) -> str | None:
-    """The remedy for a full disk or a missing permission; None for other errors.
-
-    Safetensors errors have a message, but no error number.
-    """
+    """The remedy for a full disk or a missing permission; None for other errors."""
+    # safetensors' errors have a message, but no error number
     number = error.errno if isinstance(error, OSError) else None
     if number in FULL or (isinstance(error, SafetensorError) and os.strerror(errno.ENOSPC) in str(error)):
         return "the disk is full: free some space, or write to another disk (OUTPUT_DIR)"
@@ -164,7 +158,7 @@ def read_json(path: Path) -> Any:
     """The JSON value in `path`.
 
     Raises:
-        ValueError: the file is missing, not readable or not JSON; the message names the file.
+        ValueError: the file is missing, not readable or not JSON; names it.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8-sig"))  # some editors write a byte order mark
@@ -209,9 +203,7 @@ def weights_fingerprint(model: "torch.nn.Module") -> str:
 def state_fingerprint(state: "Mapping[str, torch.Tensor]", dtype: "torch.dtype | None" = None) -> str:
     """16 hex digits of a hash over names, shapes, dtypes and up to 65,536 evenly spaced values of each tensor.
 
-    Args:
-        state: tensors by name.
-        dtype: of floating-point tensors, as if they had been converted before.
+    With `dtype`, floating-point tensors count as if they had been converted to it before.
     """
     digest = hashlib.sha256()
     for name, tensor in sorted(state.items()):

@@ -5,8 +5,8 @@
         ...             checkpoints, curves and results of the stage
         done.json       written last: a run without it was interrupted
 
-A stage calls `Run.create` or `Run.resume`, works in `with run.lock()`, and ends with `run.finish()`. Only `KINDS`
-knows how folders are called.
+A stage is given `Run.create` or `Run.resume` and works in `with run.working(...)`. Only `KINDS` knows how folders are
+called.
 """
 
 import hashlib
@@ -54,17 +54,11 @@ State = Literal["new", "interrupted", "finished", "damaged"]
 
 @dataclass(frozen=True)
 class Kind:
-    """What is written by one stage.
+    """What is written by one stage."""
 
-    Args:
-        prefix: how the name of the folder begins.
-        stage: name of the stage in config.json.
-        end: what a stage writes last before done.json, an object of JSON.
-    """
-
-    prefix: str
-    stage: str
-    end: str
+    prefix: str  # how the name of the folder begins
+    stage: str  # in config.json
+    end: str  # what is written last before done.json, an object of JSON
 
 
 REWARD_RUN = Kind("reward_net", "reward network", AGREEMENT)
@@ -78,12 +72,7 @@ KINDS = (REWARD_RUN, POLICY_RUN, POST_RUN, GRPO_RUN, COMPARE_RUN, ADAPT_RUN)
 
 @dataclass(frozen=True)
 class Run:
-    """One run; `run / name` is the path of a file in its folder.
-
-    Args:
-        path: its folder, which may not exist yet.
-        kind: one of `KINDS`.
-    """
+    """One run; `run / name` is the path of a file in its folder, which may not exist yet."""
 
     path: Path
     kind: Kind
@@ -96,15 +85,9 @@ class Run:
 
     @classmethod
     def create(cls, kind: Kind, output_dir: Path, settings: Mapping[str, Any], folder: Path | None = None) -> "Run":
-        """A new run; `begin` makes its folder.
+        """A new run in `folder`, or in `<kind>_<time>_<digest>` under `output_dir`; `begin` makes it.
 
         The name is to the microsecond: runs that a script starts together must not share a folder.
-
-        Args:
-            kind: one of `KINDS`.
-            output_dir: parent of the run folders.
-            settings: those that a run to resume must share.
-            folder: in place of `<kind>_<time>_<digest>` under `output_dir`.
 
         Raises:
             ValueError: `folder` holds a run.
@@ -136,16 +119,13 @@ class Run:
         state: Literal["interrupted", "finished"] | None = None,
         also: Callable[["Run"], bool] = lambda run: True,
     ) -> "Run | None":
-        """The newest run with these settings, finished, or interrupted and of this version.
+        """The newest run with these settings, some or all of `Run.settings`: finished, or interrupted by this version.
 
         Damaged and foreign folders are passed over with a warning that names them, and without one unfinished runs that
         another process works on.
 
         Args:
-            kind: one of `KINDS`.
-            output_dir: parent of the run folders.
-            settings: some or all of `Run.settings`.
-            state: only runs of this state.
+            state: of the run; None for either.
             also: a further condition; a ValueError says that the run is damaged.
         """
         for folder in run_folders(output_dir, kind.prefix):
@@ -172,8 +152,7 @@ class Run:
         """The run that `--resume` continues: that in `folder`, or the newest with these settings.
 
         Args:
-            kind, output_dir, settings, state, also: as in `find`.
-            folder: a run named by the user; its settings are compared.
+            folder: a run named by the user; its settings are compared. The rest is as in `find`.
             otherwise: the difference to name where all settings are equal.
 
         Raises:
@@ -196,11 +175,7 @@ class Run:
         )
 
     def begin(self, settings: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Make the folder with config.json, and return what it holds.
-
-        Args:
-            settings: those that a run to resume must share, written as `settings`.
-            facts: further entries.
+        """Make the folder with config.json, `settings` and beside them `facts`, and return what it holds.
 
         Raises:
             ValueError: the folder holds a run.
@@ -297,7 +272,7 @@ class Run:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the folder, which is made when missing, so that only one process works on the run.
+        """Lock the folder, made when missing, so that only one process works on the run.
 
         Raises:
             ValueError: another process holds the lock.
@@ -309,6 +284,21 @@ class Run:
                 remedy = "wait for it, or stop it first"
                 raise ValueError(f"{self}: another process is working on this run; {remedy}") from None
             yield
+
+    @contextmanager
+    def working(self, settings: Mapping[str, Any], begin: Callable[[], object]) -> Iterator[None]:
+        """Work in the locked folder: `begin` a new run or compare these settings, and finish it after the block.
+
+        Raises:
+            ValueError: as `lock` and `check_same`.
+        """
+        with self.lock():
+            if self.state == "new":
+                begin()
+            else:
+                self.check_same(settings)
+            yield
+            self.finish()
 
     def busy(self) -> bool:
         """Whether another process holds the lock."""
@@ -395,10 +385,7 @@ def age(folder: Path) -> tuple[bool, datetime, str]:
 
 
 def began(folder: Path) -> datetime:
-    """When a run began: by its name, since copied files have another time; of another name, by its config.json.
-
-    Of a folder without one, when it was changed.
-    """
+    """When a run began: by its name, since copied files have another time; else by its config.json, or its folder."""
     found = TIME.findall(folder.name)
     try:
         return datetime.strptime(f"{found[-1][0]}_{found[-1][1] or 0}", "%Y%m%d_%H%M%S_%f")
@@ -423,15 +410,12 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         old = before.get(name)
         if old == value or (name not in before and _off(value)):
             continue
-        nested = isinstance(old, Mapping) and isinstance(value, Mapping)
-        inner = []
         if isinstance(old, Mapping) and isinstance(value, Mapping):
             gone = {key: None for key, of in old.items() if key not in value and not _off(of)}
-            inner = differences(old, {**gone, **value})
-            if not inner:
-                continue
-        long = nested or max(len(str(one)) for one in (old, value)) > LONGEST_VALUE
-        lines += [f"{name}.{line}" for line in inner] or [name if long else f"{name} was {old}, now {value}"]
+            lines += [f"{name}.{line}" for line in differences(old, {**gone, **value})]
+        else:
+            long = max(len(str(one)) for one in (old, value)) > LONGEST_VALUE
+            lines.append(name if long else f"{name} was {old}, now {value}")
     return lines
 
 
@@ -443,7 +427,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """The object in a JSON file of a run.
 
     Raises:
-        ValueError: the file is missing or damaged, or holds something else; names it.
+        ValueError: the file is missing, damaged, or holds something else; names it.
     """
     value = read_json(path)
     if not isinstance(value, dict):
@@ -475,9 +459,7 @@ def portable(path: Path, run: Path) -> str:
 def reward_run_files(run: Path, named: str | None) -> dict[str, Path]:
     """Name -> path of the run of a reward network and of its pictures, which may be gone.
 
-    Args:
-        run: folder of the run that used the network.
-        named: path and time of the network as in config.json of that run; None for runs without one.
+    `named` is path and time of the network as in config.json of the folder `run` that used it; None without one.
     """
     path, _, _ = (named or "").rpartition(", of ")
     folder = (run / path).parent
@@ -487,16 +469,11 @@ def reward_run_files(run: Path, named: str | None) -> dict[str, Path]:
 def provenance() -> dict[str, Any]:
     """Our `version`, the `versions` of Python and packages, and this tree's `commit` (None outside of git)."""
     versions = {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}
-    return {"version": __version__, "versions": versions, "commit": _commit()}
-
-
-def _commit() -> str | None:
-    """The commit of a clone; None of an installed package, which may lie inside another project's repository."""
-    clone = Path(__file__).resolve().parents[1]
-    if not (clone / ".git").exists() or not shutil.which("git"):
-        return None
-    head = subprocess.run(["git", "rev-parse", "--verify", "HEAD"], cwd=clone, capture_output=True, text=True)
-    return head.stdout.strip() or None
+    clone, commit = Path(__file__).resolve().parents[1], None  # an installed package may lie in another's repository
+    if (clone / ".git").exists() and shutil.which("git"):
+        head = subprocess.run(["git", "rev-parse", "--verify", "HEAD"], cwd=clone, capture_output=True, text=True)
+        commit = head.stdout.strip() or None
+    return {"version": __version__, "versions": versions, "commit": commit}
 
 
 @contextmanager
@@ -508,11 +485,7 @@ def clock(seconds: dict[str, float], name: str) -> Iterator[None]:
 
 
 def peak_memory_gib(device: str = "cpu") -> float:
-    """The largest memory of this process so far, in GiB.
-
-    Args:
-        device: name for torch: of a GPU the memory that torch has reserved there counts, else that of the process.
-    """
+    """The largest memory of this process so far, in GiB; with a GPU as device, what torch has reserved there."""
     if device.startswith("cuda"):
         import torch  # here, so that this module stays light
 

@@ -43,7 +43,7 @@ def run(
     check: Callable[[Any], object] | None = None,
     ignore_unknown: bool = False,
 ) -> None:
-    """Parse the flags of a command and call it.
+    """Parse the flags of a command, `words` or those of the command line, and call it.
 
     If ONLY_CHECK is set in the environment, `check` is called in place of `main`; it raises errors of the flags before
     anything is read or written. `--help` shows the common flags, `--help-all` every flag.
@@ -52,11 +52,8 @@ def run(
     (see `cli/__init__.py`), is a bug and keeps its traceback.
 
     Args:
-        main: called with the parsed arguments.
-        args_type: a dataclass.
+        args_type: a dataclass, with which `main` and `check` are called.
         prog: the command as a user types it; by default the running module.
-        words: the flags; by default those of the command line.
-        check: called with the parsed arguments, in place of `main`.
         ignore_unknown: ignore flags that the command does not have.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -151,12 +148,9 @@ def _thread_failed(failed: threading.ExceptHookArgs) -> None:
 
 
 def show_ending(line: str, output_dir: Path, frozen: bool = False) -> None:
-    """Print where the result is, and the command that shows the curves of all runs, in a fresh shell, too.
+    """Print `line` (what was made, and its path), and the command that shows the curves of all runs, in any shell.
 
-    Args:
-        line: what was made, and its path.
-        output_dir: parent of the run folders.
-        frozen: also say that Sa2VA itself is as it was.
+    With `frozen` also say that Sa2VA itself is as it was.
     """
     tensorboard = shlex.join([sys.executable, "-m", "tensorboard.main", "--logdir", str(output_dir), "--port", "6009"])
     print("\n" + "\n".join([*([UNCHANGED] if frozen else []), f"curves of all runs: {tensorboard}", line]))

@@ -53,11 +53,7 @@ class Args:
 
 
 def check(args: Args) -> "ComparePlan":
-    """The settings, after all that can be refused before anything is read.
-
-    Raises:
-        ValueError: settings that do not go together, a GPU or data that are missing.
-    """
+    """The settings; raises a ValueError for what can be refused before anything is read."""
     if args.side_network and "weights" not in args.methods:
         raise ValueError("--side_network is trained with the weights; give --methods weights as well, or leave it out")
     seeds = args.seeds if args.seeds is not None else (args.inputs.seed,)

@@ -31,11 +31,9 @@ SUBCOMMANDS = {"data import": "data_import"}  # two words -> file
 
 
 def main(words: list[str] | None = None, prog: str = "") -> None:
-    """Run the command that the first word names.
+    """Run the command that the first of `words` names, by default those of the command line.
 
-    Args:
-        words: command and flags; by default those of the command line.
-        prog: how the command was called, for its usage line; by default `sa2va-rl <command>`.
+    `prog` is how the command was called, for its usage line; by default `sa2va-rl <command>`.
     """
     try:
         try:

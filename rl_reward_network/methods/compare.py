@@ -57,21 +57,13 @@ TEST_IMAGES: dict[str, int | None] = {"quick": 100, "full": None}  # None: all
 
 @dataclass(frozen=True)
 class ComparePlan:
-    """Settings of a comparison.
+    """Settings of a comparison."""
 
-    Args:
-        mode: quick or full, of everything that is trained.
-        groups: of methods.
-        seeds: of everything that is trained.
-        reward_net: fingerprint of a reward network that is given; None finds or trains one.
-        side_network: whether supervised training adds one; None, as in earlier versions, adds none.
-    """
-
-    mode: Mode
-    groups: tuple[Group, ...]
-    seeds: tuple[int, ...]
-    reward_net: str | None = None
-    side_network: bool | None = None
+    mode: Mode  # of everything that is trained
+    groups: tuple[Group, ...]  # of methods
+    seeds: tuple[int, ...]  # of everything that is trained
+    reward_net: str | None = None  # fingerprint of a reward network that is given; None finds or trains one
+    side_network: bool | None = None  # whether supervised training adds one; None, as in earlier versions, adds none
 
 
 def settings_of(inputs: RunInputs, plan: ComparePlan) -> dict[str, Any]:
@@ -92,20 +84,10 @@ def settings_of(inputs: RunInputs, plan: ComparePlan) -> dict[str, Any]:
 def run_compare_stage(
     inputs: RunInputs, plan: ComparePlan, reward_net: Path | None, run: Run, command: str
 ) -> tuple[str, ...]:
-    """Compare the methods in `run`; what exists already is reused.
+    """Compare the methods in `run`, new or interrupted; what exists already is reused. Returns the verdict's sentences.
 
     Writes report.html, table.csv, table.tex, eval.json, eval.csv, and the folders best/ and cheapest/, which
-    `sa2va-rl segment --run` reads.
-
-    Args:
-        inputs: data, split, frozen model and its masks.
-        plan: settings.
-        reward_net: as in `Job`.
-        run: a new comparison, or an interrupted one of the same settings.
-        command: as the user typed it, for the report.
-
-    Returns:
-        The verdict, in sentences.
+    `sa2va-rl segment --run` reads. `command` is as the user typed it, and `reward_net` as in `Job`.
 
     Raises:
         ValueError: there are no labelled validation or test images, a training fails or has another split, or `run`
@@ -115,11 +97,8 @@ def run_compare_stage(
         "val": inputs.pick("val", VAL_IMAGES[plan.mode], labelled=True),
         "test": inputs.pick("test", TEST_IMAGES[plan.mode] or len(inputs.samples), labelled=True),
     }
-    with run.lock():
-        if run.state == "new":
-            describe_run(run, inputs, settings_of(inputs, plan), {"command": command})
-        else:
-            run.check_same(settings_of(inputs, plan))
+    settings = settings_of(inputs, plan)
+    with run.working(settings, partial(describe_run, run, inputs, settings, {"command": command})):
         seeds = [_Seed(inputs, plan, seed, samples) for seed in plan.seeds]
         results: dict[str, list[MethodResult]] = {}
         progress = Progress({"run": len(seeds) * len(seeds[0].needed), "method": len(seeds) * len(seeds[0].methods)})
@@ -142,7 +121,6 @@ def run_compare_stage(
         first.open()
         report = Report(rows, choice, images, lines, _facts(inputs, plan, command), first.runs, first.pictures(results))
         write_compare_report(run.path, report)
-        run.finish()
     return lines
 
 
@@ -287,12 +265,7 @@ def deploys(run: Path) -> str:
 
 
 class Progress:
-    """Prints what was done, what is left, and about how long that takes.
-
-    Args:
-        totals: kind, such as "method" -> number over all seeds.
-        now: clock, in seconds.
-    """
+    """Prints what was done, what is left (at first `totals`: kind -> number over all seeds), and about how long."""
 
     def __init__(self, totals: Mapping[str, int], now: Callable[[], float] = monotonic) -> None:
         self._left, self._now, self._start = dict(totals), now, now()
@@ -325,15 +298,7 @@ def measure_method(
     weights: str = BASE,
     chosen_on_validation: str = "",
 ) -> MethodResult:
-    """Choose the parameter of a method on validation images, then measure its masks on the test images.
-
-    Args:
-        method: what to measure.
-        trained: the runs that it uses.
-        samples: labelled samples of `val` and `test`.
-        make_view: from an image to its view.
-        seed, weights, chosen_on_validation: as in `MethodResult`.
-    """
+    """Choose the parameter of a method on labelled images of `val`, then measure its masks on those of `test`."""
     rows = []  # Dice for each parameter of the grid, or for the only mask
     for view, truth in _seen(samples["val"], make_view, f"{method.name}: val"):
         masks = np.stack([method.predict(view, trained, value) > 0.5 for value in method.grid or (None,)])
@@ -391,25 +356,15 @@ def load_result(path: Path) -> MethodResult:
 
 @dataclass(frozen=True)
 class DeployedMethod:
-    """A method that is ready for new images.
-
-    Args:
-        method: of the table.
-        weights: of Sa2VA, by name.
-        parameter: of the method.
-        trained: the runs that it uses.
-        models: Sa2VA by name of its weights.
-        network: reward network; None where the method has none.
-        saved: the content of its file.
-    """
+    """A method that is ready for new images."""
 
     method: Method
-    weights: str
+    weights: str  # of Sa2VA
     parameter: float | None
-    trained: Trained
+    trained: Trained  # the runs that it uses
     models: Models
-    network: RewardNetwork | None
-    saved: dict[str, Any]
+    network: RewardNetwork | None  # None where the method has none
+    saved: dict[str, Any]  # the content of its file
 
     def mask(self, image: np.ndarray) -> np.ndarray | None:
         """bool (H, W): the mask of an image, uint8 (H, W, 3); None where Sa2VA was asked, and no answer has one."""
@@ -427,6 +382,7 @@ def save_deployed(folder: Path, inputs: RunInputs, result: MethodResult, runs: M
     whole; none is copied.
     """
     config, limits, model = inputs.config, inputs.prompt_config, Path(inputs.config.model_path)
+    of_model = [limits.segment_batch, limits.max_new_tokens, limits.max_tiles, config.dtype, config.image_resize]
     description = {
         "method": result.method,
         "title": BY_NAME[result.method].title,
@@ -436,10 +392,7 @@ def save_deployed(folder: Path, inputs: RunInputs, result: MethodResult, runs: M
         "trained": {name: digest(path) for name, path in runs.items()},
         "model_fingerprint": inputs.segmenter.fingerprint,
         "inputs": {"model_path": portable(model, run) if model.exists() else config.model_path},
-        "limits": [
-            *(limits.segment_batch, limits.max_new_tokens, limits.max_tiles),
-            *(config.dtype, config.image_resize),
-        ],
+        "limits": of_model,
         "prompts": list(inputs.prompts),
         "grey_levels": inputs.grey_levels,
     }
@@ -475,12 +428,5 @@ def load_deployed(folder: Path, device: str) -> DeployedMethod:
     network = None
     if REWARD_NET in runs:
         network = RewardNetwork.from_pretrained(runs[REWARD_NET] / BEST_REWARD_NET).to(device)
-    return DeployedMethod(
-        BY_NAME[saved["method"]],
-        saved["weights"],
-        saved["parameter"],
-        Trained(saved["prompts"], runs),
-        models,
-        network,
-        saved,
-    )
+    trained, method = Trained(saved["prompts"], runs), BY_NAME[saved["method"]]
+    return DeployedMethod(method, saved["weights"], saved["parameter"], trained, models, network, saved)

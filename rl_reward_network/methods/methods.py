@@ -92,29 +92,17 @@ def ascent(view: ImageView, trained: Trained, parameter: float | None) -> np.nda
 
 @dataclass(frozen=True)
 class Method:
-    """One way to a mask.
+    """One way to a mask."""
 
-    Args:
-        name: unique; part of file names, and name of the run that `train` makes.
-        group: for `--methods`; None for the base model.
-        title: the method in words.
-        needs: runs that it uses and is charged for, by name; `FINE_TUNED` is the best run of the group weights.
-        predict: the soft mask of an image.
-        grid: values of the parameter of `predict`; validation patients choose one.
-        weights: of Sa2VA: `BASE`, the run of the group weights that trained them, or `FINE_TUNED`.
-        train: finds or makes the run of this name; None for methods that use the runs of others.
-        searched: uses what a run has found by search before it trained its policy.
-    """
-
-    name: str
-    group: Group | None
-    title: str
-    needs: tuple[str, ...] = ()
-    predict: Predict = default_prompt
-    grid: tuple[float, ...] = ()
-    weights: str = BASE
-    train: Train | None = None
-    searched: bool = False
+    name: str  # unique; part of file names, and name of the run that `train` makes
+    group: Group | None  # for `--methods`; None for the base model
+    title: str  # the method in words
+    needs: tuple[str, ...] = ()  # runs that it uses and is charged for; `FINE_TUNED` is the best run of group weights
+    predict: Predict = default_prompt  # the soft mask of an image
+    grid: tuple[float, ...] = ()  # values of the parameter of `predict`; validation patients choose one
+    weights: str = BASE  # of Sa2VA: `BASE`, the run of the group weights that trained them, or `FINE_TUNED`
+    train: Train | None = None  # finds or makes the run of this name; None for methods that use the runs of others
+    searched: bool = False  # uses what a run has found by search before it trained its policy
 
 
 NET = (REWARD_NET,)
@@ -191,10 +179,8 @@ TRAINED_WITH = {PROMPTS_LABELS: REWARD_NET}  # the report of its run shows the n
 def methods_of(groups: Sequence[Group]) -> tuple[Method, ...]:
     """The base model, and the methods of these groups, in the order of the table.
 
-    The best weights are known only where methods of the group `weights` are measured.
-
     Raises:
-        ValueError: the group `combined` without `weights`.
+        ValueError: the group `combined` without `weights`, of which it needs the best that were measured.
     """
     if "combined" in groups and "weights" not in groups:
         raise ValueError("methods: combined needs the best of the fine-tuned weights; give weights as well")

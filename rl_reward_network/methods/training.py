@@ -61,21 +61,13 @@ MERGED_FROM = "merged_from.json"  # in `MERGED`: the digest of the final model
 
 @dataclass(frozen=True)
 class Job:
-    """What the training of a run starts from.
-
-    Args:
-        mode: quick or full.
-        inputs: data, split and frozen model, with the seed of the run.
-        reward_net: reward network that the user names; None finds or trains one.
-        runs: name -> finished run, of those before.
-        side_network: whether supervised training adds one; what is trained after it keeps it.
-    """
+    """What the training of a run starts from."""
 
     mode: Mode
-    inputs: RunInputs
-    reward_net: Path | None
-    runs: Mapping[str, Path]
-    side_network: bool = False
+    inputs: RunInputs  # with the seed of the run
+    reward_net: Path | None  # reward network that the user names; None finds or trains one
+    runs: Mapping[str, Path]  # finished runs of those before
+    side_network: bool = False  # whether supervised training adds one; what is trained after it keeps it
 
     @property
     def network(self) -> Path:
@@ -133,7 +125,6 @@ def train_weights(
     """Fine-tuned weights of Sa2VA.
 
     Args:
-        job: what the training starts from.
         settings: of the training; one that learns true masks uses as many as the reward network.
         learned: whether the reward network rewards, else labels do; unlabelled images then join, and a mean teacher's.
         after: run whose merged weights are trained further, in place of the base model.
@@ -226,11 +217,7 @@ def named_run(reward_net: Path) -> Path:
 
 
 def check_split(name: str, run: Path, split: Split) -> None:
-    """Check that a run was trained with the same split of patients.
-
-    Raises:
-        ValueError: it has another split; names the run.
-    """
+    """Raise a ValueError, which names the run, if it was trained with another split of patients."""
     groups = {part: sorted(ids) for part, ids in read_json(run / "split.json")["groups"].items()}
     if groups != {part: sorted(ids) for part, ids in split.groups.items()}:
         raise ValueError(

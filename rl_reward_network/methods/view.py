@@ -18,25 +18,16 @@ Loaded = TypeVar("Loaded")
 
 @dataclass(frozen=True)
 class FrozenModel:
-    """A Sa2VA whose weights do not change.
+    """A Sa2VA whose weights do not change."""
 
-    Args:
-        answer: (image uint8 (H, W, 3), prompts) -> `FrozenAnswer`; from the mask bank or from the model itself.
-        upsample: (logits float32 (P, h, w), (H, W)) -> probabilities float32 (P, H, W).
-    """
-
-    answer: Callable[[np.ndarray, list[str]], FrozenAnswer]
-    upsample: Callable[[np.ndarray, tuple[int, int]], np.ndarray]
+    answer: Callable[[np.ndarray, list[str]], FrozenAnswer]  # of an image uint8 (H, W, 3), and prompts
+    upsample: Callable[[np.ndarray, tuple[int, int]], np.ndarray]  # logits (P, h, w), (H, W) -> float32 (P, H, W)
 
 
 class Models:
     """Sa2VA with different weights; besides the base only the weights used last stay in memory.
 
-    Args:
-        base: the base model.
-        folders: name of weights -> folder of a checkpoint.
-        load: folder -> segmenter.
-        bank: folder of the mask bank; None computes every mask anew.
+    `folders` are checkpoints by the name of their weights. Without a mask bank every mask is computed anew.
     """
 
     def __init__(
@@ -71,15 +62,10 @@ class Models:
 
 
 class ImageView:
-    """An image, and what models say about it; each answer is computed once, when a method needs it.
+    """An image uint8 (H, W, 3), RGB, and what models say about it; each answer is computed once, when it is needed.
 
-    Args:
-        image: uint8 (H, W, 3), RGB.
-        model: Sa2VA with the weights of the method.
-        scorer: image -> the reward network applied to it; None without a network.
-
-    Attributes:
-        answers: of Sa2VA, by (prompt, copy of the image).
+    `model` has the weights of the method, and `scorer` applies the reward network. `answers` of Sa2VA are by (prompt,
+    copy of the image).
     """
 
     def __init__(
@@ -96,11 +82,7 @@ class ImageView:
 
     @property
     def scorer(self) -> ImageScorer:
-        """The reward network applied to this image.
-
-        Raises:
-            ValueError: there is no reward network.
-        """
+        """The reward network applied to this image; raises a ValueError where there is none."""
         if self._scorer is None:
             if self._make_scorer is None:
                 raise ValueError("this method needs a reward network, and there is none; name one by --reward_net")
@@ -129,11 +111,9 @@ class ImageView:
 
 
 class Trained:
-    """The finished runs that methods use; what is in them is loaded when a method first needs it.
+    """The finished runs that methods use, and the prompts, of which the first is the default.
 
-    Args:
-        prompts: of the comparison; index 0 is the default.
-        runs: name -> folder.
+    What is in a run is loaded when a method first needs it.
     """
 
     def __init__(self, prompts: Sequence[str], runs: Mapping[str, Path]) -> None:

@@ -33,13 +33,7 @@ EXPLAINED = (
 
 @dataclass(frozen=True, eq=False)
 class Questions:
-    """N questions.
-
-    Args:
-        names: class of each.
-        groups: group (patient) of each.
-        there: bool (N,), whether the true mask has a pixel.
-    """
+    """N questions: class and group (patient) of each, and whether the true mask has a pixel, bool (N,)."""
 
     names: Sequence[str]
     groups: Sequence[str]
@@ -48,38 +42,23 @@ class Questions:
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """A model's answers to N questions.
+    """A model's answers to N questions."""
 
-    Args:
-        dice: float64 (N,) in [0, 1].
-        empty: bool (N,), whether the mask has no pixel, or is missing.
-    """
-
-    dice: np.ndarray
-    empty: np.ndarray
+    dice: np.ndarray  # float64 (N,) in [0, 1]
+    empty: np.ndarray  # bool (N,), whether the mask has no pixel, or is missing
 
 
 @dataclass(frozen=True)
 class ClassRow:
-    """One class; estimates are means over groups, in the order of the models.
+    """One class; estimates are means over groups, in the order of the models."""
 
-    Args:
-        name: of the class, or `ALL_CLASSES`.
-        images: images that have the class.
-        dice: of these images, an empty answer counts as 0.
-        missed: share of them with an empty answer.
-        absent: images that certainly lack the class.
-        recognised: share of these with an empty answer; the rest are false alarms.
-        p: of the second model's Dice less the first's, adjusted for all classes; None without a second model.
-    """
-
-    name: str
-    images: int
-    dice: tuple[Estimate | None, ...]
-    missed: tuple[Estimate | None, ...]
-    absent: int
-    recognised: tuple[Estimate | None, ...]
-    p: float | None = None
+    name: str  # or `ALL_CLASSES`
+    images: int  # that have the class
+    dice: tuple[Estimate | None, ...]  # of these images, an empty answer counts as 0
+    missed: tuple[Estimate | None, ...]  # share of them with an empty answer
+    absent: int  # images that certainly lack the class
+    recognised: tuple[Estimate | None, ...]  # share of these with an empty answer; the rest are false alarms
+    p: float | None = None  # of the second model's Dice less the first's, adjusted for all classes; None without one
 
     @property
     def verdict(self) -> str:
@@ -91,15 +70,10 @@ class ClassRow:
 
 @dataclass(frozen=True)
 class NamesSection:
-    """The section of a report on classes that are asked for by name.
+    """The section of a report on classes that are asked for by name."""
 
-    Args:
-        models: titles of the M models.
-        rows: of each class, and of all.
-    """
-
-    models: tuple[str, ...]
-    rows: tuple[ClassRow, ...]
+    models: tuple[str, ...]  # titles of the M models
+    rows: tuple[ClassRow, ...]  # of each class, and of all
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -165,12 +139,7 @@ def mean_of_classes(
     With one class it is `mean_interval`. The interval is that of one number per group, its influence on the mean; of
     values that are all 0 or 1 it is Wilson's, of as many groups as have the classes.
 
-    Args:
-        values: float (N,), finite.
-        names: class of each.
-        groups: group of each.
-        seed, resamples: of the bootstrap.
-        bounds: as in `mean_interval`.
+    `values` are float (N,), finite, each with its class and group; the rest is as in `mean_interval`.
     """
     classes, of_class = np.unique(np.asarray(names), return_inverse=True)
     asked = np.where(of_class == np.arange(len(classes))[:, None], np.asarray(values, dtype=float), np.nan)

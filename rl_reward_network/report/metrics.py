@@ -16,11 +16,9 @@ MIN_MASKS = 10  # for a correlation
 
 @dataclass(frozen=True, eq=False)
 class SampleTable:
-    """Score and metrics of the masks of P prompts on one image.
+    """Score and metrics of the masks of P prompts on one image; hashes name the image with its phrase and the patient.
 
     Args:
-        sample_id: hash that names the image and phrase.
-        group_id: hash that names the patient.
         scores: float (P,) in [0, 1], the reward network's score of each prompt's mask; NaN outside its domain.
         metrics: float64 (P,) in [0, 1] for each name in `MASK_REWARDS`; None for an unlabelled image.
     """
@@ -38,12 +36,7 @@ class SampleTable:
 def measure_sample(
     sample_id: str, group_id: str, scores: np.ndarray, masks: np.ndarray, target: np.ndarray | None
 ) -> SampleTable:
-    """Measure the masks of one image.
-
-    Args:
-        sample_id, group_id, scores: as in `SampleTable`.
-        masks: bool (P, H, W), the mask of each prompt at the size of the image.
-        target: bool (H, W), the ground truth; None for an unlabelled image.
+    """Measure the masks of one image, bool (P, H, W), by its true mask, bool (H, W) or None for an unlabelled image.
 
     Raises:
         ValueError: shapes or dtypes that do not match; the message names the sample.
