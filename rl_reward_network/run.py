@@ -85,12 +85,9 @@ class Run:
 
     @classmethod
     def create(cls, kind: Kind, output_dir: Path, settings: Mapping[str, Any], folder: Path | None = None) -> "Run":
-        """A new run in `folder`, or in `<kind>_<time>_<digest>` under `output_dir`; `begin` makes it.
+        """A new run in `folder`, where there is none (ValueError), or in `<kind>_<time>_<digest>` under `output_dir`.
 
-        The name is to the microsecond: runs that a script starts together must not share a folder.
-
-        Raises:
-            ValueError: `folder` holds a run.
+        `begin` makes it. The name is to the microsecond: runs that a script starts together must not share a folder.
         """
         name = f"{kind.prefix}_{datetime.now():%Y%m%d_%H%M%S_%f}_{digest(settings)}"
         run = cls(folder or output_dir / name, kind)
@@ -99,11 +96,7 @@ class Run:
 
     @classmethod
     def open(cls, folder: Path) -> "Run":
-        """The run of any kind in a folder.
-
-        Raises:
-            ValueError: the folder holds none, or its config.json is damaged.
-        """
+        """The run of any kind in a folder; a ValueError if it holds none, or its config.json is damaged."""
         stage = read_object(folder / CONFIG).get("stage")
         for kind in KINDS:
             if kind.stage == stage:
@@ -177,8 +170,7 @@ class Run:
     def begin(self, settings: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
         """Make the folder with config.json, `settings` and beside them `facts`, and return what it holds.
 
-        Raises:
-            ValueError: the folder holds a run.
+        A ValueError if the folder holds a run.
         """
         self.check_new()
         config = {"stage": self.kind.stage, "settings": settings, **facts, **provenance()}
@@ -191,11 +183,7 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        """config.json.
-
-        Raises:
-            ValueError: it is missing, damaged, or of something else; names the file.
-        """
+        """config.json; a ValueError that names it if it is missing, damaged, or of something else."""
         config = read_object(self / CONFIG)
         if config.get("stage") != self.kind.stage or not isinstance(config.get("settings"), dict):
             made = f"version {config.get('version')} made and reads it, this one does not" if "origin" in config else ""
@@ -205,21 +193,13 @@ class Run:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What `settings` was given to `begin`, and seed and fingerprint of the reward network where they are recorded.
-
-        Raises:
-            ValueError: as `config`.
-        """
+        """What was given to `begin`, and seed and fingerprint of the reward network where recorded; see `config`."""
         config = self.config
         beside = {"seed": config.get("seed"), "reward_net": config.get("reward_net_fingerprint")}
         return {**beside, **config["settings"]}
 
     def read_state(self) -> State:
-        """Its state, which is stored nowhere but in the files that it is read from; never "damaged".
-
-        Raises:
-            ValueError: config.json or what was written last is damaged; names the file.
-        """
+        """Its state, read from its files alone; never "damaged", but a ValueError that names the damaged file."""
         if not (self / CONFIG).exists():
             return "new"
         _ = self.config
@@ -242,11 +222,7 @@ class Run:
         return self.state == "finished"
 
     def progress(self) -> str:
-        """Its progress in words, e.g. "finished" or "step 50".
-
-        Raises:
-            ValueError: it is damaged.
-        """
+        """Its progress in words, e.g. "finished" or "step 50"; a ValueError if it is damaged."""
         if self.read_state() == "finished":
             return "finished"
         from transformers.trainer_utils import get_last_checkpoint  # takes seconds
@@ -272,11 +248,7 @@ class Run:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the folder, made when missing, so that only one process works on the run.
-
-        Raises:
-            ValueError: another process holds the lock.
-        """
+        """Lock the folder, made when missing, for this process; a ValueError if another one holds the lock."""
         with ExitStack() as stack:
             try:
                 stack.enter_context(locked(self.path, wait=PROBE_S))
@@ -287,11 +259,7 @@ class Run:
 
     @contextmanager
     def working(self, settings: Mapping[str, Any], begin: Callable[[], object]) -> Iterator[None]:
-        """Work in the locked folder: `begin` a new run or compare these settings, and finish it after the block.
-
-        Raises:
-            ValueError: as `lock` and `check_same`.
-        """
+        """Work in the locked folder: `begin` a new run or `check_same` settings, and `finish` it after the block."""
         with self.lock():
             if self.state == "new":
                 begin()
@@ -309,11 +277,7 @@ class Run:
             return True
 
     def fits(self, settings: Mapping[str, Any]) -> bool:
-        """Whether it has these settings, and is finished or was begun by this version.
-
-        Raises:
-            ValueError: it is damaged.
-        """
+        """Whether it has these settings, and is finished or begun by this version; a ValueError if it is damaged."""
         usable = self.read_state() == "finished" or self._of_this_version()
         return usable and not differences(self.settings, settings)
 
@@ -323,29 +287,26 @@ class Run:
             raise ValueError(f"{self}: holds a run already; give a new folder, or go on with it by --resume")
 
     def check_same(self, settings: Mapping[str, Any]) -> None:
-        """Check that the run to resume began with these settings, and by this version unless it is finished.
+        """Raise a ValueError unless the run to resume is there and began with these settings, which it names.
 
-        Raises:
-            ValueError: it did not, or there is none; names the differences.
+        An unfinished one must have been begun by this version.
         """
         if not (self / CONFIG).exists():
             raise ValueError(f"--resume: {self} holds no run; leave --resume out to begin one there")
         if self.read_state() != "finished" and not self._of_this_version():
             raise ValueError(
-                f"{self}: --resume: version {self._version()} began this run, but this is {__version__}, whose numbers "
-                f"may differ; finish it with the version that began it, or begin a new one without --resume"
+                f"{self}: --resume: version {self.config.get('version')} began this run, but this is {__version__}, "
+                "whose numbers may differ; finish it with the version that began it, or begin a new one without "
+                "--resume"
             )
         if differ := differences(self.settings, settings):
             raise ValueError(
                 f"{self}: --resume: it began with other settings ({'; '.join(differ)}); give the same, or a new run"
             )
 
-    def _version(self) -> str:
-        return str(self.config.get("version"))
-
     def _of_this_version(self) -> bool:
         """Whether this version, apart from its last number, began the run."""
-        return self._version().split(".")[:2] == __version__.split(".")[:2]
+        return str(self.config.get("version")).split(".")[:2] == __version__.split(".")[:2]
 
     def _difference(self, settings: Mapping[str, Any], otherwise: str) -> str:
         """Progress and differing settings; of a damaged run, the error."""
@@ -354,7 +315,7 @@ class Run:
             if progress != "finished" and self.busy():
                 return f"{progress}; another process is working on it"
             if progress != "finished" and not self._of_this_version():
-                return f"{progress}; version {self._version()} began it: finish it with that"
+                return f"{progress}; version {self.config.get('version')} began it: finish it with that"
         except ValueError as error:
             return str(error)
         more = [f"and {len(differ) - MOST_SETTINGS} more"] if len(differ) > MOST_SETTINGS else []
@@ -362,11 +323,7 @@ class Run:
 
 
 def check_folder(folder: Path | None, kind: Kind, resume: bool) -> None:
-    """Refuse, before anything is read, a folder that the user names for a new run or for one to resume.
-
-    Raises:
-        ValueError: a new run in a folder that holds one, or `resume` without a run there that this version can resume.
-    """
+    """Raise a ValueError for a folder of the user that holds a run, or with `resume` none that can be resumed."""
     if folder is not None:
         run = Run(folder, kind)
         run.check_same({}) if resume else run.check_new()
@@ -424,11 +381,7 @@ def _off(value: Any) -> bool:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file of a run.
-
-    Raises:
-        ValueError: the file is missing, damaged, or holds something else; names it.
-    """
+    """The object in a JSON file of a run; a ValueError that names the file if it is missing, damaged, or no object."""
     value = read_json(path)
     if not isinstance(value, dict):
         raise ValueError(f"{path}: holds no JSON object, so it was not written by this project")

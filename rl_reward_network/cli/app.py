@@ -62,8 +62,10 @@ def run(
     threading.excepthook = _thread_failed
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
     call = main if check is None or not os.environ.get(ONLY_CHECK) else check
+    spec = sys.modules["__main__"].__spec__
+    module = f"python -m {spec.name.removesuffix('.__main__')}" if spec else f"python {sys.argv[0]}"
     with calm_bars():
-        message = _outcome(lambda: call(_checked(_parsed(args_type, prog or _module(), words, ignore_unknown))))
+        message = _outcome(lambda: call(_checked(_parsed(args_type, prog or module, words, ignore_unknown))))
     if message:
         gc.collect()  # closes open progress bars, so that the message is the last line
         print(f"error: {message}", file=sys.stderr)
@@ -120,12 +122,6 @@ def _short_help(args_type: Any, settings: dict[str, Any]) -> None:
             print(f"{len(hidden)} more flags: {settings['prog']} {HELP_ALL}")
 
 
-def _module() -> str:
-    """The running module as a command."""
-    module = sys.modules["__main__"].__spec__
-    return f"python -m {module.name.removesuffix('.__main__')}" if module else f"python {sys.argv[0]}"
-
-
 def _outcome(call: Callable[[], object]) -> str | None:
     """The message of an error of the user or of the disk; None without such an error."""
     try:
@@ -162,7 +158,6 @@ class Lines:
     encoding = "ascii"  # so that bars are drawn with #
 
     def __init__(self) -> None:
-        """The first line is due after SECONDS."""
         self.due = time.monotonic() + SECONDS
 
     def write(self, text: str) -> None:

@@ -89,12 +89,8 @@ def main(args: Args) -> None:
     run = begin(COMPARE_RUN, args.inputs.output_dir, settings_of(inputs, plan), args.run_folder)
     run.announce()
     print(f"data: {inputs.summary}")
-    lines = run_compare_stage(inputs, plan, args.reward_net, run, _typed())
+    called, words = os.environ.get("SA2VA_RL_CALLED_AS"), sys.argv
+    typed = f"{called} {shlex.join(words[2:])}" if called else f"sa2va-rl {shlex.join(words[1:])}"
+    lines = run_compare_stage(inputs, plan, args.reward_net, run, typed)
     print("\n" + "\n".join(lines))
     show_ending(f"report: {run / 'report.html'}", args.inputs.output_dir)
-
-
-def _typed() -> str:
-    """The command as the user typed it."""
-    called = os.environ.get("SA2VA_RL_CALLED_AS")
-    return f"{called} {shlex.join(sys.argv[2:])}" if called else f"sa2va-rl {shlex.join(sys.argv[1:])}"

@@ -102,11 +102,9 @@ def make_adapt_plan(
 
 
 def check_labels(inputs: GRPOInputs, max_labelled: int | None = None) -> None:
-    """Check that labels can train and decide, and that images without masks remain.
+    """Check that one question is asked, labels can train and decide, and that images without masks remain.
 
-    Raises:
-        ValueError: the images ask for several things or have captions, no labelled image trains, too few validation
-            patients are labelled for a decision, or all images train with their masks; says what cannot be known.
+    The ValueError says what cannot be known.
     """
     root = inputs.config.data_root
     if inputs.kind != "images" or inputs.by_name:
@@ -206,11 +204,7 @@ def stage_settings(plan: AdaptPlan, stage: str) -> GRPOSettings:
 
 
 def looks_of(folder: Path) -> tuple[np.ndarray, list[str]]:
-    """Dice of the labelled validation images at every look of a run, float64 (L, N), the first before it; and patients.
-
-    Raises:
-        ValueError: the file is missing; names it.
-    """
+    """Dice of labelled validation images at every look of a run, float64 (L, N), the first before it; and patients."""
     saved = read_json(folder / LOOKS)
     dice = np.array(saved["dice"], dtype=float)
     labelled = ~np.isnan(dice[0])

@@ -25,7 +25,7 @@ from rl_reward_network.inputs.loading import RunInputs, describe_run, located_mo
 from rl_reward_network.inputs.segmenter import load_segmenter
 from rl_reward_network.methods import Group
 from rl_reward_network.methods.methods import FINE_TUNED, METHODS, TRAINED, WEIGHTS, Method, methods_of, runs_of
-from rl_reward_network.methods.prompts import deployment_of
+from rl_reward_network.methods.predict import deployment_of
 from rl_reward_network.methods.table import (
     MethodResult,
     Picture,
@@ -87,11 +87,8 @@ def run_compare_stage(
     """Compare the methods in `run`, new or interrupted; what exists already is reused. Returns the verdict's sentences.
 
     Writes report.html, table.csv, table.tex, eval.json, eval.csv, and the folders best/ and cheapest/, which
-    `sa2va-rl segment --run` reads. `command` is as the user typed it, and `reward_net` as in `Job`.
-
-    Raises:
-        ValueError: there are no labelled validation or test images, a training fails or has another split, or `run`
-            holds another comparison.
+    `sa2va-rl segment --run` reads. `command` is as the user typed it, and `reward_net` as in `Job`. A ValueError if no
+    validation or test image is labelled, a run has another split, or `run` holds another comparison.
     """
     samples = {
         "val": inputs.pick("val", VAL_IMAGES[plan.mode], labelled=True),
@@ -339,11 +336,7 @@ def save_result(path: Path, result: MethodResult) -> None:
 
 
 def load_result(path: Path) -> MethodResult:
-    """Read what `save_result` wrote.
-
-    Raises:
-        ValueError: the file is not of this form; names the remedy.
-    """
+    """Read what `save_result` wrote; a ValueError with the remedy if the file is not of this form."""
     try:
         value: dict[str, Any] = dict(read_json(path))
         test = {name: tuple(np.array(numbers, dtype=float).tolist()) for name, numbers in value["test"].items()}
@@ -401,11 +394,7 @@ def save_deployed(folder: Path, inputs: RunInputs, result: MethodResult, runs: M
 
 
 def load_deployed(folder: Path, device: str) -> DeployedMethod:
-    """Load the method of `best/` or `cheapest/`.
-
-    Raises:
-        ValueError: the folder holds no method, or a run or the model that it needs is missing or was trained again.
-    """
+    """Load the method of `best/` or `cheapest/`; a ValueError if it, a run or the model is missing or trained again."""
     path, comparison = folder / DEPLOYED, folder.resolve().parent
     if not path.exists():
         raise ValueError(

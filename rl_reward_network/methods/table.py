@@ -169,7 +169,11 @@ class Choice:
 def make_table(results: Mapping[str, Sequence[MethodResult]], images: TestImages) -> tuple[MethodRow, ...]:
     """One row for each method, in the order of `METHODS`; `results` are those of each seed, of the base, too."""
     methods = [method for method in METHODS if method.name in results]
-    values = {method.name: _over_seeds(results[method.name]) for method in methods}
+    values = {}
+    for method in methods:
+        tests = [result.test for result in results[method.name]]
+        metrics = [name for name in tests[0] if all(name in test for test in tests)]
+        values[method.name] = {name: np.mean([test[name] for test in tests], axis=0) for name in metrics}
     base = values[BASE]["dice"]
     compared = [name for name in values if name != BASE]
     tested = _test([values[name]["dice"] for name in compared], base, images)
@@ -183,12 +187,6 @@ def make_table(results: Mapping[str, Sequence[MethodResult]], images: TestImages
         spread = float(means.std(ddof=1)) if len(of) > 1 else None
         rows.append(MethodRow(method, tuple(of), row, p.get(method.name), val, spread))
     return tuple(rows)
-
-
-def _over_seeds(results: Sequence[MethodResult]) -> dict[str, np.ndarray]:
-    """Metric -> float64 (N,): its value on each test image, mean over seeds; metrics that all seeds have."""
-    metrics = [name for name in results[0].test if all(name in result.test for result in results)]
-    return {name: np.mean([result.test[name] for result in results], axis=0) for name in metrics}
 
 
 def _test(dice: Sequence[np.ndarray], reference: np.ndarray, images: TestImages) -> MaxT:

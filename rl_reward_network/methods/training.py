@@ -47,11 +47,9 @@ if TYPE_CHECKING:
     from rl_reward_network.grpo.inputs import GRPOInputs
 
 REWARD_NET = "reward_net"  # name of the run that trains the reward network
-SUPERVISED_STEPS = {"quick": 200, "full": 300}  # of a model of the embedded one's size; others train for epochs
-GRPO_STEPS = {"quick": 60, "full": 140}
-STEPS = {  # by objective, without a side network
-    "grpo": GRPO_STEPS,
-    "supervised": SUPERVISED_STEPS,
+STEPS = {  # by objective, of a model of the embedded one's size without a side network; others train for epochs
+    "grpo": {"quick": 60, "full": 140},
+    "supervised": {"quick": 200, "full": 300},
     "mean_teacher": {"quick": 100, "full": 700},
     "dpo": {"quick": 60, "full": 130},
 }
@@ -202,11 +200,7 @@ def free_memory(device: str) -> None:
 
 
 def named_run(reward_net: Path) -> Path:
-    """The run of a reward network that the user names.
-
-    Raises:
-        ValueError: the folder is not that of a finished run; its split and its cost would be unknown.
-    """
+    """The run of a reward network that the user names; a ValueError unless it is finished, for split and cost."""
     run = reward_net.resolve().parent
     if not ((run / AGREEMENT).exists() and (run / "split.json").exists()):
         raise ValueError(

@@ -72,13 +72,9 @@ class ImageView:
         self, image: np.ndarray, model: FrozenModel, scorer: Callable[[np.ndarray], ImageScorer] | None = None
     ) -> None:
         self.image, self._model, self._make_scorer = image, model, scorer
+        self.has_scorer = scorer is not None
         self._scorer: ImageScorer | None = None
         self.answers: dict[tuple[str, str], FrozenAnswer] = {}
-
-    @property
-    def has_scorer(self) -> bool:
-        """Whether there is a reward network."""
-        return self._make_scorer is not None
 
     @property
     def scorer(self) -> ImageScorer:

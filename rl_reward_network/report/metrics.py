@@ -38,8 +38,7 @@ def measure_sample(
 ) -> SampleTable:
     """Measure the masks of one image, bool (P, H, W), by its true mask, bool (H, W) or None for an unlabelled image.
 
-    Raises:
-        ValueError: shapes or dtypes that do not match; the message names the sample.
+    A ValueError that names the sample if shapes or dtypes do not match.
     """
     if masks.dtype != bool or masks.ndim != 3 or scores.shape != masks.shape[:1]:
         got = f"{masks.dtype} {masks.shape} and scores {scores.shape}"
@@ -85,10 +84,14 @@ def agreement(predicted: np.ndarray, true: np.ndarray, image_ids: np.ndarray) ->
     for name, values in (("predicted", predicted), ("true", true)):
         if not np.isfinite(values).all():
             raise ValueError(f"{name} has {np.count_nonzero(~np.isfinite(values))} scores that are not finite")
-    undefined = _constant(predicted) or _constant(true)
+    undefined, poor = _constant(predicted) or _constant(true), true < POOR
     middle = (true >= MIDDLE[0]) & (true <= MIDDLE[1])
     pairs = [(predicted[image_ids == name], true[image_ids == name]) for name in np.unique(image_ids)]
     regrets = [t.max() - t[p == p.max()].mean() for p, t in pairs]
+    auroc = None
+    if poor.any() and not poor.all():
+        wins = stats.mannwhitneyu(predicted[~poor], predicted[poor]).statistic
+        auroc = float(wins / (poor.sum() * (~poor).sum()))
     within = [0.0 if _constant(p) else stats.spearmanr(p, t).statistic for p, t in pairs if not _constant(t)]
     return {
         "mae": float(np.abs(predicted - true).mean()),
@@ -96,7 +99,7 @@ def agreement(predicted: np.ndarray, true: np.ndarray, image_ids: np.ndarray) ->
         "spearman": None if undefined else float(stats.spearmanr(predicted, true).statistic),
         "within_image_spearman": None if undefined or not within else float(np.mean(within)),
         "top1_regret": float(np.mean(regrets)),
-        "auroc_poor": _auroc(predicted, true < POOR),
+        "auroc_poor": auroc,
         "pearson_middle": _pearson(predicted[middle], true[middle]) if middle.sum() >= MIN_MASKS else None,
     }
 
@@ -110,14 +113,6 @@ def _pearson(predicted: np.ndarray, true: np.ndarray) -> float | None:
     """Pearson correlation; None if undefined."""
     undefined = _constant(predicted) or _constant(true)
     return None if undefined else float(stats.pearsonr(predicted, true).statistic)
-
-
-def _auroc(predicted: np.ndarray, poor: np.ndarray) -> float | None:
-    """Probability that a poor mask is predicted lower than another."""
-    if poor.all() or not poor.any():
-        return None
-    wins = stats.mannwhitneyu(predicted[~poor], predicted[poor]).statistic
-    return float(wins / (poor.sum() * (~poor).sum()))
 
 
 def _constant(values: np.ndarray) -> bool:

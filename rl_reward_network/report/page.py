@@ -65,15 +65,10 @@ img { max-width: 100%; height: auto; }
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a report comes from.
+    """Where a report comes from."""
 
-    Args:
-        facts: name -> text for the header, see `made_by`.
-        files: name -> file or folder that the numbers rest on; those that do not exist are not linked.
-    """
-
-    facts: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, Path] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict)  # name -> text for the header, see `made_by`
+    files: Mapping[str, Path] = field(default_factory=dict)  # what the numbers rest on; what does not exist has no link
 
 
 def made_by(command: str, flags: Mapping[str, object], data: str, model: str, trained_by: str, logs: Path) -> Origin:
@@ -82,7 +77,6 @@ def made_by(command: str, flags: Mapping[str, object], data: str, model: str, tr
     Args:
         command: of `sa2va-rl`, such as "evaluate".
         flags: name -> value; None and False are left out, True is a flag without a value.
-        data, model: in words.
         trained_by: version that trained the model.
         logs: TensorBoard folder of the run; left out if it does not exist.
     """
@@ -102,32 +96,18 @@ def made_by(command: str, flags: Mapping[str, object], data: str, model: str, tr
 
 @dataclass(frozen=True, eq=False)
 class Page:
-    """What a report shows, in the order of every report. Sentences and settings are escaped, HTML is not.
+    """What a report shows, in the order of every report. Sentences and settings are escaped, HTML is not."""
 
-    Args:
-        title: of the window.
-        question: that the report answers, its heading.
-        deployed: what is deployed, in a sentence.
-        verdict: the sentence on it.
-        shown: what the pictures show, in a sentence.
-        pictures: HTML of test images with their masks, see `overlays.picture`.
-        table: HTML of the one table that is not folded, with its explanation.
-        notes: limits of the data.
-        folded: title -> HTML of everything else; parts without any are left out.
-        settings: what was evaluated.
-        origin: date, version, command and files.
-    """
-
-    title: str
-    question: str
-    deployed: str
-    verdict: str
-    shown: str
-    pictures: Sequence[str]
-    table: str
-    notes: Sequence[str] = ()
-    folded: Mapping[str, str] = field(default_factory=dict)
-    settings: Mapping[str, object] = field(default_factory=dict)
+    title: str  # of the window
+    question: str  # that the report answers, its heading
+    deployed: str  # what is deployed, in a sentence
+    verdict: str  # the sentence on it
+    shown: str  # what the pictures show, in a sentence
+    pictures: Sequence[str]  # HTML of test images with their masks, see `overlays.picture`
+    table: str  # HTML of the one table that is not folded, with its explanation
+    notes: Sequence[str] = ()  # limits of the data
+    folded: Mapping[str, str] = field(default_factory=dict)  # title -> HTML of the rest; "" is left out
+    settings: Mapping[str, object] = field(default_factory=dict)  # what was evaluated
     origin: Origin = field(default_factory=Origin)
 
     def html(self, folder: Path, written: Sequence[str]) -> str:
@@ -155,10 +135,7 @@ class Page:
 
 
 def write_report(folder: Path, page: Page, summary: Mapping[str, Any], tables: Mapping[str, str]) -> Path:
-    """Write eval.json, the tables (name of the file -> text), and report.html last, whose path is returned.
-
-    Each file is written whole or not at all.
-    """
+    """Write eval.json, the tables (file name -> text), and last report.html, whose path is returned; all atomically."""
     write_json(folder / "eval.json", summary)
     for name, content in {**tables, "report.html": page.html(folder, [*tables, "eval.json"])}.items():
         with whole_file(folder / name) as temporary:
@@ -312,10 +289,7 @@ def proxy_over_gold(points: Mapping[int, tuple[float, float]]) -> Figure:
 def curves(lines: Sequence[dict[str, Any]], panels: Mapping[str, Mapping[str, str]], xlabel: str) -> Figure | None:
     """What was logged, one panel beside the other; None without any of it.
 
-    Args:
-        lines: of metrics.jsonl, each with `step`.
-        panels: title -> tag -> name in the legend.
-        xlabel: what a step is.
+    `lines` are those of metrics.jsonl, each with `step`, and `panels` title -> tag -> name in the legend.
     """
     logged = {tag for line in lines for tag in line}
     shown = {

@@ -17,7 +17,7 @@ three).
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
+from itertools import compress, product
 
 import numpy as np
 
@@ -98,13 +98,8 @@ def mean_interval(
 
     Args:
         values: float (N,), one value per image; finite.
-        groups: N names of patients.
-        seed: of the resampling. Equal seeds resample the same patients.
-        resamples: number of resamples of the patients, with replacement.
+        seed: of the resampling, with replacement. Equal seeds resample the same patients.
         bounds: lowest and highest value that a mean can have, such as `UNIT` for Dice and `CHANGE` for a difference.
-
-    Raises:
-        ValueError: the lengths differ, or there are no values or values that are not finite.
     """
     values = np.asarray(values, dtype=np.float64)
     if not np.isfinite(values).all():
@@ -181,26 +176,22 @@ def rare_loss(patients: int) -> str:
 
 
 def is_no_gap(gap: Estimate | None) -> bool:
-    """Whether the oracle's gain over the best fixed choice is surely negligible, below `NO_GAP`.
+    """Whether the oracle's gain in Dice over the best fixed choice is surely negligible; None when unlabelled.
 
-    The interval must end below it, and so must what the patients cannot show: a gap of `RARE_GAP` in up to 3/n of the
-    patients (rule of three). So at least 91 patients are needed.
-
-    Args:
-        gap: Dice of the oracle less Dice of the best fixed choice; None when unlabelled.
+    The interval must end below `NO_GAP`, and so must what the patients cannot show: a gap of `RARE_GAP` in up to 3/n of
+    the patients (rule of three). So at least 91 patients are needed.
     """
     return gap is not None and gap.high is not None and max(gap.high, 3 / gap.groups * RARE_GAP) < NO_GAP
 
 
 @dataclass(frozen=True, eq=False)
 class MaxT:
-    """The result of `max_t` for m rows.
+    """The result of `max_t` for m rows, NaN where a difference is missing.
 
     Args:
         t: float64 (m,), one-sample t statistic of the patients' means; 0 where a row equals its reference, infinite
-            where all patients have the same difference, NaN where a difference is missing.
-        p: float64 (m,) in (0, 1], adjusted for all rows; NaN where a difference is missing.
-        groups: number of patients G.
+            where all patients have the same difference.
+        p: float64 (m,) in (0, 1], adjusted for all rows.
     """
 
     t: np.ndarray
@@ -222,10 +213,6 @@ def max_t(differences: np.ndarray, groups: Sequence[str]) -> MaxT:
 
     Args:
         differences: float (m, N), of m rows on N images; m may be 0. NaN: the row has no value of this image.
-        groups: the patient of each image.
-
-    Raises:
-        ValueError: no images, or another number of groups or axes.
 
     >>> gains = np.array([[0.02, 0.03, 0.02, 0.01, 0.02, 0.03, 0.01], [0.0] * 7])  # a method, and one equal to the base
     >>> max_t(gains, list("abcdefg")).p.round(3).tolist()
@@ -242,7 +229,9 @@ def max_t(differences: np.ndarray, groups: Sequence[str]) -> MaxT:
         units = _units(np.nan_to_num(means[tested]))
         cosine, null = units.mean(axis=1), _flips(count) @ units.T / count
         known = (~np.isnan(means[tested])).sum(axis=1)
-        t[tested] = _t_statistic(cosine * np.sqrt(count / known), known)
+        of_known = cosine * np.sqrt(count / known)
+        with np.errstate(divide="ignore", invalid="ignore"):  # t: mean / standard error, from the cosine
+            t[tested] = np.where(known > 1, of_known * np.sqrt((known - 1) / np.maximum(1 - of_known**2, 0)), 0)
         of_flips = _step_down(np.abs(cosine), np.abs(null), exact=2**count <= FLIPS)
         p[tested] = np.maximum(of_flips, _bootstrap(means[tested]))
     return MaxT(t, p, count)
@@ -275,13 +264,6 @@ def _flips(count: int) -> np.ndarray:
     if 2**count > FLIPS:
         return np.random.default_rng(0).choice((1.0, -1.0), (FLIPS, count))
     return np.array(list(product((1.0, -1.0), repeat=count)))
-
-
-def _t_statistic(cosine: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """float64 (m,): mean / standard error of `counts` patients, from the cosine; 0 of a single one."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        t = cosine * np.sqrt((counts - 1) / np.maximum(1 - cosine**2, 0))
-    return np.where(counts > 1, t, 0)
 
 
 def _bootstrap(means: np.ndarray) -> np.ndarray:
@@ -322,14 +304,12 @@ def plain_segmenter(network: np.ndarray, other: np.ndarray, groups: Sequence[str
     Args:
         network: float (N,), Dice of the reward network's segmentation of each image; NaN where the true mask is empty:
             finding nothing there says little about a segmenter.
-        other: float (N,), Dice of `what` on the same images.
-        groups: patient of each image.
-        what, than: name of the other segmentation, for its Dice and for the advice.
+        other: float (N,), Dice of the other segmentation, called `what` for its Dice and `than` for the advice.
     """
     known = ~np.isnan(network)
     if not known.any():
         return "No true mask of these images has foreground: whether a plain segmenter is better cannot be told."
-    groups = [group for group, is_known in zip(groups, known, strict=True) if is_known]
+    groups = list(compress(groups, known))
     network, other = network[known], other[known]
     left_out = "" if known.all() else f" ({(~known).sum()} with an empty true mask are left out)"
     network_dice, other_dice = (mean_interval(values, groups, bounds=UNIT) for values in (network, other))

@@ -60,19 +60,12 @@ def word(metric: str, change: float, p: float) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """A method, measured on the test images.
-
-    Args:
-        name: of the method.
-        values: metric -> float64 (N,); NaN where an image has no value.
-        estimates: metric -> mean over patients.
-        differences: name of another row -> metric -> paired difference to it.
-    """
+    """A method, measured on the test images."""
 
     name: str
-    values: Mapping[str, np.ndarray]
-    estimates: Mapping[str, Estimate]
-    differences: Mapping[str, Mapping[str, Estimate]]
+    values: Mapping[str, np.ndarray]  # metric -> float64 (N,); NaN where an image has no value
+    estimates: Mapping[str, Estimate]  # metric -> mean over patients
+    differences: Mapping[str, Mapping[str, Estimate]]  # name of another row -> metric -> paired difference to it
 
     def means(self) -> dict[str, Any]:
         """The estimates as JSON."""
@@ -129,17 +122,11 @@ def paired_rows(
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """All rows on the same test images.
-
-    Args:
-        rows: in the order of the report.
-        ids: (image, patient) of each image, hashes.
-        criterion: metric of the verdict.
-    """
+    """All rows on the same test images."""
 
     rows: tuple[Row, ...]
-    ids: tuple[tuple[str, str], ...]
-    criterion: str
+    ids: tuple[tuple[str, str], ...]  # (image, patient) of each image, hashes
+    criterion: str  # metric of the verdict
 
     def row(self, name: str) -> Row:
         """The row of that name."""

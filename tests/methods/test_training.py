@@ -144,7 +144,7 @@ def test_weights_are_reused_only_with_the_same_model_dtype_and_prompt(
 ) -> None:
     config = replace(small.config, output_dir=tmp_path)
     begun = open_grpo_inputs(config, RegionConfig(segment_question="Find the tubes.", max_dynamic_patch=3))
-    settings = GRPOSettings(max_steps=training.GRPO_STEPS["quick"])
+    settings = GRPOSettings(max_steps=training.STEPS["grpo"]["quick"])
     plan = training.grpo_plan(Job("quick", small, None, {}), begun, settings, None)
     run = Run(tmp_path / "sa2va_grpo_20260101_000000_00000000", GRPO_RUN)
     weights = weights_fingerprint(load_sa2va_model("sa2va-nano")[0])
