@@ -149,10 +149,7 @@ def read_json(path: Path) -> Any:
 
 
 def secret_key(path: Path) -> bytes:
-    """The 32 random bytes that `path` holds in hex; generated where it is missing, and only its owner may read it.
-
-    A ValueError if the file cannot be read or holds something else.
-    """
+    """The 32 random bytes that `path` holds in hex (else ValueError); made where it is missing, for its owner alone."""
     if not path.exists():
         with whole_file(path, 0o600) as temporary:
             temporary.write_text(secrets.token_hex(32), encoding="utf-8")
@@ -178,10 +175,7 @@ def weights_fingerprint(model: "torch.nn.Module") -> str:
 
 
 def state_fingerprint(state: "Mapping[str, torch.Tensor]", dtype: "torch.dtype | None" = None) -> str:
-    """16 hex digits of a hash over names, shapes, dtypes and up to 65,536 evenly spaced values of each tensor.
-
-    With `dtype`, floating-point tensors count as if they had been converted to it before.
-    """
+    """16 hex digits of names, shapes, dtypes (floats as if of `dtype`) and up to 65,536 even samples of each tensor."""
     digest = hashlib.sha256()
     for name, tensor in sorted(state.items()):
         flat = tensor.detach().reshape(-1)

@@ -168,10 +168,7 @@ class Run:
         )
 
     def begin(self, settings: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Make the folder with config.json, `settings` and beside them `facts`, and return what it holds.
-
-        A ValueError if the folder holds a run.
-        """
+        """Make the folder with config.json, `settings` and `facts` beside them, and return it; refuses one with a run."""
         self.check_new()
         config = {"stage": self.kind.stage, "settings": settings, **facts, **provenance()}
         write_json(self / CONFIG, config)
@@ -397,10 +394,7 @@ def read_model_config(path: Path) -> dict[str, Any]:
 
 
 def portable(path: Path, run: Path) -> str:
-    """A path as written into config.json: relative to the run folder inside the project, else absolute.
-
-    The project is the folder that holds the output folder; it can be moved as a whole.
-    """
+    """A path for config.json: relative to the run inside the project, which holds the output folder, else absolute."""
     path, run = path.resolve(), run.resolve()
     project = run.parent.parent
     if not path.is_relative_to(project) or project == project.parent:  # all paths lie in /

@@ -144,10 +144,7 @@ def _thread_failed(failed: threading.ExceptHookArgs) -> None:
 
 
 def show_ending(line: str, output_dir: Path, frozen: bool = False) -> None:
-    """Print `line` (what was made, and its path), and the command that shows the curves of all runs, in any shell.
-
-    With `frozen` also say that Sa2VA itself is as it was.
-    """
+    """Print that Sa2VA is as it was if `frozen`, how to see the curves of all runs, and `line`: what was made where."""
     tensorboard = shlex.join([sys.executable, "-m", "tensorboard.main", "--logdir", str(output_dir), "--port", "6009"])
     print("\n" + "\n".join([*([UNCHANGED] if frozen else []), f"curves of all runs: {tensorboard}", line]))
 

@@ -102,10 +102,7 @@ def make_adapt_plan(
 
 
 def check_labels(inputs: GRPOInputs, max_labelled: int | None = None) -> None:
-    """Check that one question is asked, labels can train and decide, and that images without masks remain.
-
-    The ValueError says what cannot be known.
-    """
+    """Raise a ValueError, which says what cannot be known, unless labels train and decide and other images remain."""
     root = inputs.config.data_root
     if inputs.kind != "images" or inputs.by_name:
         raise ValueError(f"{root}: adapt needs annotated images with one question, not captions or several classes")

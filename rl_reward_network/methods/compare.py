@@ -269,10 +269,7 @@ class Progress:
         self._seconds: dict[str, list[float]] = {kind: [] for kind in totals}
 
     def done(self, kind: str, line: str, reused: bool) -> None:
-        """Print a line about what was done since the last call, with what is left.
-
-        Minutes are as if everything to come took the mean time of its kind so far.
-        """
+        """Print what was done since the last call and what is left, at the mean minutes of its kind so far."""
         begin, self._start = self._start, self._now()
         if not reused:
             self._seconds[kind].append(self._start - begin)

@@ -183,10 +183,7 @@ TRAINED_WITH = {PROMPTS_LABELS: REWARD_NET}  # the report of its run shows the n
 
 
 def methods_of(groups: Sequence[Group]) -> tuple[Method, ...]:
-    """The base model, and the methods of these groups, in the order of the table.
-
-    A ValueError for the group `combined` without `weights`, of which it needs the best that were measured.
-    """
+    """The base model, and the methods of these groups, as in the table; a ValueError for combined without weights."""
     if "combined" in groups and "weights" not in groups:
         raise ValueError("methods: combined needs the best of the fine-tuned weights; give weights as well")
     return tuple(method for method in METHODS if method.group is None or method.group in groups)

@@ -212,10 +212,7 @@ def choose(rows: Sequence[MethodRow], images: TestImages, margin: float = NO_GAP
 
 
 def verdict_lines(rows: Sequence[MethodRow], choice: Choice, images: TestImages, folder: str) -> tuple[str, ...]:
-    """The verdict in sentences: the best method, the cheapest, how to deploy them, and the plain segmenter.
-
-    `folder` is that of the comparison, as the user types it.
-    """
+    """The verdict in sentences: best and cheapest method, how to deploy them from `folder`, and the plain segmenter."""
     by_name = {row.method.name: row for row in rows}
     best, cheapest = by_name[choice.best], by_name[choice.cheapest]
     lines = [_best_line(best, len(rows) - 1)]

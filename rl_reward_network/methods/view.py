@@ -25,10 +25,7 @@ class FrozenModel:
 
 
 class Models:
-    """Sa2VA with different weights; besides the base only the weights used last stay in memory.
-
-    `folders` are checkpoints by the name of their weights. Without a mask bank every mask is computed anew.
-    """
+    """Sa2VA with the weights of `folders`, by name; besides the base only those used last stay in memory."""
 
     def __init__(
         self,
@@ -107,10 +104,7 @@ class ImageView:
 
 
 class Trained:
-    """The finished runs that methods use, and the prompts, of which the first is the default.
-
-    What is in a run is loaded when a method first needs it.
-    """
+    """The finished runs that methods use, each read once it is needed; the first of the prompts is the default."""
 
     def __init__(self, prompts: Sequence[str], runs: Mapping[str, Path]) -> None:
         self.prompts, self.runs = tuple(prompts), runs

@@ -59,10 +59,7 @@ class Deployment:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Deployment":
-        """The deployment that `asdict` made a JSON object of.
-
-        That of version 0.11 or earlier was not tested against the model as it is, which is therefore deployed.
-        """
+        """The deployment that `asdict` made JSON of; one of version 0.11 or earlier was not tested: as it is."""
         if "choice" not in value:
             reason = "version 0.11 or earlier did not test against it; train again to have it tested"
             return cls("as it is", value["best_fixed"], value["fixed_by"], 0, None, None, None, None, None, reason)

@@ -36,10 +36,7 @@ class SampleTable:
 def measure_sample(
     sample_id: str, group_id: str, scores: np.ndarray, masks: np.ndarray, target: np.ndarray | None
 ) -> SampleTable:
-    """Measure the masks of one image, bool (P, H, W), by its true mask, bool (H, W) or None for an unlabelled image.
-
-    A ValueError that names the sample if shapes or dtypes do not match.
-    """
+    """Measure masks, bool (P, H, W), by a true one, bool (H, W) or None; a ValueError names a sample of other shapes."""
     if masks.dtype != bool or masks.ndim != 3 or scores.shape != masks.shape[:1]:
         got = f"{masks.dtype} {masks.shape} and scores {scores.shape}"
         raise ValueError(f"{sample_id}: masks: got {got}; expected bool (P, H, W) and (P,)")

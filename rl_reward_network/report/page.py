@@ -119,19 +119,22 @@ class Page:
             "Where it comes from": header(self.origin, folder, written),
         }
         notes = "".join(f"<li>{text(note)}</li>" for note in self.notes)
-        return whole_page(
-            self.title,
-            [
-                f"<h1>{text(self.question)}</h1>",
-                f"<p>{text(self.deployed)}</p>",
-                f'<p class="verdict">{text(self.verdict)}</p>',
-                f"<h2>Images</h2><p>{text(self.shown)}</p>" if self.pictures else "",
-                *self.pictures,
-                f"<h2>Results</h2>{self.table}",
-                f'<ul class="notes">{notes}</ul>' if notes else "",
-                *(f"<details><summary>{text(name)}</summary>{part}</details>" for name, part in folded.items() if part),
-            ],
+        parts = [
+            f"<h1>{text(self.question)}</h1>",
+            f"<p>{text(self.deployed)}</p>",
+            f'<p class="verdict">{text(self.verdict)}</p>',
+            f"<h2>Images</h2><p>{text(self.shown)}</p>" if self.pictures else "",
+            *self.pictures,
+            f"<h2>Results</h2>{self.table}",
+            f'<ul class="notes">{notes}</ul>' if notes else "",
+            *(f"<details><summary>{text(name)}</summary>{part}</details>" for name, part in folded.items() if part),
+        ]
+        head = (
+            '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f"<title>{text(self.title)}</title><style>{_STYLE}</style></head>"
         )
+        return head + "<body>\n" + "\n".join(filter(None, parts)) + "\n</body></html>\n"
 
 
 def write_report(folder: Path, page: Page, summary: Mapping[str, Any], tables: Mapping[str, str]) -> Path:
@@ -144,10 +147,7 @@ def write_report(folder: Path, page: Page, summary: Mapping[str, Any], tables: M
 
 
 def header(origin: Origin, folder: Path, written: Sequence[str] = ()) -> str:
-    """HTML of the facts, and of links to the files `written` beside the report and to those that exist; "" without.
-
-    Links are relative to the folder of the report, so that it can be moved with the files.
-    """
+    """HTML of the facts, and of links relative to the report: to the files `written` and to those that exist."""
     if not origin.facts:
         return ""
     targets = {name: name for name in written}
@@ -161,16 +161,6 @@ def header(origin: Origin, folder: Path, written: Sequence[str] = ()) -> str:
         f"<tr><th>{text(name)}</th><td>{cell}</td></tr>\n" for name, cell in (cells | {"files": links}).items() if cell
     )
     return f'<div class="wrap"><table class="facts"><tbody>\n{rows}</tbody></table></div>'
-
-
-def whole_page(title: str, parts: Iterable[str]) -> str:
-    """The HTML file; empty parts are left out."""
-    head = (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{text(title)}</title><style>{_STYLE}</style></head>"
-    )
-    return head + "<body>\n" + "\n".join(part for part in parts if part) + "\n</body></html>\n"
 
 
 def text(value: object) -> str:

@@ -60,10 +60,7 @@ class Estimate:
 
 
 def group_means(values: np.ndarray, groups: Sequence[str]) -> np.ndarray:
-    """float64 (..., G): the mean of the values (float (..., N)) of each group, in sorted order of the groups' names.
-
-    NaN are left out; a group without any other value has NaN.
-    """
+    """float64 (..., G): the mean of each group, in sorted order, of float (..., N) without NaN; NaN where none is left."""
     values = np.asarray(values, dtype=np.float64)
     count = values.shape[-1] if values.ndim else 0
     if not count or count != len(groups):

@@ -106,10 +106,7 @@ def _estimates(
 def paired_rows(
     before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray], groups: Sequence[str], seed: int = 0
 ) -> tuple[Row, Row]:
-    """The rows "before" and "after", the latter with its differences.
-
-    Each metric is that of the images for which both have a value, in both rows; without such images it is left out.
-    """
+    """The rows "before" and "after", the latter with differences; each metric of the images that have it in both."""
     gains = {metric: after[metric] - before[metric] for metric in before}
     gains = {metric: gain for metric, gain in gains.items() if not np.isnan(gain).all()}
 
