@@ -168,7 +168,7 @@ class Run:
         )
 
     def begin(self, settings: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Make the folder with config.json, `settings` and `facts` beside them, and return it; refuses one with a run."""
+        """Make the folder with `settings` and `facts` in its config.json, which is returned; refuses one with a run."""
         self.check_new()
         config = {"stage": self.kind.stage, "settings": settings, **facts, **provenance()}
         write_json(self / CONFIG, config)

@@ -36,7 +36,7 @@ class SampleTable:
 def measure_sample(
     sample_id: str, group_id: str, scores: np.ndarray, masks: np.ndarray, target: np.ndarray | None
 ) -> SampleTable:
-    """Measure masks, bool (P, H, W), by a true one, bool (H, W) or None; a ValueError names a sample of other shapes."""
+    """Measure masks, bool (P, H, W), by a true one, bool (H, W) or None; a ValueError names one of other shapes."""
     if masks.dtype != bool or masks.ndim != 3 or scores.shape != masks.shape[:1]:
         got = f"{masks.dtype} {masks.shape} and scores {scores.shape}"
         raise ValueError(f"{sample_id}: masks: got {got}; expected bool (P, H, W) and (P,)")
