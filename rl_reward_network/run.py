@@ -124,8 +124,10 @@ class Run:
         for folder in run_folders(output_dir, kind.prefix):
             run = cls(folder, kind)
             try:
-                fits = (state is None or run.read_state() == state) and run.fits(settings) and also(run)
-                if fits and (run.read_state() == "finished" or not run.busy()):
+                found = run.read_state()
+                usable = state in (None, found) and (found == "finished" or run._of_this_version())
+                fits = usable and not differences(run.settings, settings) and also(run)
+                if fits and (found == "finished" or not run.busy()):
                     return run
             except ValueError as error:
                 warnings.warn(f"passed over: {error}", stacklevel=1)  # always this line, so that it is shown once
@@ -272,11 +274,6 @@ class Run:
                 return False
         except Timeout:
             return True
-
-    def fits(self, settings: Mapping[str, Any]) -> bool:
-        """Whether it has these settings, and is finished or begun by this version; a ValueError if it is damaged."""
-        usable = self.read_state() == "finished" or self._of_this_version()
-        return usable and not differences(self.settings, settings)
 
     def check_new(self) -> None:
         """Raise a ValueError if the folder holds a run."""

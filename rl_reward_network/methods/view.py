@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -48,14 +49,10 @@ class Models:
         return self._other[1]
 
     def _frozen(self, segmenter: Sa2VASegmenter) -> FrozenModel:
-        bank = self._bank
-        if bank is None:
+        if self._bank is None:
             return FrozenModel(segmenter.segment, segmenter.upsample)
-
-        def answer(image: np.ndarray, prompts: list[str]) -> FrozenAnswer:
-            return MaskBank(bank, segmenter.segment, segmenter.fingerprint, prompts).answer(image)
-
-        return FrozenModel(answer, segmenter.upsample)
+        bank = partial(MaskBank, self._bank, segmenter.segment, segmenter.fingerprint)
+        return FrozenModel(lambda image, prompts: bank(prompts).answer(image), segmenter.upsample)
 
 
 class ImageView:

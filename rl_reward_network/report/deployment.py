@@ -179,11 +179,10 @@ def best_fixed_prompt(tables: Sequence[SampleTable]) -> tuple[int, str]:
 
 def oracle_gap(tables: Sequence[SampleTable], best_fixed: int, seed: int) -> Estimate | None:
     """Dice of the oracle less Dice of the best fixed prompt on labelled images; None without any."""
-    indices, column = comparable(tables)
-    if column == "score":
+    labelled = [table for table in tables if table.metrics is not None]
+    if not labelled:
         return None
-    dice = stack([tables[index] for index in indices], "dice")
-    groups = [tables[index].group_id for index in indices]
+    dice, groups = stack(labelled, "dice"), [table.group_id for table in labelled]
     return mean_interval(dice.max(axis=1) - dice[:, best_fixed], groups, seed, bounds=CHANGE)
 
 

@@ -50,27 +50,20 @@ def measure_sample(
 
 
 def agreement(predicted: np.ndarray, true: np.ndarray, image_ids: np.ndarray) -> AgreementRow:
-    """Error and rank agreement of N predicted scores.
+    """Error and rank agreement of N predicted scores with true Dice, both finite float (N,) in [0, 1]; or a ValueError.
 
-    Args:
-        predicted: float (N,) in [0, 1], predicted Dice.
-        true: float (N,) in [0, 1], true Dice.
-        image_ids: (N,) of any dtype, the image of each mask.
+    The masks are of the images `image_ids`, (N,).
 
-    Returns:
-        - `mae`: mean absolute error.
-        - `pearson`, `spearman`: over all masks; None if either side is constant (undefined, not zero).
-        - `within_image_spearman`: mean over images with different true scores; an image with constant predictions
-          counts as 0. None if all predictions are equal or no image has different true scores.
-        - `top1_regret`: best true Dice of an image minus the true Dice of the mask predicted best, mean over images;
-          ties are averaged.
-        - `auroc_poor`: probability that a mask of true Dice below 0.7 is predicted lower than another, ties count
-          half; None if there are only masks of one kind.
-        - `pearson_middle`: over the masks of true Dice 0.7 to 0.9; None if there are fewer than 10, or if either side
-          is constant.
-
-    Raises:
-        ValueError: lengths differ or are 0, or a score is not finite.
+    - `mae`: mean absolute error.
+    - `pearson`, `spearman`: over all masks; None if either side is constant (undefined, not zero).
+    - `within_image_spearman`: mean over images with different true scores; an image with constant predictions counts as
+      0. None if all predictions are equal or no image has different true scores.
+    - `top1_regret`: best true Dice of an image minus the true Dice of the mask predicted best, mean over images; ties
+      are averaged.
+    - `auroc_poor`: probability that a mask of true Dice below 0.7 is predicted lower than another, ties count half;
+      None if there are only masks of one kind.
+    - `pearson_middle`: over the masks of true Dice 0.7 to 0.9; None if there are fewer than 10, or if either side is
+      constant.
     """
     predicted, true, image_ids = (np.asarray(x) for x in (predicted, true, image_ids))
     if not (predicted.shape == true.shape == image_ids.shape) or predicted.ndim != 1 or predicted.size == 0:

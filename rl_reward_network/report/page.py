@@ -75,9 +75,7 @@ def made_by(command: str, flags: Mapping[str, object], data: str, model: str, tr
     """The header's facts: date, version, data, model, the command that made the report, and that of TensorBoard.
 
     Args:
-        command: of `sa2va-rl`, such as "evaluate".
         flags: name -> value; None and False are left out, True is a flag without a value.
-        trained_by: version that trained the model.
         logs: TensorBoard folder of the run; left out if it does not exist.
     """
     given = {f"--{name}": value for name, value in flags.items() if value is not None and value is not False}

@@ -60,7 +60,7 @@ class Estimate:
 
 
 def group_means(values: np.ndarray, groups: Sequence[str]) -> np.ndarray:
-    """float64 (..., G): means of values, float (..., N), by group in sorted order; NaN only where a group has no other."""
+    """float64 (..., G): means of values, float (..., N), by group in sorted order; NaN only if a group has no other."""
     values = np.asarray(values, dtype=np.float64)
     count = values.shape[-1] if values.ndim else 0
     if not count or count != len(groups):

@@ -1,7 +1,6 @@
 """The results of a report: a `Row` per method, its verdict, and the `Table` that shows rows in every format.
 
-All reports are made of rows: the prompt policy and the policy of operations beside their baselines, a model before and
-after fine-tuning, and the comparison of methods. Axes: N test images (or items).
+Every report is made of rows, whatever it compares. Axes: N test images (or items).
 """
 
 import re
