@@ -16,7 +16,6 @@ from rl_reward_network.report.statistics import (
     LEVEL,
     MIN_PATIENTS,
     NO_GAP,
-    UNIT,
     Estimate,
     max_t_of,
     mean_interval,
@@ -35,20 +34,16 @@ TITLES = {name: metric.column for name, metric in METRICS.items()} | {
 WORDS = {1: "better", -1: "worse", 0: "cannot tell"}
 
 
-def bounds_of(metric: str) -> tuple[float, float]:
-    """The lowest and the highest value of a metric; [0, 1] for what is not in `METRICS`, such as a score."""
+def bounds_of(metric: str, change: bool = False) -> tuple[float, float]:
+    """The range of a metric, or of its changes; [0, 1] for the values of what is not in `METRICS`, such as a score."""
     highest = METRICS[metric].highest if metric in METRICS else 1.0
-    return UNIT if highest == 1 else (0.0, np.inf if highest is None else highest)
-
-
-def _change_bounds(metric: str) -> tuple[float, float]:
-    highest = bounds_of(metric)[1]
-    return -highest, highest
+    highest = np.inf if highest is None else highest
+    return -highest if change else 0.0, highest
 
 
 def change_interval(metric: str, change: np.ndarray, groups: Sequence[str], seed: int = 0) -> Estimate:
     """The mean difference of a metric, float (N,), with its interval within what is possible."""
-    return mean_interval(change, groups, seed, bounds=_change_bounds(metric))
+    return mean_interval(change, groups, seed, bounds=bounds_of(metric, change=True))
 
 
 def word(metric: str, change: float, p: float) -> str:
@@ -83,22 +78,20 @@ def make_row(
     An estimate is that of the images which have a value; without any it is left out. `differences` are those of each
     image, name of another row -> metric -> float64 (N,); the rest is as in `Row`.
     """
-    changes = {other: _estimates(columns, groups, seed, _change_bounds) for other, columns in differences.items()}
-    return Row(name, values, _estimates(values, groups, seed, bounds_of), changes)
+    changes = {other: _estimates(columns, groups, seed, True) for other, columns in differences.items()}
+    return Row(name, values, _estimates(values, groups, seed), changes)
 
 
 def _estimates(
-    columns: Mapping[str, np.ndarray],
-    groups: Sequence[str],
-    seed: int,
-    bounds: Callable[[str], tuple[float, float]],
+    columns: Mapping[str, np.ndarray], groups: Sequence[str], seed: int, change: bool = False
 ) -> dict[str, Estimate]:
     """Metric -> mean over the patients who have a value; without any it is left out."""
     found = {}
     for metric, values in columns.items():
         known = ~np.isnan(values)
         if known.any():
-            found[metric] = mean_interval(values[known], list(compress(groups, known)), seed, bounds=bounds(metric))
+            of_known, bounds = list(compress(groups, known)), bounds_of(metric, change)
+            found[metric] = mean_interval(values[known], of_known, seed, bounds=bounds)
     return found
 
 
