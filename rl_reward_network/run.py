@@ -114,12 +114,8 @@ class Run:
     ) -> "Run | None":
         """The newest run with these settings, some or all of `Run.settings`: finished, or interrupted by this version.
 
-        Damaged and foreign folders are passed over with a warning that names them, and without one unfinished runs that
-        another process works on.
-
-        Args:
-            state: of the run; None for either.
-            also: a further condition; a ValueError says that the run is damaged.
+        Damaged and foreign folders, and those for which `also` raises a ValueError, are passed over with a warning that
+        names them, and without one unfinished runs that another process works on.
         """
         for folder in run_folders(output_dir, kind.prefix):
             run = cls(folder, kind)
@@ -144,15 +140,9 @@ class Run:
         also: Callable[["Run"], bool] = lambda run: True,
         otherwise: str = "nothing",
     ) -> "Run":
-        """The run that `--resume` continues: that in `folder`, or the newest with these settings.
+        """The run that `--resume` continues: that in `folder`, whose settings are compared, or the newest, see `find`.
 
-        Args:
-            folder: a run named by the user; its settings are compared. The rest is as in `find`.
-            otherwise: the difference to name where all settings are equal.
-
-        Raises:
-            ValueError: `folder` holds no run, one with other settings or an unfinished one of another version; or no
-                run fits, then the newest are listed with what differs.
+        A ValueError says why it cannot go on, or lists the newest runs with what differs: settings, or `otherwise`.
         """
         if folder is not None:
             run = cls(folder, kind)

@@ -51,10 +51,8 @@ def run(
     The message of a ValueError is printed without a traceback, and the exit status is 2. Any other error, except Ctrl-C
     (see `cli/__init__.py`), is a bug and keeps its traceback.
 
-    Args:
-        args_type: a dataclass, with which `main` and `check` are called.
-        prog: the command as a user types it; by default the running module.
-        ignore_unknown: ignore flags that the command does not have.
+    `main` or `check` is called with an `args_type`, a dataclass. `prog` is the command as a user types it, by default
+    the running module.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     for noisy in ("httpx", "huggingface_hub", "transformers", "torch", "matplotlib", "PIL"):

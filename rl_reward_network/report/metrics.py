@@ -16,17 +16,12 @@ MIN_MASKS = 10  # for a correlation
 
 @dataclass(frozen=True, eq=False)
 class SampleTable:
-    """Score and metrics of the masks of P prompts on one image; hashes name the image with its phrase and the patient.
-
-    Args:
-        scores: float (P,) in [0, 1], the reward network's score of each prompt's mask; NaN outside its domain.
-        metrics: float64 (P,) in [0, 1] for each name in `MASK_REWARDS`; None for an unlabelled image.
-    """
+    """Score and metrics of the masks of P prompts on one image, which hashes name with its phrase and patient."""
 
     sample_id: str
     group_id: str
-    scores: np.ndarray
-    metrics: dict[str, np.ndarray] | None
+    scores: np.ndarray  # float (P,) in [0, 1], of the reward network for each prompt's mask; NaN outside its domain
+    metrics: dict[str, np.ndarray] | None  # of `MASK_REWARDS`, float64 (P,) in [0, 1]; None for an unlabelled image
 
     def column(self, name: str) -> np.ndarray:
         """float64 (P,): "score" or a metric; raises a KeyError for a metric of an unlabelled image."""

@@ -74,9 +74,7 @@ class Origin:
 def made_by(command: str, flags: Mapping[str, object], data: str, model: str, trained_by: str, logs: Path) -> Origin:
     """The header's facts: date, version, data, model, the command that made the report, and that of TensorBoard.
 
-    Args:
-        flags: name -> value; None and False are left out, True is a flag without a value.
-        logs: TensorBoard folder of the run; left out if it does not exist.
+    Of `flags`, None and False are left out, and True is one without a value. So is TensorBoard without a folder `logs`.
     """
     given = {f"--{name}": value for name, value in flags.items() if value is not None and value is not False}
     words = [word for name, value in given.items() for word in ([name] if value is True else [name, str(value)])]

@@ -183,17 +183,11 @@ def is_no_gap(gap: Estimate | None) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class MaxT:
-    """The result of `max_t` for m rows, NaN where a difference is missing.
+    """The result of `max_t` for m rows, NaN where a difference is missing."""
 
-    Args:
-        t: float64 (m,), one-sample t statistic of the patients' means; 0 where a row equals its reference, infinite
-            where all patients have the same difference.
-        p: float64 (m,) in (0, 1], adjusted for all rows.
-    """
-
-    t: np.ndarray
-    p: np.ndarray
-    groups: int
+    t: np.ndarray  # float64 (m,), of the patients' means; 0 where equal to the reference, infinite where all are alike
+    p: np.ndarray  # float64 (m,) in (0, 1], adjusted for all rows
+    groups: int  # number of patients
 
     @property
     def signs(self) -> np.ndarray:
