@@ -159,7 +159,7 @@ def summary(result: BeforeAfter) -> dict[str, Any]:
         "totals": {name: {"before": old, "after": new} for name, (old, new) in result.totals.items()},
         "notes": list(result.notes),
         "config": result.config,
-        **({"by_name": result.by_name.summary} if result.by_name else {}),
+        **({"by_name": asdict(result.by_name)} if result.by_name else {}),
     }
 
 

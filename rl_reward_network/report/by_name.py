@@ -4,15 +4,13 @@ Axes: N questions, each about one class in one image; M models (or wordings) ans
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import compress
-from typing import Any
 
 import numpy as np
 
 from rl_reward_network.report.statistics import (
-    RESAMPLES,
     UNIT,
     Estimate,
     group_means,
@@ -75,11 +73,6 @@ class NamesSection:
     models: tuple[str, ...]  # titles of the M models
     rows: tuple[ClassRow, ...]  # of each class, and of all
 
-    @property
-    def summary(self) -> dict[str, Any]:
-        """The entry "by_name" of eval.json."""
-        return {"models": list(self.models), "rows": [asdict(row) for row in self.rows]}
-
     def tables(self, intervals: bool = True) -> dict[str, Table]:
         """Title -> table; with `intervals` False of means alone, for a terminal."""
 
@@ -127,12 +120,7 @@ def names_section(questions: Questions, models: Mapping[str, Answers], seed: int
 
 
 def mean_of_classes(
-    values: np.ndarray,
-    names: Sequence[str],
-    groups: Sequence[str],
-    seed: int = 0,
-    resamples: int = RESAMPLES,
-    bounds: tuple[float, float] = UNIT,
+    values: np.ndarray, names: Sequence[str], groups: Sequence[str], seed: int = 0, bounds: tuple[float, float] = UNIT
 ) -> Estimate:
     """The mean over classes of the means over groups, each with the same weight, and its 95 % interval over groups.
 
@@ -150,4 +138,4 @@ def mean_of_classes(
         return share_interval(float(of_classes.mean()), count, float((counts**-0.5).mean()) ** -2)
     unbiased = np.sqrt(counts / np.maximum(counts - 1, 1) * (count - 1) / count) if count > 1 else 1.0
     influence = np.nan_to_num(means - of_classes) * count / counts * unbiased
-    return interval_of(of_classes.mean() + influence.mean(axis=0), seed, resamples, bounds)
+    return interval_of(of_classes.mean() + influence.mean(axis=0), seed, bounds)

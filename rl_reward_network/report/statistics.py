@@ -82,11 +82,7 @@ def known_means(values: Sequence[float] | np.ndarray, groups: Sequence[str]) -> 
 
 
 def mean_interval(
-    values: np.ndarray,
-    groups: Sequence[str],
-    seed: int = 0,
-    resamples: int = RESAMPLES,
-    bounds: tuple[float, float] = FREE,
+    values: np.ndarray, groups: Sequence[str], seed: int = 0, bounds: tuple[float, float] = FREE
 ) -> Estimate:
     """The mean over patients, each patient with the same weight, and its 95 % interval.
 
@@ -104,7 +100,7 @@ def mean_interval(
     means = group_means(values, groups)
     if bounds == UNIT and np.isin(values, UNIT).all():
         return share_interval(float(means.mean()), len(means), len(means))
-    return interval_of(means, seed, resamples, bounds)
+    return interval_of(means, seed, bounds)
 
 
 def share_interval(share: float, groups: int, independent: float) -> Estimate:
@@ -116,9 +112,7 @@ def share_interval(share: float, groups: int, independent: float) -> Estimate:
     return Estimate(share, float(np.clip(middle - half, 0, share)), float(np.clip(middle + half, share, 1)), groups)
 
 
-def interval_of(
-    means: np.ndarray, seed: int = 0, resamples: int = RESAMPLES, bounds: tuple[float, float] = FREE
-) -> Estimate:
+def interval_of(means: np.ndarray, seed: int = 0, bounds: tuple[float, float] = FREE) -> Estimate:
     """The bootstrap-t interval of the mean of one value per patient, float64 (G,); as in `mean_interval`.
 
     It reaches at most `MOST_ERRORS` standard errors: a resample may lack the one patient who differs.
@@ -126,7 +120,7 @@ def interval_of(
     count, mean = len(means), float(means.mean())
     if count < MIN_PATIENTS:
         return Estimate(mean, None, None, count)
-    spread, t = _studentised(means[None], _resamples(count, seed, resamples))
+    spread, t = _studentised(means[None], _resamples(count, seed, RESAMPLES))
     most = MOST_ERRORS / np.sqrt(count - 1)
     below, above = spread[0] * np.quantile(np.clip(t[:, 0], -most, most), (0.975, 0.025))
     low, high = max(mean - below, bounds[0]), min(mean - above, bounds[1])

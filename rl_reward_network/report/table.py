@@ -32,6 +32,7 @@ TITLES = {name: metric.column for name, metric in METRICS.items()} | {
     SCORE: "reward network's score",
 }
 WORDS = {1: "better", -1: "worse", 0: "cannot tell"}
+Values = Mapping[str, np.ndarray]  # metric -> float64 (N,); NaN where an image has no value
 
 
 def bounds_of(metric: str, change: bool = False) -> tuple[float, float]:
@@ -57,7 +58,7 @@ class Row:
     """A method, measured on the test images."""
 
     name: str
-    values: Mapping[str, np.ndarray]  # metric -> float64 (N,); NaN where an image has no value
+    values: Values
     estimates: Mapping[str, Estimate]  # metric -> mean over patients
     differences: Mapping[str, Mapping[str, Estimate]]  # name of another row -> metric -> paired difference to it
 
@@ -66,25 +67,17 @@ class Row:
         return {metric: asdict(estimate) for metric, estimate in self.estimates.items()}
 
 
-def make_row(
-    name: str,
-    values: Mapping[str, np.ndarray],
-    differences: Mapping[str, Mapping[str, np.ndarray]],
-    groups: Sequence[str],
-    seed: int = 0,
-) -> Row:
+def make_row(name: str, values: Values, differences: Mapping[str, Values], groups: Sequence[str], seed: int = 0) -> Row:
     """A row with its intervals; rows of one seed resample the same patients.
 
     An estimate is that of the images which have a value; without any it is left out. `differences` are those of each
-    image, name of another row -> metric -> float64 (N,); the rest is as in `Row`.
+    image to another row, by its name.
     """
     changes = {other: _estimates(columns, groups, seed, True) for other, columns in differences.items()}
     return Row(name, values, _estimates(values, groups, seed), changes)
 
 
-def _estimates(
-    columns: Mapping[str, np.ndarray], groups: Sequence[str], seed: int, change: bool = False
-) -> dict[str, Estimate]:
+def _estimates(columns: Values, groups: Sequence[str], seed: int, change: bool = False) -> dict[str, Estimate]:
     """Metric -> mean over the patients who have a value; without any it is left out."""
     found = {}
     for metric, values in columns.items():
@@ -95,14 +88,12 @@ def _estimates(
     return found
 
 
-def paired_rows(
-    before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray], groups: Sequence[str], seed: int = 0
-) -> tuple[Row, Row]:
+def paired_rows(before: Values, after: Values, groups: Sequence[str], seed: int = 0) -> tuple[Row, Row]:
     """The rows "before" and "after", the latter with differences; each metric of the images that have it in both."""
     gains = {metric: after[metric] - before[metric] for metric in before}
     gains = {metric: gain for metric, gain in gains.items() if not np.isnan(gain).all()}
 
-    def row_of(name: str, values: Mapping[str, np.ndarray], differences: Mapping[str, Mapping[str, np.ndarray]]) -> Row:
+    def row_of(name: str, values: Values, differences: Mapping[str, Values]) -> Row:
         shared = {metric: np.where(np.isnan(gain), np.nan, values[metric]) for metric, gain in gains.items()}
         return replace(make_row(name, shared, differences, groups, seed), values=values)
 
