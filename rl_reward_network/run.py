@@ -391,10 +391,7 @@ def portable(path: Path, run: Path) -> str:
 
 
 def reward_run_files(run: Path, named: str | None) -> dict[str, Path]:
-    """Name -> path of the run of a reward network and of its pictures, which may be gone.
-
-    `named` is path and time of the network as in config.json of the folder `run` that used it; None without one.
-    """
+    """Name -> path, maybe gone: run and pictures of the reward network, `named` as in the config.json of `run`."""
     path, _, _ = (named or "").rpartition(", of ")
     folder = (run / path).parent
     return {"run of the reward network": folder, "pictures of its errors": folder / "sheet.png"} if path else {}

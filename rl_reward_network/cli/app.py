@@ -1,7 +1,4 @@
-"""Start and end of every command: flags by tyro, two levels of help, errors as one line, bars, and the last lines.
-
-Progress bars of all libraries move on a terminal; a log gets a line every half a minute.
-"""
+"""Start and end of every command: flags by tyro, two levels of help, errors as one line, bars, and the last lines."""
 
 import gc
 import logging
@@ -168,7 +165,7 @@ class Lines:
 
 @contextmanager
 def calm_bars() -> Iterator[None]:
-    """Fit the bars of tqdm, and so those of transformers, datasets and Hugging Face's hub, to what reads them."""
+    """Let bars of tqdm, and so of transformers, datasets and the hub, move on a terminal; a log gets lines at times."""
     if sys.stderr.isatty():
         yield
         return

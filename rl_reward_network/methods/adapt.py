@@ -219,10 +219,7 @@ def decide(stage: str, dice: np.ndarray, groups: Sequence[str]) -> StageResult:
 
 
 def deploy(inputs: GRPOInputs, run: Run, stage: Path) -> tuple[Path, Estimate | None]:
-    """Evaluate the last kept stage, and its model against the one before all stages; write `adapted/`.
-
-    Returns the report of the stage, and the gain in Dice on test patients; None without test images that have masks.
-    """
+    """Write `adapted/` of the last kept stage; returns its report and the gain in Dice on labelled test patients."""
     _, report = run_grpo_evaluation(stage / FINAL)
     write_results(stage / FINAL, report.with_name("eval.json"))
     prompts, gain = [prompt for prompt in inputs.pick("test") if prompt.labelled], None

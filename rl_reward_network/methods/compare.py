@@ -1,7 +1,4 @@
-"""The comparison as a whole: train or reuse what the methods need, measure each method, write the report.
-
-Its folders best/ and cheapest/ hold a method that `sa2va-rl segment --run` applies to new images.
-"""
+"""The comparison as a whole: train or reuse what methods need, measure each, write the report and what is deployed."""
 
 import hashlib
 import json
@@ -366,11 +363,7 @@ class DeployedMethod:
 
 
 def save_deployed(folder: Path, inputs: RunInputs, result: MethodResult, runs: Mapping[str, Path], run: Path) -> None:
-    """Write a method into `folder`, best/ or cheapest/ in the folder `run` of the comparison; one there is replaced.
-
-    The runs that the method needs are named by paths relative to the comparison, so that the project can be moved as a
-    whole; none is copied.
-    """
+    """Write a method into best/ or cheapest/ of the comparison `run`; what it needs has relative paths and no copy."""
     config, limits, model = inputs.config, inputs.prompt_config, Path(inputs.config.model_path)
     of_model = [limits.segment_batch, limits.max_new_tokens, limits.max_tiles, config.dtype, config.image_resize]
     description = {

@@ -44,10 +44,7 @@ FINE_TUNED = "fine_tuned"  # the weights that are best on validation patients; d
 
 
 def flips_and_scales(view: ImageView, trained: Trained, parameter: float | None) -> np.ndarray:
-    """The mean of the soft masks of the image, its three flips, and its four quarters magnified.
-
-    Where quarters overlap, their mean counts; together they count as one of the five.
-    """
+    """The mean of five soft masks: of the image, its three flips, and its magnified quarters (a mean in overlaps)."""
     prompt = trained.prompts[:1]
     total = view.soft(prompt)[0].copy()
     for name, axes in FLIPS.items():

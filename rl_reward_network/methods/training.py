@@ -168,10 +168,7 @@ def grpo_plan(job: Job, inputs: "GRPOInputs", settings: GRPOSettings, network: R
 
 
 def _label_budget(job: Job, objective: str) -> int:
-    """The labelled images that the reward network learned from; for a mean teacher none of the `policy` split.
-
-    Otherwise few images would all be labelled, and none be left without a mask.
-    """
+    """The labelled images that the reward network learned from; a mean teacher must have images without masks left."""
     budget = PRESETS[job.mode].images
     if job.reward_net is not None:
         budget = int(read_json(named_run(job.reward_net) / AGREEMENT)["used"]["reward"]["images"])

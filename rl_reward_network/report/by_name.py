@@ -10,14 +10,7 @@ from itertools import compress
 
 import numpy as np
 
-from rl_reward_network.report.statistics import (
-    UNIT,
-    Estimate,
-    group_means,
-    interval_of,
-    max_t_of,
-    share_interval,
-)
+from rl_reward_network.report.statistics import UNIT, Estimate, group_means, interval_of, max_t_of, share_interval
 from rl_reward_network.report.table import Column, Table, table_of, word
 
 ALL_CLASSES = "mean of classes"

@@ -137,10 +137,7 @@ def labels_sentence(labels: Labels) -> str:
 
 
 def out_of_fold(groups: Sequence[str], measure: Callable[[frozenset[str], np.ndarray], np.ndarray]) -> np.ndarray:
-    """float64 (N,): a value per image, by what has not seen its patient, in `FOLDS` folds by patient.
-
-    `measure`: (patients that are held out, indices int (n,) of their images) -> float (n,) of these images.
-    """
+    """float64 (N,): values by `measure(patients of a fold, indices (n,) of their images)`, which has not seen these."""
     values, names = np.empty(len(groups)), np.asarray(groups)
     for _, indices in GroupKFold(min(FOLDS, len(set(groups)))).split(names, groups=names):
         values[indices] = measure(frozenset(names[indices].tolist()), indices)

@@ -273,10 +273,7 @@ def proxy_over_gold(points: Mapping[int, tuple[float, float]]) -> Figure:
 
 
 def curves(lines: Sequence[dict[str, Any]], panels: Mapping[str, Mapping[str, str]], xlabel: str) -> Figure | None:
-    """What was logged, one panel beside the other; None without any of it.
-
-    `lines` are those of metrics.jsonl, each with `step`, and `panels` title -> tag -> name in the legend.
-    """
+    """Lines of metrics.jsonl, in a panel for each title of `panels`: tag -> name in the legend; None without any."""
     logged = {tag for line in lines for tag in line}
     shown = {
         title: {tag: name for tag, name in names.items() if tag in logged}
