@@ -43,11 +43,12 @@ from rl_reward_network.report.table import ECE, picks
 from rl_reward_network.reward_training.stage import check_no_leak
 from rl_reward_network.rewards.learned import ForegroundMaps, ImageScorer
 from rl_reward_network.rewards.metrics import METRICS, calibration_error, dice, mask_metrics
-from rl_reward_network.run import BEST_REWARD_NET, Run, portable
+from rl_reward_network.run import BEST_REWARD_NET, POLICY_RUN, POST_RUN, Run, portable
 
 DEPLOYED = "method.json"
 BY_NAME = {method.name: method for method in METHODS}
 RESULTS = "method_results"  # beside the run folders: each method is measured once, as masks are computed once
+FIXED = {POLICY_RUN.stage: "best fixed prompt", POST_RUN.stage: "best fixed sequence"}  # of runs of a policy
 VAL_IMAGES = {"quick": 48, "full": 100}
 TEST_IMAGES: dict[str, int | None] = {"quick": 100, "full": None}  # None: all
 
@@ -208,9 +209,12 @@ class _Seed:
 
     def _chosen_words(self, method: Method, weights: str) -> str:
         """Which weights were chosen, and what trained policies deploy, in words."""
-        words = [] if method.searched else [deploys(run) for run in self.runs_of(method, weights).values()]
+        words = []
+        for run in () if method.searched else self.runs_of(method, weights).values():
+            if fixed := FIXED.get(read_json(run / "config.json")["stage"]):
+                words.append(deployment_of(run).words(fixed, "the model as it is"))
         chosen = [self.methods[weights].title] if method.weights == FINE_TUNED else []
-        return ", ".join(filter(None, [*chosen, " and ".join(filter(None, words))]))
+        return ", ".join(filter(None, [*chosen, " and ".join(words)]))
 
     def _cost(self, method: Method, weights: str) -> Cost:
         costs = [RunCost.load(run).total(method.searched) for run in self.runs_of(method, weights).values()]
@@ -249,13 +253,6 @@ class _Seed:
                 view = self.view(test[place].load_image(), result.weights)
                 masks[title][method.name] = method.predict(view, self.trained, result.parameter) > 0.5
         return [(title, test[place], masks[title]) for title, place in places.items()]
-
-
-def deploys(run: Path) -> str:
-    """What the policy of a run deploys, in words; empty for runs without a policy."""
-    config = read_json(run / "config.json")
-    fixed = {"prompt policy": "best fixed prompt", "post-processing policy": "best fixed sequence"}.get(config["stage"])
-    return "" if fixed is None else deployment_of(run).words(fixed, "the model as it is")
 
 
 class Progress:
@@ -297,18 +294,16 @@ def measure_method(
     val, groups = np.stack(rows), [sample.group_id for sample in samples["val"]]
     best = int(np.argmax([group_means(column, groups).mean() for column in val.T]))
     parameter = method.grid[best] if method.grid else None
-    columns: dict[str, list[float]] = {}
-    answers = []
+    measured, answers = [], []
     for view, truth in _seen(samples["test"], make_view, f"{method.name}: test"):
         soft = method.predict(view, trained, parameter)
         mask = soft > 0.5
         answers.append(len(view.answers))
-        measured = mask_metrics(mask, truth) | {ECE: float(calibration_error(soft[None].astype(float), truth[None])[0])}
+        metrics = mask_metrics(mask, truth) | {ECE: float(calibration_error(soft[None].astype(float), truth[None])[0])}
         if view.has_scorer:
-            measured["score"] = float(view.scorer.quality(mask[None].astype(np.float32))["score"][0])
-        for name, value in measured.items():
-            columns.setdefault(name, []).append(value)
-    test = {name: tuple(values) for name, values in columns.items()}
+            metrics["score"] = float(view.scorer.quality(mask[None].astype(np.float32))["score"][0])
+        measured.append(metrics)
+    test = {name: tuple(metrics[name] for metrics in measured) for name in measured[0]}
     found = tuple(val[:, best].tolist()), test, float(np.mean(answers))
     return MethodResult(method.name, seed, weights, parameter, *found, chosen_on_validation=chosen_on_validation)
 
