@@ -56,10 +56,9 @@ class Models:
 
 
 class ImageView:
-    """An image uint8 (H, W, 3), RGB, and what models say about it; each answer is computed once, when it is needed.
+    """An image, uint8 (H, W, 3) RGB, and what models say about it, each computed once it is needed.
 
-    `model` has the weights of the method, and `scorer` applies the reward network. `answers` of Sa2VA are by (prompt,
-    copy of the image).
+    `scorer` applies the reward network. `answers` of Sa2VA are by (prompt, copy of the image).
     """
 
     def __init__(

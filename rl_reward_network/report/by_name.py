@@ -118,9 +118,8 @@ def mean_of_classes(
     """The mean over classes of the means over groups, each with the same weight, and its 95 % interval over groups.
 
     With one class it is `mean_interval`. The interval is that of one number per group, its influence on the mean; of
-    values that are all 0 or 1 it is Wilson's, of as many groups as have the classes.
-
-    `values` are float (N,), finite, each with its class and group; the rest is as in `mean_interval`.
+    values that are all 0 or 1 it is Wilson's, of as many groups as have the classes. `values` are float (N,), finite,
+    each with its class and group; the rest is as in `mean_interval`.
     """
     classes, of_class = np.unique(np.asarray(names), return_inverse=True)
     asked = np.where(of_class == np.arange(len(classes))[:, None], np.asarray(values, dtype=float), np.nan)

@@ -165,11 +165,7 @@ def text(value: object) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Iterable[object]], style: str = "scroll") -> str:
-    """An HTML table; words wrap, an interval in brackets stays on one line.
-
-    On a narrow screen it scrolls sideways (style "scroll") or breaks words (style "wrap"). More than seven columns are
-    set in smaller type; from nine, intervals wrap, too. So 16 columns fit 1,000 pixels.
-    """
+    """An HTML table; intervals stay on one line. A narrow screen scrolls it ("scroll") or breaks its words ("wrap")."""
     if style == "scroll":
         style = next((name for columns, name in reversed(_DENSE.items()) if len(header) > columns), style)
     head = "".join(f"<th>{text(name)}</th>" for name in header)

@@ -68,11 +68,7 @@ class Row:
 
 
 def make_row(name: str, values: Values, differences: Mapping[str, Values], groups: Sequence[str], seed: int = 0) -> Row:
-    """A row with its intervals; rows of one seed resample the same patients.
-
-    An estimate is that of the images which have a value; without any it is left out. `differences` are those of each
-    image to another row, by its name.
-    """
+    """A row with intervals, and `differences` to other rows by name; rows of one seed resample the same patients."""
     changes = {other: _estimates(columns, groups, seed, True) for other, columns in differences.items()}
     return Row(name, values, _estimates(values, groups, seed), changes)
 
