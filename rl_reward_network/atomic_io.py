@@ -81,10 +81,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def locked(folder: Path, wait: bool | float = True) -> Iterator[None]:
-    """Lock `folder` (created if missing) against other processes; the lock ends with the block or the process.
-
-    It waits for another process without limit, not at all, or so many seconds; then filelock.Timeout is raised.
-    """
+    """Lock `folder`, made when missing, for the block; waits endlessly, not at all or so long (filelock.Timeout)."""
     lock = FileLock(folder / LOCK_FILE, timeout=-1 if wait is True else float(wait))
     with _explained(folder / LOCK_FILE):
         folder.mkdir(parents=True, exist_ok=True)

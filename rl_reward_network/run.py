@@ -85,10 +85,8 @@ class Run:
 
     @classmethod
     def create(cls, kind: Kind, output_dir: Path, settings: Mapping[str, Any], folder: Path | None = None) -> "Run":
-        """A new run in `folder`, where there is none (ValueError), or in `<kind>_<time>_<digest>` under `output_dir`.
-
-        `begin` makes it. The name is to the microsecond: runs that a script starts together must not share a folder.
-        """
+        """A new run in `folder`, which must hold none, or in `<kind>_<time>_<digest>` of `output_dir`; for `begin`."""
+        # to the microsecond: runs that a script starts together must not share a folder
         name = f"{kind.prefix}_{datetime.now():%Y%m%d_%H%M%S_%f}_{digest(settings)}"
         run = cls(folder or output_dir / name, kind)
         run.check_new()
@@ -271,10 +269,7 @@ class Run:
             raise ValueError(f"{self}: holds a run already; give a new folder, or go on with it by --resume")
 
     def check_same(self, settings: Mapping[str, Any]) -> None:
-        """Raise a ValueError unless the run to resume is there and began with these settings, which it names.
-
-        An unfinished one must have been begun by this version.
-        """
+        """Raise a ValueError unless the run is there, with these settings, and if unfinished begun by this version."""
         if not (self / CONFIG).exists():
             raise ValueError(f"--resume: {self} holds no run; leave --resume out to begin one there")
         if self.read_state() != "finished" and not self._of_this_version():

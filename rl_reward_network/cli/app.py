@@ -43,10 +43,9 @@ def run(
     """Parse the flags of a command, `words` or those of the command line, and call it.
 
     If ONLY_CHECK is set in the environment, `check` is called in place of `main`; it raises errors of the flags before
-    anything is read or written. `--help` shows the common flags, `--help-all` every flag.
-
-    The message of a ValueError is printed without a traceback, and the exit status is 2. Any other error, except Ctrl-C
-    (see `cli/__init__.py`), is a bug and keeps its traceback.
+    anything is read or written. `--help` shows the common flags, `--help-all` every flag. The message of a ValueError
+    is printed without a traceback, and the exit status is 2. Any other error, except Ctrl-C (see `cli/__init__.py`), is
+    a bug and keeps its traceback.
 
     `main` or `check` is called with an `args_type`, a dataclass. `prog` is the command as a user types it, by default
     the running module.

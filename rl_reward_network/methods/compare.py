@@ -120,7 +120,6 @@ def run_compare_stage(
 
 
 def _facts(inputs: RunInputs, plan: ComparePlan, command: str) -> dict[str, str]:
-    """Where the report comes from."""
     return {
         "date": f"{datetime.now():%Y-%m-%d %H:%M}",
         "version": __version__,

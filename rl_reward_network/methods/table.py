@@ -1,7 +1,4 @@
-"""The table of a comparison: every method against the model as it is, the choice of the best method, and the report.
-
-One test decides for all rows: `max_t` over the test patients. Headline, table and p column quote its result.
-"""
+"""The table of a comparison, in which one test of all rows, `max_t`, decides; the choice of methods, and the report."""
 
 import os
 import shlex

@@ -95,7 +95,6 @@ def coverage(low: np.ndarray, high: np.ndarray, true: np.ndarray) -> float:
 
 
 def _pearson(predicted: np.ndarray, true: np.ndarray) -> float | None:
-    """Pearson correlation; None if undefined."""
     undefined = _constant(predicted) or _constant(true)
     return None if undefined else float(stats.pearsonr(predicted, true).statistic)
 

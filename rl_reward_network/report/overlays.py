@@ -26,13 +26,9 @@ def picture(
     colours: Mapping[str, Colour],
     errors: tuple[str, np.ndarray] | None = None,
 ) -> str:
-    """HTML of one test image, uint8 (H, W, 3) RGB: untouched, and with each mask.
+    """HTML of one test image, uint8 (H, W, 3) RGB, and of its masks: caption, bool (H, W) or None, and colour of each.
 
-    Args:
-        title: why it was selected, and its name.
-        masks: caption, mask bool (H, W) or None, and colour of each.
-        colours: of the legend, by name; without any there is no legend.
-        errors: a caption and the expected errors, float (H, W) in [0, 1].
+    `colours` are of the legend, if any; `errors` a caption and expected errors, float (H, W) in [0, 1].
     """
     panels = [("image", draw_mask(image, None, GREEN))]
     panels += [(caption, draw_mask(image, mask, colour)) for caption, mask, colour in masks]

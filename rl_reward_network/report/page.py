@@ -295,7 +295,6 @@ def curves(lines: Sequence[dict[str, Any]], panels: Mapping[str, Mapping[str, st
 
 
 def _unit_square(xlabel: str, ylabel: str, margin: float = 0.0) -> tuple[Figure, Axes]:
-    """Axes from 0 to 1 with a diagonal."""
     figure = Figure(figsize=(5, 4.5), layout="constrained")
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1], color="grey", linewidth=0.8)

@@ -89,10 +89,8 @@ def mean_interval(
     The interval is the bootstrap-t of the patients' means, within the bounds; Wilson's where all values are 0 or 1. For
     a paired comparison, pass the differences per image.
 
-    Args:
-        values: float (N,), one value per image; finite.
-        seed: of the resampling, with replacement. Equal seeds resample the same patients.
-        bounds: lowest and highest value that a mean can have, such as `UNIT` for Dice and `CHANGE` for a difference.
+    `values` are finite, float (N,). Equal seeds resample the same patients. `bounds` are of any mean, such as `UNIT`
+    for Dice and `CHANGE` for a difference.
     """
     values = np.asarray(values, dtype=np.float64)
     if not np.isfinite(values).all():

@@ -1,7 +1,4 @@
-"""The results of a report: a `Row` per method, its verdict, and the `Table` that shows rows in every format.
-
-Every report is made of rows, whatever it compares. Axes: N test images (or items).
-"""
+"""Results on N test images (or items): a `Row` per method, its verdict, and the `Table` that shows rows anywhere."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -172,9 +169,7 @@ def policy_verdict(
 
     Args:
         gain: Dice of the policy less that of the best fixed choice, on test patients.
-        p: of the gain, from `max_t`.
         what, many: what is chosen, such as "prompt", and what the policy chooses per image, such as "the prompt".
-        measured: the gain in a sentence.
         enough: why one choice is enough for all images; empty if the oracle's gain is not negligible.
         rival: a single choice that the policy does not beat, in words; empty if there is none.
         more: what is added to a verdict that depends on the gain alone.
