@@ -36,12 +36,8 @@ REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, 
 def whole_file(path: Path, mode: int = 0o666) -> Iterator[Path]:
     """A temporary path in the same folder; renamed to `path` when the block ends without an error.
 
-    Args:
-        path: the file.
-        mode: its permissions, less those that the umask takes away.
-
-    Raises:
-        ValueError: the disk is full or `path` is not writable; the message names `path` and the remedy.
+    Its permissions are `mode` less those that the umask takes away. A ValueError that names `path` and the remedy if
+    the disk is full or `path` is not writable; so for all that writes here.
     """
     with _explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,11 +53,7 @@ def whole_file(path: Path, mode: int = 0o666) -> Iterator[Path]:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a line to a text file (UTF-8), which is made when missing.
-
-    Raises:
-        ValueError: as `whole_file`.
-    """
+    """Append a line to a text file (UTF-8), which is made when missing."""
     with _explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
@@ -70,11 +62,7 @@ def append_line(path: Path, line: str) -> None:
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder beside `path`; it replaces `path` when the block ends without an error.
-
-    Raises:
-        ValueError: as `whole_file`.
-    """
+    """A temporary folder beside `path`; it replaces `path` when the block ends without an error."""
     with _explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}_"))
@@ -93,16 +81,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def locked(folder: Path, wait: bool | float = True) -> Iterator[None]:
-    """Lock `folder` (created if missing) against other processes; the lock ends with the block or the process.
-
-    Args:
-        folder: to lock.
-        wait: for another process to end, without limit, not at all, or so many seconds.
-
-    Raises:
-        filelock.Timeout: another process holds the lock after that time.
-        ValueError: as `whole_file`.
-    """
+    """Lock `folder`, made when missing, for the block; waits endlessly, not at all or so long (filelock.Timeout)."""
     lock = FileLock(folder / LOCK_FILE, timeout=-1 if wait is True else float(wait))
     with _explained(folder / LOCK_FILE):
         folder.mkdir(parents=True, exist_ok=True)
@@ -114,11 +93,7 @@ def locked(folder: Path, wait: bool | float = True) -> Iterator[None]:
 
 
 def check_writable(folder: Path) -> None:
-    """Check that a folder, there or not, can be written into; nothing is left behind.
-
-    Raises:
-        ValueError: it cannot; names it, the reason and the remedy.
-    """
+    """Raise a ValueError with the remedy if a folder, there or not, cannot be written into; nothing is left behind."""
     there = next(one for one in (folder, *folder.parents) if os.path.lexists(one))
     try:
         os.rmdir(tempfile.mkdtemp(dir=there))
@@ -141,10 +116,8 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 def write_remedy(error: Exception) -> str | None:
-    """The remedy for a full disk or a missing permission; None for other errors.
-
-    Safetensors errors have a message, but no error number.
-    """
+    """The remedy for a full disk or a missing permission; None for other errors."""
+    # safetensors' errors have a message, but no error number
     number = error.errno if isinstance(error, OSError) else None
     if number in FULL or (isinstance(error, SafetensorError) and os.strerror(errno.ENOSPC) in str(error)):
         return "the disk is full: free some space, or write to another disk (OUTPUT_DIR)"
@@ -161,11 +134,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The JSON value in `path`.
-
-    Raises:
-        ValueError: the file is missing, not readable or not JSON; the message names the file.
-    """
+    """The JSON value in `path`; a ValueError that names it if it is missing, not readable or not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8-sig"))  # some editors write a byte order mark
     except FileNotFoundError:
@@ -177,11 +146,7 @@ def read_json(path: Path) -> Any:
 
 
 def secret_key(path: Path) -> bytes:
-    """The 32 random bytes that `path` holds in hex; generated where it is missing, and only its owner may read it.
-
-    Raises:
-        ValueError: the file cannot be read or holds something else, or as `whole_file`.
-    """
+    """The 32 random bytes that `path` holds in hex (else ValueError); made where it is missing, for its owner alone."""
     if not path.exists():
         with whole_file(path, 0o600) as temporary:
             temporary.write_text(secrets.token_hex(32), encoding="utf-8")
@@ -207,12 +172,7 @@ def weights_fingerprint(model: "torch.nn.Module") -> str:
 
 
 def state_fingerprint(state: "Mapping[str, torch.Tensor]", dtype: "torch.dtype | None" = None) -> str:
-    """16 hex digits of a hash over names, shapes, dtypes and up to 65,536 evenly spaced values of each tensor.
-
-    Args:
-        state: tensors by name.
-        dtype: of floating-point tensors, as if they had been converted before.
-    """
+    """16 hex digits of names, shapes, dtypes (floats as if of `dtype`) and up to 65,536 even samples of each tensor."""
     digest = hashlib.sha256()
     for name, tensor in sorted(state.items()):
         flat = tensor.detach().reshape(-1)

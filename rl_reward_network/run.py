@@ -5,8 +5,8 @@
         ...             checkpoints, curves and results of the stage
         done.json       written last: a run without it was interrupted
 
-A stage calls `Run.create` or `Run.resume`, works in `with run.lock()`, and ends with `run.finish()`. Only `KINDS`
-knows how folders are called.
+A stage is given `Run.create` or `Run.resume` and works in `with run.working(...)`. Only `KINDS` knows how folders are
+called.
 """
 
 import hashlib
@@ -55,17 +55,11 @@ State = Literal["new", "interrupted", "finished", "damaged"]
 
 @dataclass(frozen=True)
 class Kind:
-    """What is written by one stage.
+    """What is written by one stage."""
 
-    Args:
-        prefix: how the name of the folder begins.
-        stage: name of the stage in config.json.
-        end: what a stage writes last before done.json, an object of JSON.
-    """
-
-    prefix: str
-    stage: str
-    end: str
+    prefix: str  # how the name of the folder begins
+    stage: str  # in config.json
+    end: str  # what is written last before done.json, an object of JSON
 
 
 REWARD_RUN = Kind("reward_net", "reward network", AGREEMENT)
@@ -79,12 +73,7 @@ KINDS = (REWARD_RUN, POLICY_RUN, POST_RUN, GRPO_RUN, COMPARE_RUN, ADAPT_RUN)
 
 @dataclass(frozen=True)
 class Run:
-    """One run; `run / name` is the path of a file in its folder.
-
-    Args:
-        path: its folder, which may not exist yet.
-        kind: one of `KINDS`.
-    """
+    """One run; `run / name` is the path of a file in its folder, which may not exist yet."""
 
     path: Path
     kind: Kind
@@ -97,19 +86,8 @@ class Run:
 
     @classmethod
     def create(cls, kind: Kind, output_dir: Path, settings: Mapping[str, Any], folder: Path | None = None) -> "Run":
-        """A new run; `begin` makes its folder.
-
-        The name is to the microsecond: runs that a script starts together must not share a folder.
-
-        Args:
-            kind: one of `KINDS`.
-            output_dir: parent of the run folders.
-            settings: those that a run to resume must share.
-            folder: in place of `<kind>_<time>_<digest>` under `output_dir`.
-
-        Raises:
-            ValueError: `folder` holds a run.
-        """
+        """A new run in `folder`, which must hold none, or in `<kind>_<time>_<digest>` of `output_dir`; for `begin`."""
+        # to the microsecond: runs that a script starts together must not share a folder
         name = f"{kind.prefix}_{datetime.now():%Y%m%d_%H%M%S_%f}_{digest(settings)}"
         run = cls(folder or output_dir / name, kind)
         run.check_new()
@@ -117,11 +95,7 @@ class Run:
 
     @classmethod
     def open(cls, folder: Path) -> "Run":
-        """The run of any kind in a folder.
-
-        Raises:
-            ValueError: the folder holds none, or its config.json is damaged.
-        """
+        """The run of any kind in a folder; a ValueError if it holds none, or its config.json is damaged."""
         stage = read_object(folder / CONFIG).get("stage")
         for kind in KINDS:
             if kind.stage == stage:
@@ -137,23 +111,18 @@ class Run:
         state: Literal["interrupted", "finished"] | None = None,
         also: Callable[["Run"], bool] = lambda run: True,
     ) -> "Run | None":
-        """The newest run with these settings, finished, or interrupted and of this version.
+        """The newest run with these settings, some or all of `Run.settings`: finished, or interrupted by this version.
 
-        Damaged and foreign folders are passed over with a warning that names them, and without one unfinished runs that
-        another process works on.
-
-        Args:
-            kind: one of `KINDS`.
-            output_dir: parent of the run folders.
-            settings: some or all of `Run.settings`.
-            state: only runs of this state.
-            also: a further condition; a ValueError says that the run is damaged.
+        Damaged and foreign folders, and those for which `also` raises a ValueError, are passed over with a warning that
+        names them, and without one unfinished runs that another process works on.
         """
         for folder in run_folders(output_dir, kind.prefix):
             run = cls(folder, kind)
             try:
-                fits = (state is None or run.read_state() == state) and run.fits(settings) and also(run)
-                if fits and (run.read_state() == "finished" or not run.busy()):
+                found = run.read_state()
+                usable = state in (None, found) and (found == "finished" or run._of_this_version())
+                fits = usable and not differences(run.settings, settings) and also(run)
+                if fits and (found == "finished" or not run.busy()):
                     return run
             except ValueError as error:
                 warnings.warn(f"passed over: {error}", stacklevel=1)  # always this line, so that it is shown once
@@ -170,16 +139,9 @@ class Run:
         also: Callable[["Run"], bool] = lambda run: True,
         otherwise: str = "nothing",
     ) -> "Run":
-        """The run that `--resume` continues: that in `folder`, or the newest with these settings.
+        """The run that `--resume` continues: that in `folder`, whose settings are compared, or the newest, see `find`.
 
-        Args:
-            kind, output_dir, settings, state, also: as in `find`.
-            folder: a run named by the user; its settings are compared.
-            otherwise: the difference to name where all settings are equal.
-
-        Raises:
-            ValueError: `folder` holds no run, one with other settings or an unfinished one of another version; or no
-                run fits, then the newest are listed with what differs.
+        A ValueError says why it cannot go on, or lists the newest runs with what differs: settings, or `otherwise`.
         """
         if folder is not None:
             run = cls(folder, kind)
@@ -197,15 +159,7 @@ class Run:
         )
 
     def begin(self, settings: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Make the folder with config.json, and return what it holds.
-
-        Args:
-            settings: those that a run to resume must share, written as `settings`.
-            facts: further entries.
-
-        Raises:
-            ValueError: the folder holds a run.
-        """
+        """Make the folder with `settings` and `facts` in its config.json, which is returned; refuses one with a run."""
         self.check_new()
         config = {"stage": self.kind.stage, "settings": settings, **facts, **provenance()}
         write_json(self / CONFIG, config)
@@ -217,11 +171,7 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        """config.json.
-
-        Raises:
-            ValueError: it is missing, damaged, or of something else; names the file.
-        """
+        """config.json; a ValueError that names it if it is missing, damaged, or of something else."""
         config = read_object(self / CONFIG)
         if config.get("stage") != self.kind.stage or not isinstance(config.get("settings"), dict):
             made = f"version {config.get('version')} made and reads it, this one does not" if "origin" in config else ""
@@ -231,27 +181,20 @@ class Run:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What `settings` was given to `begin`, and seed and fingerprint of the reward network where they are recorded.
-
-        Raises:
-            ValueError: as `config`.
-        """
+        """What was given to `begin`, and seed and fingerprint of the reward network where recorded; see `config`."""
         config = self.config
         beside = {"seed": config.get("seed"), "reward_net": config.get("reward_net_fingerprint")}
         return {**beside, **config["settings"]}
 
     def read_state(self) -> State:
-        """Its state, which is stored nowhere but in the files that it is read from; never "damaged".
-
-        Raises:
-            ValueError: config.json or what was written last is damaged; names the file.
-        """
+        """Its state, read from its files alone; never "damaged", but a ValueError that names the damaged file."""
         if not (self / CONFIG).exists():
             return "new"
-        _ = self.config
-        if not (self / DONE).exists():
+        _, last = self.config, self / self.kind.end
+        written = last if last.parent == self.path else last.parent  # final_model/ is written whole or not at all
+        if not (self / DONE).exists() or not written.exists():
             return "interrupted"
-        read_object(self / self.kind.end)
+        read_object(last)
         return "finished"
 
     @property
@@ -268,11 +211,7 @@ class Run:
         return self.state == "finished"
 
     def progress(self) -> str:
-        """Its progress in words, e.g. "finished" or "step 50".
-
-        Raises:
-            ValueError: it is damaged.
-        """
+        """Its progress in words, e.g. "finished" or "step 50"; a ValueError if it is damaged."""
         if self.read_state() == "finished":
             return "finished"
         from transformers.trainer_utils import get_last_checkpoint  # takes seconds
@@ -298,11 +237,7 @@ class Run:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the folder, which is made when missing, so that only one process works on the run.
-
-        Raises:
-            ValueError: another process holds the lock.
-        """
+        """Lock the folder, made when missing, for this process; a ValueError if another one holds the lock."""
         with ExitStack() as stack:
             try:
                 stack.enter_context(locked(self.path, wait=PROBE_S))
@@ -310,6 +245,17 @@ class Run:
                 remedy = "wait for it, or stop it first"
                 raise ValueError(f"{self}: another process is working on this run; {remedy}") from None
             yield
+
+    @contextmanager
+    def working(self, settings: Mapping[str, Any], begin: Callable[[], object]) -> Iterator[None]:
+        """Work in the locked folder: `begin` a new run or `check_same` settings, and `finish` it after the block."""
+        with self.lock():
+            if self.state == "new":
+                begin()
+            else:
+                self.check_same(settings)
+            yield
+            self.finish()
 
     def busy(self) -> bool:
         """Whether another process holds the lock."""
@@ -319,44 +265,29 @@ class Run:
         except Timeout:
             return True
 
-    def fits(self, settings: Mapping[str, Any]) -> bool:
-        """Whether it has these settings, and is finished or was begun by this version.
-
-        Raises:
-            ValueError: it is damaged.
-        """
-        usable = self.read_state() == "finished" or self._of_this_version()
-        return usable and not differences(self.settings, settings)
-
     def check_new(self) -> None:
         """Raise a ValueError if the folder holds a run."""
         if (self / CONFIG).exists():
             raise ValueError(f"{self}: holds a run already; give a new folder, or go on with it by --resume")
 
     def check_same(self, settings: Mapping[str, Any]) -> None:
-        """Check that the run to resume began with these settings, and by this version unless it is finished.
-
-        Raises:
-            ValueError: it did not, or there is none; names the differences.
-        """
+        """Raise a ValueError unless the run is there, with these settings, and if unfinished begun by this version."""
         if not (self / CONFIG).exists():
             raise ValueError(f"--resume: {self} holds no run; leave --resume out to begin one there")
         if self.read_state() != "finished" and not self._of_this_version():
             raise ValueError(
-                f"{self}: --resume: version {self._version()} began this run, but this is {__version__}, whose numbers "
-                f"may differ; finish it with the version that began it, or begin a new one without --resume"
+                f"{self}: --resume: version {self.config.get('version')} began this run, but this is {__version__}, "
+                "whose numbers may differ; finish it with the version that began it, or begin a new one without "
+                "--resume"
             )
         if differ := differences(self.settings, settings):
             raise ValueError(
                 f"{self}: --resume: it began with other settings ({'; '.join(differ)}); give the same, or a new run"
             )
 
-    def _version(self) -> str:
-        return str(self.config.get("version"))
-
     def _of_this_version(self) -> bool:
         """Whether this version, apart from its last number, began the run."""
-        return self._version().split(".")[:2] == __version__.split(".")[:2]
+        return str(self.config.get("version")).split(".")[:2] == __version__.split(".")[:2]
 
     def _difference(self, settings: Mapping[str, Any], otherwise: str) -> str:
         """Progress and differing settings; of a damaged run, the error."""
@@ -365,7 +296,7 @@ class Run:
             if progress != "finished" and self.busy():
                 return f"{progress}; another process is working on it"
             if progress != "finished" and not self._of_this_version():
-                return f"{progress}; version {self._version()} began it: finish it with that"
+                return f"{progress}; version {self.config.get('version')} began it: finish it with that"
         except ValueError as error:
             return str(error)
         more = [f"and {len(differ) - MOST_SETTINGS} more"] if len(differ) > MOST_SETTINGS else []
@@ -373,11 +304,7 @@ class Run:
 
 
 def check_folder(folder: Path | None, kind: Kind, resume: bool) -> None:
-    """Refuse, before anything is read, a folder that the user names for a new run or for one to resume.
-
-    Raises:
-        ValueError: a new run in a folder that holds one, or `resume` without a run there that this version can resume.
-    """
+    """Raise a ValueError for a folder of the user that holds a run, or with `resume` none that can be resumed."""
     if folder is not None:
         run = Run(folder, kind)
         run.check_same({}) if resume else run.check_new()
@@ -396,10 +323,7 @@ def age(folder: Path) -> tuple[bool, datetime, str]:
 
 
 def began(folder: Path) -> datetime:
-    """When a run began: by its name, since copied files have another time; of another name, by its config.json.
-
-    Of a folder without one, when it was changed.
-    """
+    """When a run began: by its name, since copied files have another time; else by its config.json, or its folder."""
     found = TIME.findall(folder.name)
     try:
         return datetime.strptime(f"{found[-1][0]}_{found[-1][1] or 0}", "%Y%m%d_%H%M%S_%f")
@@ -424,15 +348,12 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         old = before.get(name)
         if old == value or (name not in before and _off(value)):
             continue
-        nested = isinstance(old, Mapping) and isinstance(value, Mapping)
-        inner = []
         if isinstance(old, Mapping) and isinstance(value, Mapping):
             gone = {key: None for key, of in old.items() if key not in value and not _off(of)}
-            inner = differences(old, {**gone, **value})
-            if not inner:
-                continue
-        long = nested or max(len(str(one)) for one in (old, value)) > LONGEST_VALUE
-        lines += [f"{name}.{line}" for line in inner] or [name if long else f"{name} was {old}, now {value}"]
+            lines += [f"{name}.{line}" for line in differences(old, {**gone, **value})]
+        else:
+            long = max(len(str(one)) for one in (old, value)) > LONGEST_VALUE
+            lines.append(name if long else f"{name} was {old}, now {value}")
     return lines
 
 
@@ -441,11 +362,7 @@ def _off(value: Any) -> bool:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file of a run.
-
-    Raises:
-        ValueError: the file is missing or damaged, or holds something else; names it.
-    """
+    """The object in a JSON file of a run; a ValueError that names the file if it is missing, damaged, or no object."""
     value = read_json(path)
     if not isinstance(value, dict):
         raise ValueError(f"{path}: holds no JSON object, so it was not written by this project")
@@ -463,10 +380,7 @@ def read_model_config(path: Path) -> dict[str, Any]:
 
 
 def portable(path: Path, run: Path) -> str:
-    """A path as written into config.json: relative to the run folder inside the project, else absolute.
-
-    The project is the folder that holds the output folder; it can be moved as a whole.
-    """
+    """A path for config.json: relative to the run inside the project, which holds the output folder, else absolute."""
     path, run = path.resolve(), run.resolve()
     project = run.parent.parent
     if not path.is_relative_to(project) or project == project.parent:  # all paths lie in /
@@ -476,12 +390,7 @@ def portable(path: Path, run: Path) -> str:
 
 
 def reward_run_files(run: Path, named: str | None) -> dict[str, Path]:
-    """Name -> path of the run of a reward network and of its pictures, which may be gone.
-
-    Args:
-        run: folder of the run that used the network.
-        named: path and time of the network as in config.json of that run; None for runs without one.
-    """
+    """Name -> path, maybe gone: run and pictures of the reward network, `named` as in the config.json of `run`."""
     path, _, _ = (named or "").rpartition(", of ")
     folder = (run / path).parent
     return {"run of the reward network": folder, "pictures of its errors": folder / "sheet.png"} if path else {}
@@ -490,16 +399,11 @@ def reward_run_files(run: Path, named: str | None) -> dict[str, Path]:
 def provenance() -> dict[str, Any]:
     """Our `version`, the `versions` of Python and packages, and this tree's `commit` (None outside of git)."""
     versions = {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}
-    return {"version": __version__, "versions": versions, "commit": _commit()}
-
-
-def _commit() -> str | None:
-    """The commit of a clone; None of an installed package, which may lie inside another project's repository."""
-    clone = Path(__file__).resolve().parents[1]
-    if not (clone / ".git").exists() or not shutil.which("git"):
-        return None
-    head = subprocess.run(["git", "rev-parse", "--verify", "HEAD"], cwd=clone, capture_output=True, text=True)
-    return head.stdout.strip() or None
+    clone, commit = Path(__file__).resolve().parents[1], None  # an installed package may lie in another's repository
+    if (clone / ".git").exists() and shutil.which("git"):
+        head = subprocess.run(["git", "rev-parse", "--verify", "HEAD"], cwd=clone, capture_output=True, text=True)
+        commit = head.stdout.strip() or None
+    return {"version": __version__, "versions": versions, "commit": commit}
 
 
 @contextmanager
@@ -511,11 +415,7 @@ def clock(seconds: dict[str, float], name: str) -> Iterator[None]:
 
 
 def peak_memory_gib(device: str = "cpu") -> float:
-    """The largest memory of this process so far, in GiB.
-
-    Args:
-        device: name for torch: of a GPU the memory that torch has reserved there counts, else that of the process.
-    """
+    """The largest memory of this process so far, in GiB; with a GPU as device, what torch has reserved there."""
     if device.startswith("cuda"):
         import torch  # here, so that this module stays light
 

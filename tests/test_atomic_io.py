@@ -40,24 +40,18 @@ def test_a_folder_replaces_the_old_one_whole(tmp_path: Path) -> None:
 
 
 def test_json_is_read_back_and_nan_is_refused(tmp_path: Path) -> None:
-    write_json(tmp_path / "a.json", {"x": [1, 2.5, None]})
-    assert read_json(tmp_path / "a.json") == {"x": [1, 2.5, None]}
+    path, bad = tmp_path / "a.json", tmp_path / "bad.json"
+    write_json(path, {"x": [1, 2.5, None]})
     with pytest.raises(ValueError, match="Out of range"):
-        write_json(tmp_path / "a.json", float("nan"))
-    assert read_json(tmp_path / "a.json") == {"x": [1, 2.5, None]}
-
-
-def test_bad_json_names_the_file(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"none\.json: file not found"):
-        read_json(tmp_path / "none.json")
-    (tmp_path / "bad.json").write_text("{")
+        write_json(path, float("nan"))
+    assert read_json(path) == {"x": [1, 2.5, None]}
+    path.write_text('{"a": 1}', encoding="utf-8-sig")
+    assert read_json(path) == {"a": 1}, "a byte order mark is no part of it"
+    with pytest.raises(ValueError, match=r"bad\.json: file not found"):
+        read_json(bad)
+    bad.write_text("{")
     with pytest.raises(ValueError, match=r"bad\.json: not valid JSON"):
-        read_json(tmp_path / "bad.json")
-
-
-def test_a_byte_order_mark_is_no_part_of_json(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text('{"a": 1}', encoding="utf-8-sig")
-    assert read_json(tmp_path / "a.json") == {"a": 1}
+        read_json(bad)
 
 
 def test_a_secret_key_is_drawn_once_and_only_its_owner_may_read_it(tmp_path: Path) -> None:

@@ -1,7 +1,4 @@
-"""Start and end of every command: flags by tyro, two levels of help, errors as one line, bars, and the last lines.
-
-Progress bars of all libraries move on a terminal; a log gets a line every half a minute.
-"""
+"""Start and end of every command: flags by tyro, two levels of help, errors as one line, bars, and the last lines."""
 
 import gc
 import logging
@@ -43,21 +40,15 @@ def run(
     check: Callable[[Any], object] | None = None,
     ignore_unknown: bool = False,
 ) -> None:
-    """Parse the flags of a command and call it.
+    """Parse the flags of a command, `words` or those of the command line, and call it.
 
     If ONLY_CHECK is set in the environment, `check` is called in place of `main`; it raises errors of the flags before
-    anything is read or written. `--help` shows the common flags, `--help-all` every flag.
+    anything is read or written. `--help` shows the common flags, `--help-all` every flag. The message of a ValueError
+    is printed without a traceback, and the exit status is 2. Any other error, except Ctrl-C (see `cli/__init__.py`), is
+    a bug and keeps its traceback.
 
-    The message of a ValueError is printed without a traceback, and the exit status is 2. Any other error, except Ctrl-C
-    (see `cli/__init__.py`), is a bug and keeps its traceback.
-
-    Args:
-        main: called with the parsed arguments.
-        args_type: a dataclass.
-        prog: the command as a user types it; by default the running module.
-        words: the flags; by default those of the command line.
-        check: called with the parsed arguments, in place of `main`.
-        ignore_unknown: ignore flags that the command does not have.
+    `main` or `check` is called with an `args_type`, a dataclass. `prog` is the command as a user types it, by default
+    the running module.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     for noisy in ("httpx", "huggingface_hub", "transformers", "torch", "matplotlib", "PIL"):
@@ -65,8 +56,10 @@ def run(
     threading.excepthook = _thread_failed
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
     call = main if check is None or not os.environ.get(ONLY_CHECK) else check
+    spec = sys.modules["__main__"].__spec__
+    module = f"python -m {spec.name.removesuffix('.__main__')}" if spec else f"python {sys.argv[0]}"
     with calm_bars():
-        message = _outcome(lambda: call(_checked(_parsed(args_type, prog or _module(), words, ignore_unknown))))
+        message = _outcome(lambda: call(_checked(_parsed(args_type, prog or module, words, ignore_unknown))))
     if message:
         gc.collect()  # closes open progress bars, so that the message is the last line
         print(f"error: {message}", file=sys.stderr)
@@ -123,12 +116,6 @@ def _short_help(args_type: Any, settings: dict[str, Any]) -> None:
             print(f"{len(hidden)} more flags: {settings['prog']} {HELP_ALL}")
 
 
-def _module() -> str:
-    """The running module as a command."""
-    module = sys.modules["__main__"].__spec__
-    return f"python -m {module.name.removesuffix('.__main__')}" if module else f"python {sys.argv[0]}"
-
-
 def _outcome(call: Callable[[], object]) -> str | None:
     """The message of an error of the user or of the disk; None without such an error."""
     try:
@@ -151,13 +138,7 @@ def _thread_failed(failed: threading.ExceptHookArgs) -> None:
 
 
 def show_ending(line: str, output_dir: Path, frozen: bool = False) -> None:
-    """Print where the result is, and the command that shows the curves of all runs, in a fresh shell, too.
-
-    Args:
-        line: what was made, and its path.
-        output_dir: parent of the run folders.
-        frozen: also say that Sa2VA itself is as it was.
-    """
+    """Print that Sa2VA is as it was if `frozen`, how to see the curves of all runs, and `line`: what was made where."""
     tensorboard = shlex.join([sys.executable, "-m", "tensorboard.main", "--logdir", str(output_dir), "--port", "6009"])
     print("\n" + "\n".join([*([UNCHANGED] if frozen else []), f"curves of all runs: {tensorboard}", line]))
 
@@ -168,7 +149,6 @@ class Lines:
     encoding = "ascii"  # so that bars are drawn with #
 
     def __init__(self) -> None:
-        """The first line is due after SECONDS."""
         self.due = time.monotonic() + SECONDS
 
     def write(self, text: str) -> None:
@@ -184,7 +164,7 @@ class Lines:
 
 @contextmanager
 def calm_bars() -> Iterator[None]:
-    """Fit the bars of tqdm, and so those of transformers, datasets and Hugging Face's hub, to what reads them."""
+    """Let bars of tqdm, and so of transformers, datasets and the hub, move on a terminal; a log gets lines at times."""
     if sys.stderr.isatty():
         yield
         return

@@ -53,11 +53,7 @@ class Args:
 
 
 def check(args: Args) -> "ComparePlan":
-    """The settings, after all that can be refused before anything is read.
-
-    Raises:
-        ValueError: settings that do not go together, a GPU or data that are missing.
-    """
+    """The settings; raises a ValueError for what can be refused before anything is read."""
     if args.side_network and "weights" not in args.methods:
         raise ValueError("--side_network is trained with the weights; give --methods weights as well, or leave it out")
     seeds = args.seeds if args.seeds is not None else (args.inputs.seed,)
@@ -93,12 +89,8 @@ def main(args: Args) -> None:
     run = begin(COMPARE_RUN, args.inputs.output_dir, settings_of(inputs, plan), args.run_folder)
     run.announce()
     print(f"data: {inputs.summary}")
-    lines = run_compare_stage(inputs, plan, args.reward_net, run, _typed())
+    called, words = os.environ.get("SA2VA_RL_CALLED_AS"), sys.argv
+    typed = f"{called} {shlex.join(words[2:])}" if called else f"sa2va-rl {shlex.join(words[1:])}"
+    lines = run_compare_stage(inputs, plan, args.reward_net, run, typed)
     print("\n" + "\n".join(lines))
     show_ending(f"report: {run / 'report.html'}", args.inputs.output_dir)
-
-
-def _typed() -> str:
-    """The command as the user typed it."""
-    called = os.environ.get("SA2VA_RL_CALLED_AS")
-    return f"{called} {shlex.join(sys.argv[2:])}" if called else f"sa2va-rl {shlex.join(sys.argv[1:])}"

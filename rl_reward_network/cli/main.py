@@ -31,12 +31,7 @@ SUBCOMMANDS = {"data import": "data_import"}  # two words -> file
 
 
 def main(words: list[str] | None = None, prog: str = "") -> None:
-    """Run the command that the first word names.
-
-    Args:
-        words: command and flags; by default those of the command line.
-        prog: how the command was called, for its usage line; by default `sa2va-rl <command>`.
-    """
+    """Run the command that the first of `words` names; `prog` in its usage line is `sa2va-rl <command>` by default."""
     try:
         try:
             _call(sys.argv[1:] if words is None else words, prog)

@@ -48,36 +48,22 @@ VALIDATIONS = 8  # of a stage
 
 @dataclass(frozen=True)
 class AdaptPlan:
-    """Settings of an adaptation.
-
-    Args:
-        mode: quick or full.
-        stages: those that the model needs, in their order.
-        model_fingerprint: of its weights.
-        max_labelled: most labelled images that train; None uses all.
-    """
+    """Settings of an adaptation."""
 
     mode: Mode
-    stages: tuple[str, ...]
-    model_fingerprint: str
-    max_labelled: int | None = None
+    stages: tuple[str, ...]  # those that the model needs, in their order
+    model_fingerprint: str  # of its weights
+    max_labelled: int | None = None  # most labelled images that train; None uses all
 
 
 @dataclass(frozen=True)
 class StageResult:
-    """What a stage did.
-
-    Args:
-        stage: its name.
-        gain: Dice on validation patients after it less before, of looks that other patients chose.
-        dice: after it, of the look that is deployed.
-        kept: whether the model that is deployed has passed it.
-    """
+    """What a stage did."""
 
     stage: str
-    gain: Estimate
-    dice: Estimate
-    kept: bool
+    gain: Estimate  # Dice on validation patients after it less before, of looks that other patients chose
+    dice: Estimate  # after it, of the look that is deployed
+    kept: bool  # whether the model that is deployed has passed it
 
     @property
     def line(self) -> str:
@@ -89,18 +75,11 @@ class StageResult:
 
 @dataclass(frozen=True)
 class AdaptResult:
-    """What an adaptation did.
-
-    Args:
-        stages: their results.
-        test: gain in Dice of the adapted model over the model as it was, on test patients; None where nothing is
-            deployed, or no test image has a mask.
-        report: of the last kept stage; None where the model is deployed as it was.
-    """
+    """What an adaptation did."""
 
     stages: tuple[StageResult, ...]
-    test: Estimate | None = None
-    report: Path | None = None
+    test: Estimate | None = None  # gain in Dice on test patients; None if nothing is deployed or no test image labelled
+    report: Path | None = None  # of the last kept stage; None where the model is deployed as it was
 
     @property
     def lines(self) -> list[str]:
@@ -115,13 +94,7 @@ def _test_line(gain: Estimate) -> str:
 def make_adapt_plan(
     inputs: GRPOInputs, mode: Mode, side_network: bool = True, max_labelled: int | None = None
 ) -> AdaptPlan:
-    """The stages for a model: the mean teacher alone, where it has a side network or shall not get one.
-
-    Args:
-        inputs: data, split and model.
-        mode, max_labelled: as in `AdaptPlan`.
-        side_network: whether a model without a side network gets one.
-    """
+    """The stages for a model: the mean teacher alone, where it has a side network or shall not get one."""
     folder = open_checkpoint(inputs.config.model_path)
     adds_side = side_network and folder.model_config().side_pixels is None
     stages = (SUPERVISED, TEACHER) if adds_side else (TEACHER,)
@@ -129,12 +102,7 @@ def make_adapt_plan(
 
 
 def check_labels(inputs: GRPOInputs, max_labelled: int | None = None) -> None:
-    """Check that labels can train and decide, and that images without masks remain.
-
-    Raises:
-        ValueError: the images ask for several things or have captions, no labelled image trains, too few validation
-            patients are labelled for a decision, or all images train with their masks; says what cannot be known.
-    """
+    """Raise a ValueError, which says what cannot be known, unless labels train and decide and other images remain."""
     root = inputs.config.data_root
     if inputs.kind != "images" or inputs.by_name:
         raise ValueError(f"{root}: adapt needs annotated images with one question, not captions or several classes")
@@ -176,19 +144,11 @@ def settings_of(inputs: GRPOInputs, plan: AdaptPlan) -> dict[str, Any]:
 
 
 def run_adapt_stage(inputs: GRPOInputs, plan: AdaptPlan, run: Run) -> AdaptResult:
-    """Train the stages in `run`, decide, write the adapted model and the reports.
-
-    Args:
-        inputs: data, split and model; see `check_labels`.
-        plan: settings.
-        run: new, or interrupted with the same settings.
-    """
+    """Train the stages in `run`, new or interrupted, decide, write the adapted model and the reports."""
     check_labels(inputs, plan.max_labelled)
-    with run.lock():
-        if run.state == "new":
-            run.begin(settings_of(inputs, plan), {"inputs": portable_settings(run.path, inputs.config, inputs.regions)})
-        else:
-            run.check_same(settings_of(inputs, plan))
+    settings = settings_of(inputs, plan)
+    facts = {"inputs": portable_settings(run.path, inputs.config, inputs.regions)}
+    with run.working(settings, lambda: run.begin(settings, facts)):
         model, stages, deployed = inputs.config.model_path, list[StageResult](), None
         for stage in plan.stages:  # each from the last model that was kept
             folder = train_stage(inputs, plan, run / stage, model)
@@ -198,13 +158,12 @@ def run_adapt_stage(inputs: GRPOInputs, plan: AdaptPlan, run: Run) -> AdaptResul
                 model, deployed = str(folder / MERGED), folder
         shutil.rmtree(run / ADAPTED, ignore_errors=True)  # of an interrupted run
         report, gain = (None, None) if deployed is None else deploy(inputs, run, deployed)
-        facts = {
+        outcome = {
             "stages": [asdict(stage) for stage in stages],
             "deployed": None if deployed is None else ADAPTED,
             "test": None if gain is None else asdict(gain),
         }
-        write_json(run / RESULT, facts)
-        run.finish()
+        write_json(run / RESULT, outcome)
     return AdaptResult(tuple(stages), gain, report)
 
 
@@ -242,11 +201,7 @@ def stage_settings(plan: AdaptPlan, stage: str) -> GRPOSettings:
 
 
 def looks_of(folder: Path) -> tuple[np.ndarray, list[str]]:
-    """Dice of the labelled validation images at every look of a run, float64 (L, N), the first before it; and patients.
-
-    Raises:
-        ValueError: the file is missing; names it.
-    """
+    """Dice of labelled validation images at every look of a run, float64 (L, N), the first before it; and patients."""
     saved = read_json(folder / LOOKS)
     dice = np.array(saved["dice"], dtype=float)
     labelled = ~np.isnan(dice[0])
@@ -256,10 +211,7 @@ def looks_of(folder: Path) -> tuple[np.ndarray, list[str]]:
 def decide(stage: str, dice: np.ndarray, groups: Sequence[str]) -> StageResult:
     """Whether a stage is kept: better than its start, each patient judged by the look that is best on other folds.
 
-    Args:
-        stage: its name.
-        dice: float64 (L, N), Dice at L looks, the first before training, on N images.
-        groups: patient of each image.
+    `dice` of N images is float64 (L, N), at L looks, the first before training.
     """
     gain = best_out_of_fold(dice, groups) - dice[0]
     after = mean_interval(dice[best_choice(dice, groups)], groups, bounds=UNIT)
@@ -267,11 +219,7 @@ def decide(stage: str, dice: np.ndarray, groups: Sequence[str]) -> StageResult:
 
 
 def deploy(inputs: GRPOInputs, run: Run, stage: Path) -> tuple[Path, Estimate | None]:
-    """Evaluate the last kept stage, and its model against the one before all stages; write `adapted/`.
-
-    Returns:
-        The report of the stage, and the gain in Dice on test patients; None without test images that have masks.
-    """
+    """Write `adapted/` of the last kept stage; returns its report and the gain in Dice on labelled test patients."""
     _, report = run_grpo_evaluation(stage / FINAL)
     write_results(stage / FINAL, report.with_name("eval.json"))
     prompts, gain = [prompt for prompt in inputs.pick("test") if prompt.labelled], None

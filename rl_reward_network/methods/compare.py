@@ -1,7 +1,4 @@
-"""The comparison as a whole: train or reuse what the methods need, measure each method, write the report.
-
-Its folders best/ and cheapest/ hold a method that `sa2va-rl segment --run` applies to new images.
-"""
+"""The comparison as a whole: train or reuse what methods need, measure each, write the report and what is deployed."""
 
 import hashlib
 import json
@@ -25,7 +22,7 @@ from rl_reward_network.inputs.loading import RunInputs, describe_run, located_mo
 from rl_reward_network.inputs.segmenter import load_segmenter
 from rl_reward_network.methods import Group
 from rl_reward_network.methods.methods import FINE_TUNED, METHODS, TRAINED, WEIGHTS, Method, methods_of, runs_of
-from rl_reward_network.methods.prompts import deployment_of
+from rl_reward_network.methods.predict import deployment_of
 from rl_reward_network.methods.table import (
     MethodResult,
     Picture,
@@ -46,32 +43,25 @@ from rl_reward_network.report.table import ECE, picks
 from rl_reward_network.reward_training.stage import check_no_leak
 from rl_reward_network.rewards.learned import ForegroundMaps, ImageScorer
 from rl_reward_network.rewards.metrics import METRICS, calibration_error, dice, mask_metrics
-from rl_reward_network.run import BEST_REWARD_NET, Run, portable
+from rl_reward_network.run import BEST_REWARD_NET, POLICY_RUN, POST_RUN, Run, portable
 
 DEPLOYED = "method.json"
 BY_NAME = {method.name: method for method in METHODS}
 RESULTS = "method_results"  # beside the run folders: each method is measured once, as masks are computed once
+FIXED = {POLICY_RUN.stage: "best fixed prompt", POST_RUN.stage: "best fixed sequence"}  # of runs of a policy
 VAL_IMAGES = {"quick": 48, "full": 100}
 TEST_IMAGES: dict[str, int | None] = {"quick": 100, "full": None}  # None: all
 
 
 @dataclass(frozen=True)
 class ComparePlan:
-    """Settings of a comparison.
+    """Settings of a comparison."""
 
-    Args:
-        mode: quick or full, of everything that is trained.
-        groups: of methods.
-        seeds: of everything that is trained.
-        reward_net: fingerprint of a reward network that is given; None finds or trains one.
-        side_network: whether supervised training adds one; None, as in earlier versions, adds none.
-    """
-
-    mode: Mode
-    groups: tuple[Group, ...]
-    seeds: tuple[int, ...]
-    reward_net: str | None = None
-    side_network: bool | None = None
+    mode: Mode  # of everything that is trained
+    groups: tuple[Group, ...]  # of methods
+    seeds: tuple[int, ...]  # of everything that is trained
+    reward_net: str | None = None  # fingerprint of a reward network that is given; None finds or trains one
+    side_network: bool | None = None  # whether supervised training adds one; None, as in earlier versions, adds none
 
 
 def settings_of(inputs: RunInputs, plan: ComparePlan) -> dict[str, Any]:
@@ -92,34 +82,18 @@ def settings_of(inputs: RunInputs, plan: ComparePlan) -> dict[str, Any]:
 def run_compare_stage(
     inputs: RunInputs, plan: ComparePlan, reward_net: Path | None, run: Run, command: str
 ) -> tuple[str, ...]:
-    """Compare the methods in `run`; what exists already is reused.
+    """Compare the methods in `run`, new or interrupted; what exists already is reused. Returns the verdict's sentences.
 
     Writes report.html, table.csv, table.tex, eval.json, eval.csv, and the folders best/ and cheapest/, which
-    `sa2va-rl segment --run` reads.
-
-    Args:
-        inputs: data, split, frozen model and its masks.
-        plan: settings.
-        reward_net: as in `Job`.
-        run: a new comparison, or an interrupted one of the same settings.
-        command: as the user typed it, for the report.
-
-    Returns:
-        The verdict, in sentences.
-
-    Raises:
-        ValueError: there are no labelled validation or test images, a training fails or has another split, or `run`
-            holds another comparison.
+    `sa2va-rl segment --run` reads. `command` is as the user typed it, and `reward_net` as in `Job`. A ValueError if no
+    validation or test image is labelled, a run has another split, or `run` holds another comparison.
     """
     samples = {
         "val": inputs.pick("val", VAL_IMAGES[plan.mode], labelled=True),
         "test": inputs.pick("test", TEST_IMAGES[plan.mode] or len(inputs.samples), labelled=True),
     }
-    with run.lock():
-        if run.state == "new":
-            describe_run(run, inputs, settings_of(inputs, plan), {"command": command})
-        else:
-            run.check_same(settings_of(inputs, plan))
+    settings = settings_of(inputs, plan)
+    with run.working(settings, partial(describe_run, run, inputs, settings, {"command": command})):
         seeds = [_Seed(inputs, plan, seed, samples) for seed in plan.seeds]
         results: dict[str, list[MethodResult]] = {}
         progress = Progress({"run": len(seeds) * len(seeds[0].needed), "method": len(seeds) * len(seeds[0].methods)})
@@ -142,12 +116,10 @@ def run_compare_stage(
         first.open()
         report = Report(rows, choice, images, lines, _facts(inputs, plan, command), first.runs, first.pictures(results))
         write_compare_report(run.path, report)
-        run.finish()
     return lines
 
 
 def _facts(inputs: RunInputs, plan: ComparePlan, command: str) -> dict[str, str]:
-    """Where the report comes from."""
     return {
         "date": f"{datetime.now():%Y-%m-%d %H:%M}",
         "version": __version__,
@@ -236,9 +208,12 @@ class _Seed:
 
     def _chosen_words(self, method: Method, weights: str) -> str:
         """Which weights were chosen, and what trained policies deploy, in words."""
-        words = [] if method.searched else [deploys(run) for run in self.runs_of(method, weights).values()]
+        words = []
+        for run in () if method.searched else self.runs_of(method, weights).values():
+            if fixed := FIXED.get(read_json(run / "config.json")["stage"]):
+                words.append(deployment_of(run).words(fixed, "the model as it is"))
         chosen = [self.methods[weights].title] if method.weights == FINE_TUNED else []
-        return ", ".join(filter(None, [*chosen, " and ".join(filter(None, words))]))
+        return ", ".join(filter(None, [*chosen, " and ".join(words)]))
 
     def _cost(self, method: Method, weights: str) -> Cost:
         costs = [RunCost.load(run).total(method.searched) for run in self.runs_of(method, weights).values()]
@@ -279,30 +254,15 @@ class _Seed:
         return [(title, test[place], masks[title]) for title, place in places.items()]
 
 
-def deploys(run: Path) -> str:
-    """What the policy of a run deploys, in words; empty for runs without a policy."""
-    config = read_json(run / "config.json")
-    fixed = {"prompt policy": "best fixed prompt", "post-processing policy": "best fixed sequence"}.get(config["stage"])
-    return "" if fixed is None else deployment_of(run).words(fixed, "the model as it is")
-
-
 class Progress:
-    """Prints what was done, what is left, and about how long that takes.
-
-    Args:
-        totals: kind, such as "method" -> number over all seeds.
-        now: clock, in seconds.
-    """
+    """Prints what was done, what is left (at first `totals`: kind -> number over all seeds), and about how long."""
 
     def __init__(self, totals: Mapping[str, int], now: Callable[[], float] = monotonic) -> None:
         self._left, self._now, self._start = dict(totals), now, now()
         self._seconds: dict[str, list[float]] = {kind: [] for kind in totals}
 
     def done(self, kind: str, line: str, reused: bool) -> None:
-        """Print a line about what was done since the last call, with what is left.
-
-        Minutes are as if everything to come took the mean time of its kind so far.
-        """
+        """Print what was done since the last call and what is left, at the mean minutes of its kind so far."""
         begin, self._start = self._start, self._now()
         if not reused:
             self._seconds[kind].append(self._start - begin)
@@ -325,15 +285,7 @@ def measure_method(
     weights: str = BASE,
     chosen_on_validation: str = "",
 ) -> MethodResult:
-    """Choose the parameter of a method on validation images, then measure its masks on the test images.
-
-    Args:
-        method: what to measure.
-        trained: the runs that it uses.
-        samples: labelled samples of `val` and `test`.
-        make_view: from an image to its view.
-        seed, weights, chosen_on_validation: as in `MethodResult`.
-    """
+    """Choose the parameter of a method on labelled images of `val`, then measure its masks on those of `test`."""
     rows = []  # Dice for each parameter of the grid, or for the only mask
     for view, truth in _seen(samples["val"], make_view, f"{method.name}: val"):
         masks = np.stack([method.predict(view, trained, value) > 0.5 for value in method.grid or (None,)])
@@ -341,18 +293,16 @@ def measure_method(
     val, groups = np.stack(rows), [sample.group_id for sample in samples["val"]]
     best = int(np.argmax([group_means(column, groups).mean() for column in val.T]))
     parameter = method.grid[best] if method.grid else None
-    columns: dict[str, list[float]] = {}
-    answers = []
+    measured, answers = [], []
     for view, truth in _seen(samples["test"], make_view, f"{method.name}: test"):
         soft = method.predict(view, trained, parameter)
         mask = soft > 0.5
         answers.append(len(view.answers))
-        measured = mask_metrics(mask, truth) | {ECE: float(calibration_error(soft[None].astype(float), truth[None])[0])}
+        metrics = mask_metrics(mask, truth) | {ECE: float(calibration_error(soft[None].astype(float), truth[None])[0])}
         if view.has_scorer:
-            measured["score"] = float(view.scorer.quality(mask[None].astype(np.float32))["score"][0])
-        for name, value in measured.items():
-            columns.setdefault(name, []).append(value)
-    test = {name: tuple(values) for name, values in columns.items()}
+            metrics["score"] = float(view.scorer.quality(mask[None].astype(np.float32))["score"][0])
+        measured.append(metrics)
+    test = {name: tuple(metrics[name] for metrics in measured) for name in measured[0]}
     found = tuple(val[:, best].tolist()), test, float(np.mean(answers))
     return MethodResult(method.name, seed, weights, parameter, *found, chosen_on_validation=chosen_on_validation)
 
@@ -374,11 +324,7 @@ def save_result(path: Path, result: MethodResult) -> None:
 
 
 def load_result(path: Path) -> MethodResult:
-    """Read what `save_result` wrote.
-
-    Raises:
-        ValueError: the file is not of this form; names the remedy.
-    """
+    """Read what `save_result` wrote; a ValueError with the remedy if the file is not of this form."""
     try:
         value: dict[str, Any] = dict(read_json(path))
         test = {name: tuple(np.array(numbers, dtype=float).tolist()) for name, numbers in value["test"].items()}
@@ -391,25 +337,15 @@ def load_result(path: Path) -> MethodResult:
 
 @dataclass(frozen=True)
 class DeployedMethod:
-    """A method that is ready for new images.
-
-    Args:
-        method: of the table.
-        weights: of Sa2VA, by name.
-        parameter: of the method.
-        trained: the runs that it uses.
-        models: Sa2VA by name of its weights.
-        network: reward network; None where the method has none.
-        saved: the content of its file.
-    """
+    """A method that is ready for new images."""
 
     method: Method
-    weights: str
+    weights: str  # of Sa2VA
     parameter: float | None
-    trained: Trained
+    trained: Trained  # the runs that it uses
     models: Models
-    network: RewardNetwork | None
-    saved: dict[str, Any]
+    network: RewardNetwork | None  # None where the method has none
+    saved: dict[str, Any]  # the content of its file
 
     def mask(self, image: np.ndarray) -> np.ndarray | None:
         """bool (H, W): the mask of an image, uint8 (H, W, 3); None where Sa2VA was asked, and no answer has one."""
@@ -421,12 +357,9 @@ class DeployedMethod:
 
 
 def save_deployed(folder: Path, inputs: RunInputs, result: MethodResult, runs: Mapping[str, Path], run: Path) -> None:
-    """Write a method into `folder`, best/ or cheapest/ in the folder `run` of the comparison; one there is replaced.
-
-    The runs that the method needs are named by paths relative to the comparison, so that the project can be moved as a
-    whole; none is copied.
-    """
+    """Write a method into best/ or cheapest/ of the comparison `run`; what it needs has relative paths and no copy."""
     config, limits, model = inputs.config, inputs.prompt_config, Path(inputs.config.model_path)
+    of_model = [limits.segment_batch, limits.max_new_tokens, limits.max_tiles, config.dtype, config.image_resize]
     description = {
         "method": result.method,
         "title": BY_NAME[result.method].title,
@@ -436,10 +369,7 @@ def save_deployed(folder: Path, inputs: RunInputs, result: MethodResult, runs: M
         "trained": {name: digest(path) for name, path in runs.items()},
         "model_fingerprint": inputs.segmenter.fingerprint,
         "inputs": {"model_path": portable(model, run) if model.exists() else config.model_path},
-        "limits": [
-            *(limits.segment_batch, limits.max_new_tokens, limits.max_tiles),
-            *(config.dtype, config.image_resize),
-        ],
+        "limits": of_model,
         "prompts": list(inputs.prompts),
         "grey_levels": inputs.grey_levels,
     }
@@ -448,11 +378,7 @@ def save_deployed(folder: Path, inputs: RunInputs, result: MethodResult, runs: M
 
 
 def load_deployed(folder: Path, device: str) -> DeployedMethod:
-    """Load the method of `best/` or `cheapest/`.
-
-    Raises:
-        ValueError: the folder holds no method, or a run or the model that it needs is missing or was trained again.
-    """
+    """Load the method of `best/` or `cheapest/`; a ValueError if it, a run or the model is missing or trained again."""
     path, comparison = folder / DEPLOYED, folder.resolve().parent
     if not path.exists():
         raise ValueError(
@@ -475,12 +401,5 @@ def load_deployed(folder: Path, device: str) -> DeployedMethod:
     network = None
     if REWARD_NET in runs:
         network = RewardNetwork.from_pretrained(runs[REWARD_NET] / BEST_REWARD_NET).to(device)
-    return DeployedMethod(
-        BY_NAME[saved["method"]],
-        saved["weights"],
-        saved["parameter"],
-        Trained(saved["prompts"], runs),
-        models,
-        network,
-        saved,
-    )
+    trained, method = Trained(saved["prompts"], runs), BY_NAME[saved["method"]]
+    return DeployedMethod(method, saved["weights"], saved["parameter"], trained, models, network, saved)

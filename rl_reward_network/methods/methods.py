@@ -9,14 +9,16 @@ from scipy.special import expit, logit
 
 from rl_reward_network.grpo.settings import GRPOSettings
 from rl_reward_network.methods import Group
-from rl_reward_network.methods.operations import fixed_sequence, operations_policy, threshold
-from rl_reward_network.methods.prompts import (
+from rl_reward_network.methods.predict import (
     Predict,
     best_of_prompts,
     default_prompt,
     fixed_prompt,
+    fixed_sequence,
     mean_of_prompts,
+    operations_policy,
     prompt_policy,
+    threshold,
     weighted_mean,
 )
 from rl_reward_network.methods.training import (
@@ -42,10 +44,7 @@ FINE_TUNED = "fine_tuned"  # the weights that are best on validation patients; d
 
 
 def flips_and_scales(view: ImageView, trained: Trained, parameter: float | None) -> np.ndarray:
-    """The mean of the soft masks of the image, its three flips, and its four quarters magnified.
-
-    Where quarters overlap, their mean counts; together they count as one of the five.
-    """
+    """The mean of five soft masks: of the image, its three flips, and its magnified quarters (a mean in overlaps)."""
     prompt = trained.prompts[:1]
     total = view.soft(prompt)[0].copy()
     for name, axes in FLIPS.items():
@@ -92,53 +91,45 @@ def ascent(view: ImageView, trained: Trained, parameter: float | None) -> np.nda
 
 @dataclass(frozen=True)
 class Method:
-    """One way to a mask.
+    """One way to a mask."""
 
-    Args:
-        name: unique; part of file names, and name of the run that `train` makes.
-        group: for `--methods`; None for the base model.
-        title: the method in words.
-        needs: runs that it uses and is charged for, by name; `FINE_TUNED` is the best run of the group weights.
-        predict: the soft mask of an image.
-        grid: values of the parameter of `predict`; validation patients choose one.
-        weights: of Sa2VA: `BASE`, the run of the group weights that trained them, or `FINE_TUNED`.
-        train: finds or makes the run of this name; None for methods that use the runs of others.
-        searched: uses what a run has found by search before it trained its policy.
-    """
-
-    name: str
-    group: Group | None
-    title: str
-    needs: tuple[str, ...] = ()
-    predict: Predict = default_prompt
-    grid: tuple[float, ...] = ()
-    weights: str = BASE
-    train: Train | None = None
-    searched: bool = False
+    name: str  # unique; part of file names, and name of the run that `train` makes
+    group: Group | None  # for `--methods`; None for the base model
+    title: str  # the method in words
+    needs: tuple[str, ...] = ()  # runs that it uses and is charged for; `FINE_TUNED` is the best run of group weights
+    predict: Predict = default_prompt  # the soft mask of an image
+    grid: tuple[float, ...] = ()  # values of the parameter of `predict`; validation patients choose one
+    weights: str = BASE  # of Sa2VA: `BASE`, the run of the group weights that trained them, or `FINE_TUNED`
+    train: Train | None = None  # finds or makes the run of this name; None for methods that use the runs of others
+    searched: bool = False  # uses what a run has found by search before it trained its policy
 
 
 NET = (REWARD_NET,)
 METHODS = (
     Method(BASE, None, "the model as it is, default prompt"),
     Method(
-        "fixed_prompt", "prompts", "best fixed prompt", (PROMPTS_LABELS,), fixed_prompt(PROMPTS_LABELS), searched=True
+        "fixed_prompt", "prompts", "best fixed prompt", (PROMPTS_LABELS,), partial(fixed_prompt, PROMPTS_LABELS),
+        searched=True,
     ),
     Method(
-        PROMPTS_LABELS, "prompts", "experiment 1: prompts, labels", (PROMPTS_LABELS,), prompt_policy(PROMPTS_LABELS),
-        train=partial(train_prompt_policy, reward="dice"),
+        PROMPTS_LABELS, "prompts", "experiment 1: prompts, labels", (PROMPTS_LABELS,),
+        partial(prompt_policy, PROMPTS_LABELS), train=partial(train_prompt_policy, reward="dice"),
     ),
     Method(
         PROMPTS_NET, "prompts", "experiment 3: prompts, reward network", (*NET, PROMPTS_NET),
-        prompt_policy(PROMPTS_NET), train=train_prompt_policy,
+        partial(prompt_policy, PROMPTS_NET), train=train_prompt_policy,
     ),
     Method("best_of_prompts", "prompts", "best of all prompts by the reward network", NET, best_of_prompts),
     Method("mean_of_prompts", "prompts", "mean of the soft masks of all prompts", (), mean_of_prompts),
     Method("weighted_mean", "prompts", "the same, weighted by predicted quality", NET, weighted_mean),
     Method("flips_and_scales", "prompts", "mean over flips and scales", (), flips_and_scales),
-    Method("threshold", "post", "best threshold", (POST,), threshold(POST), searched=True),
-    Method("sequence", "post", "best fixed sequence of operations", (POST,), fixed_sequence(POST), searched=True),
+    Method("threshold", "post", "best threshold", (POST,), partial(threshold, POST), searched=True),
     Method(
-        POST, "post", "experiment 2: post-processing policy", (POST,), operations_policy(POST), train=train_operations
+        "sequence", "post", "best fixed sequence of operations", (POST,), partial(fixed_sequence, POST), searched=True
+    ),
+    Method(
+        POST, "post", "experiment 2: post-processing policy", (POST,), partial(operations_policy, POST),
+        train=train_operations,
     ),
     Method("reward_net_segmentation", "fusion", "the reward network's own segmentation", NET, own_segmentation),
     Method("fusion", "fusion", "fusion with the reward network's map", NET, fused, FUSION_WEIGHTS),
@@ -171,11 +162,11 @@ METHODS = (
     ),
     Method(
         "prompt_post", "combined", "experiment 3, then experiment 2", (*NET, PROMPTS_NET, POST),
-        operations_policy(POST, prompt_policy(PROMPTS_NET)),
+        partial(operations_policy, POST, source=partial(prompt_policy, PROMPTS_NET)),
     ),
     Method(
         "fine_tuned_prompts", "combined", "best weights, prompts of experiment 3", (*NET, PROMPTS_NET, FINE_TUNED),
-        prompt_policy(PROMPTS_NET), weights=FINE_TUNED,
+        partial(prompt_policy, PROMPTS_NET), weights=FINE_TUNED,
     ),
     Method(
         "fine_tuned_fusion", "combined", "best weights, fusion with the reward network", (*NET, FINE_TUNED), fused,
@@ -189,13 +180,7 @@ TRAINED_WITH = {PROMPTS_LABELS: REWARD_NET}  # the report of its run shows the n
 
 
 def methods_of(groups: Sequence[Group]) -> tuple[Method, ...]:
-    """The base model, and the methods of these groups, in the order of the table.
-
-    The best weights are known only where methods of the group `weights` are measured.
-
-    Raises:
-        ValueError: the group `combined` without `weights`.
-    """
+    """The base model, and the methods of these groups, as in the table; a ValueError for combined without weights."""
     if "combined" in groups and "weights" not in groups:
         raise ValueError("methods: combined needs the best of the fine-tuned weights; give weights as well")
     return tuple(method for method in METHODS if method.group is None or method.group in groups)

@@ -1,12 +1,10 @@
-"""The table of a comparison: every method against the model as it is, the choice of the best method, and the report.
-
-One test decides for all rows: `max_t` over the test patients. Headline, table and p column quote its result.
-"""
+"""The table of a comparison, in which one test of all rows, `max_t`, decides; the choice of methods, and the report."""
 
 import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -65,65 +63,38 @@ COSTS = (
 
 @dataclass(frozen=True)
 class MethodResult:
-    """A method, measured.
-
-    Args:
-        method: its name.
-        seed: of what was trained for it.
-        weights: of Sa2VA that the method used.
-        parameter: from the method's grid, chosen on validation images; None without one.
-        val: Dice of each validation image.
-        test: metric of `METRICS`, `ECE`, and `score` with a reward network -> value of each test image.
-        answers: of Sa2VA that one image needs, mean over test images.
-        cost: of training; not part of the file, since each run has its own.
-        chosen_on_validation: what a trained policy deploys, in words; empty without one.
-    """
+    """A method, measured on images of a comparison; all but `cost` is its file, since each run has its own cost."""
 
     method: str
-    seed: int
-    weights: str
-    parameter: float | None
-    val: tuple[float, ...]
-    test: dict[str, tuple[float, ...]]
-    answers: float
-    cost: Cost = field(default_factory=Cost)
-    chosen_on_validation: str = ""
+    seed: int  # of what was trained for it
+    weights: str  # of Sa2VA
+    parameter: float | None  # of the method's grid, chosen on validation images; None without one
+    val: tuple[float, ...]  # Dice of each validation image
+    test: dict[str, tuple[float, ...]]  # `METRICS`, `ECE`, and `score` with a reward network: of each test image
+    answers: float  # of Sa2VA that one image needs, mean over test images
+    cost: Cost = field(default_factory=Cost)  # of training
+    chosen_on_validation: str = ""  # what a trained policy deploys, in words; empty without one
 
 
 @dataclass(frozen=True)
 class TestImages:
-    """The images of a comparison.
+    """The images of a comparison, named by hashes."""
 
-    Args:
-        val_groups: patient of each validation image, a hash.
-        ids: of each test image, a hash.
-        groups: patient of each test image, a hash.
-    """
-
-    val_groups: tuple[str, ...]
-    ids: tuple[str, ...]
-    groups: tuple[str, ...]
+    val_groups: tuple[str, ...]  # patient of each validation image
+    ids: tuple[str, ...]  # of each test image
+    groups: tuple[str, ...]  # patient of each test image
 
 
 @dataclass(frozen=True, eq=False)
 class MethodRow:
-    """A method in the table.
-
-    Args:
-        method: the method.
-        results: of each seed.
-        row: its values, of each image the mean over seeds, and Dice less that of the model as it is, paired.
-        p: of that difference, two-sided, adjusted for all methods; None for the base.
-        val: Dice on validation patients.
-        seed_spread: standard deviation over seeds of the mean Dice on test patients; None with one seed.
-    """
+    """A method in the table."""
 
     method: Method
-    results: tuple[MethodResult, ...]
-    row: Row
-    p: float | None
-    val: Estimate
-    seed_spread: float | None
+    results: tuple[MethodResult, ...]  # of each seed
+    row: Row  # of each image the mean over seeds, and Dice less that of the model as it is, paired
+    p: float | None  # of that difference, two-sided, adjusted for all methods; None for the base
+    val: Estimate  # Dice on validation patients
+    seed_spread: float | None  # standard deviation over seeds of the mean Dice on test patients; None with one seed
 
     @property
     def dice(self) -> np.ndarray:
@@ -161,11 +132,6 @@ class MethodRow:
         return float(np.mean([result.answers for result in self.results]))
 
     @property
-    def price(self) -> tuple[float, float, int]:
-        """What is compared first to last: minutes of training, answers of Sa2VA per image, labelled images."""
-        return self.cost.minutes, self.answers, self.cost.labelled_images
-
-    @property
     def price_words(self) -> str:
         """The price in words."""
         return (
@@ -190,29 +156,21 @@ class MethodRow:
 
 @dataclass(frozen=True)
 class Choice:
-    """What is deployed.
+    """What is deployed."""
 
-    Args:
-        better: methods that are better than the model as it is on the test patients, in the order of the table.
-        best: of these the one with the highest Dice on validation patients; the model as it is if there are none.
-        cheapest: of these the cheapest that is shown to be at most a margin worse than the best one on the test
-            patients.
-    """
-
-    better: tuple[str, ...]
-    best: str
-    cheapest: str
+    better: tuple[str, ...]  # methods that are better than the model as it is on the test patients, as in the table
+    best: str  # of these, by Dice on validation patients; the model as it is if there are none
+    cheapest: str  # of these that are shown to be at most a margin worse than the best one on the test patients
 
 
 def make_table(results: Mapping[str, Sequence[MethodResult]], images: TestImages) -> tuple[MethodRow, ...]:
-    """One row for each method, in the order of `METHODS`.
-
-    Args:
-        results: method -> its result with each seed; the base is among them.
-        images: of the comparison.
-    """
+    """One row for each method, in the order of `METHODS`; `results` are those of each seed, of the base, too."""
     methods = [method for method in METHODS if method.name in results]
-    values = {method.name: _over_seeds(results[method.name]) for method in methods}
+    values = {}
+    for method in methods:
+        tests = [result.test for result in results[method.name]]
+        metrics = [name for name in tests[0] if all(name in test for test in tests)]
+        values[method.name] = {name: np.mean([test[name] for test in tests], axis=0) for name in metrics}
     base = values[BASE]["dice"]
     compared = [name for name in values if name != BASE]
     tested = _test([values[name]["dice"] for name in compared], base, images)
@@ -226,12 +184,6 @@ def make_table(results: Mapping[str, Sequence[MethodResult]], images: TestImages
         spread = float(means.std(ddof=1)) if len(of) > 1 else None
         rows.append(MethodRow(method, tuple(of), row, p.get(method.name), val, spread))
     return tuple(rows)
-
-
-def _over_seeds(results: Sequence[MethodResult]) -> dict[str, np.ndarray]:
-    """Metric -> float64 (N,): its value on each test image, mean over seeds; metrics that all seeds have."""
-    metrics = [name for name in results[0].test if all(name in result.test for result in results)]
-    return {name: np.mean([result.test[name] for result in results], axis=0) for name in metrics}
 
 
 def _test(dice: Sequence[np.ndarray], reference: np.ndarray, images: TestImages) -> MaxT:
@@ -252,19 +204,12 @@ def choose(rows: Sequence[MethodRow], images: TestImages, margin: float = NO_GAP
     best = max(better, key=lambda row: row.val.mean)
     signs = _test([row.dice for row in better], best.dice - margin, images).signs
     as_good = [row for row, sign in zip(better, signs, strict=True) if sign > 0 or row is best]
-    cheapest = min(as_good, key=lambda row: row.price)
+    cheapest = min(as_good, key=lambda row: (row.cost.minutes, row.answers, row.cost.labelled_images))
     return Choice(tuple(row.method.name for row in better), best.method.name, cheapest.method.name)
 
 
 def verdict_lines(rows: Sequence[MethodRow], choice: Choice, images: TestImages, folder: str) -> tuple[str, ...]:
-    """The verdict in sentences: the best method, the cheapest, how to deploy them, and the plain segmenter.
-
-    Args:
-        rows: of the table.
-        choice: from `choose`.
-        images: of the comparison.
-        folder: of the comparison, as the user types it.
-    """
+    """The verdict in sentences: best and cheapest method, how to deploy them from `folder`, and the plain segmenter."""
     by_name = {row.method.name: row for row in rows}
     best, cheapest = by_name[choice.best], by_name[choice.cheapest]
     lines = [_best_line(best, len(rows) - 1)]
@@ -324,24 +269,14 @@ Picture = tuple[str, Sample, Mapping[str, np.ndarray]]  # why it was selected, s
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """The content of the report.
-
-    Args:
-        rows: of the table.
-        choice: best and cheapest method.
-        images: that were compared.
-        lines: the verdict in sentences.
-        facts: name -> text for eval.json and the page: date, version, data, model, command, ...
-        runs: part -> its run, of the first seed.
-        pictures: of some test images.
-    """
+    """The content of the report."""
 
     rows: tuple[MethodRow, ...]
     choice: Choice
     images: TestImages
-    lines: tuple[str, ...]
-    facts: Mapping[str, str]
-    runs: Mapping[str, Path]
+    lines: tuple[str, ...]  # the verdict in sentences
+    facts: Mapping[str, str]  # for eval.json and the page: date, version, data, model, command, ...
+    runs: Mapping[str, Path]  # part -> its run, of the first seed
     pictures: Sequence[Picture]
 
     @property
@@ -425,10 +360,6 @@ def _csv_table(report: Report) -> Table:
     return Table(tuple(lines[0]), tuple(tuple(line.values()) for line in lines))
 
 
-def _columns(metrics: Iterable[str]) -> list[Column[MethodRow]]:
-    return metric_columns(metrics, lambda row: row.row)
-
-
 def _tex_table(rows: Sequence[MethodRow]) -> Table:
     """The main columns, with heads in LaTeX."""
     first, *others = MAIN
@@ -460,16 +391,17 @@ def _image_lines(report: Report) -> list[list[object]]:
 
 def _page(report: Report) -> page.Page:
     rows, best, cheapest = report.rows, report.row(report.choice.best), report.row(report.choice.cheapest)
+    of: Callable[[MethodRow], Row] = attrgetter("row")
     first: list[Column[MethodRow]] = [("", rows.index), ("method", lambda row: row.method.title)]
     main: list[Column[MethodRow]] = [
-        *_columns(MAIN),
+        *metric_columns(MAIN, of),
         ("Dice less base", lambda row: row.to_base.signed),
         ("p", lambda row: p_words(row.p)),
         ("", lambda row: row.verdict),
     ]
     if best.seed_spread is not None:
         main.append(("SD over seeds", lambda row: f"{row.seed_spread:.3f}"))
-    further = _columns(name for name in report.metrics if name not in MAIN)
+    further = metric_columns((name for name in report.metrics if name not in MAIN), of)
     costs: list[Column[MethodRow]] = [
         ("minutes", lambda row: row.minutes),
         ("masks", lambda row: f"{row.answers:.3g}"),

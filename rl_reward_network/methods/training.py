@@ -47,11 +47,9 @@ if TYPE_CHECKING:
     from rl_reward_network.grpo.inputs import GRPOInputs
 
 REWARD_NET = "reward_net"  # name of the run that trains the reward network
-SUPERVISED_STEPS = {"quick": 200, "full": 300}  # of a model of the embedded one's size; others train for epochs
-GRPO_STEPS = {"quick": 60, "full": 140}
-STEPS = {  # by objective, without a side network
-    "grpo": GRPO_STEPS,
-    "supervised": SUPERVISED_STEPS,
+STEPS = {  # by objective, of a model of the embedded one's size without a side network; others train for epochs
+    "grpo": {"quick": 60, "full": 140},
+    "supervised": {"quick": 200, "full": 300},
     "mean_teacher": {"quick": 100, "full": 700},
     "dpo": {"quick": 60, "full": 130},
 }
@@ -61,21 +59,13 @@ MERGED_FROM = "merged_from.json"  # in `MERGED`: the digest of the final model
 
 @dataclass(frozen=True)
 class Job:
-    """What the training of a run starts from.
-
-    Args:
-        mode: quick or full.
-        inputs: data, split and frozen model, with the seed of the run.
-        reward_net: reward network that the user names; None finds or trains one.
-        runs: name -> finished run, of those before.
-        side_network: whether supervised training adds one; what is trained after it keeps it.
-    """
+    """What the training of a run starts from."""
 
     mode: Mode
-    inputs: RunInputs
-    reward_net: Path | None
-    runs: Mapping[str, Path]
-    side_network: bool = False
+    inputs: RunInputs  # with the seed of the run
+    reward_net: Path | None  # reward network that the user names; None finds or trains one
+    runs: Mapping[str, Path]  # finished runs of those before
+    side_network: bool = False  # whether supervised training adds one; what is trained after it keeps it
 
     @property
     def network(self) -> Path:
@@ -133,7 +123,6 @@ def train_weights(
     """Fine-tuned weights of Sa2VA.
 
     Args:
-        job: what the training starts from.
         settings: of the training; one that learns true masks uses as many as the reward network.
         learned: whether the reward network rewards, else labels do; unlabelled images then join, and a mean teacher's.
         after: run whose merged weights are trained further, in place of the base model.
@@ -179,10 +168,7 @@ def grpo_plan(job: Job, inputs: "GRPOInputs", settings: GRPOSettings, network: R
 
 
 def _label_budget(job: Job, objective: str) -> int:
-    """The labelled images that the reward network learned from; for a mean teacher none of the `policy` split.
-
-    Otherwise few images would all be labelled, and none be left without a mask.
-    """
+    """The labelled images that the reward network learned from; a mean teacher must have images without masks left."""
     budget = PRESETS[job.mode].images
     if job.reward_net is not None:
         budget = int(read_json(named_run(job.reward_net) / AGREEMENT)["used"]["reward"]["images"])
@@ -211,11 +197,7 @@ def free_memory(device: str) -> None:
 
 
 def named_run(reward_net: Path) -> Path:
-    """The run of a reward network that the user names.
-
-    Raises:
-        ValueError: the folder is not that of a finished run; its split and its cost would be unknown.
-    """
+    """The run of a reward network that the user names; a ValueError unless it is finished, for split and cost."""
     run = reward_net.resolve().parent
     if not ((run / AGREEMENT).exists() and (run / "split.json").exists()):
         raise ValueError(
@@ -226,11 +208,7 @@ def named_run(reward_net: Path) -> Path:
 
 
 def check_split(name: str, run: Path, split: Split) -> None:
-    """Check that a run was trained with the same split of patients.
-
-    Raises:
-        ValueError: it has another split; names the run.
-    """
+    """Raise a ValueError, which names the run, if it was trained with another split of patients."""
     groups = {part: sorted(ids) for part, ids in read_json(run / "split.json")["groups"].items()}
     if groups != {part: sorted(ids) for part, ids in split.groups.items()}:
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -18,26 +19,14 @@ Loaded = TypeVar("Loaded")
 
 @dataclass(frozen=True)
 class FrozenModel:
-    """A Sa2VA whose weights do not change.
+    """A Sa2VA whose weights do not change."""
 
-    Args:
-        answer: (image uint8 (H, W, 3), prompts) -> `FrozenAnswer`; from the mask bank or from the model itself.
-        upsample: (logits float32 (P, h, w), (H, W)) -> probabilities float32 (P, H, W).
-    """
-
-    answer: Callable[[np.ndarray, list[str]], FrozenAnswer]
-    upsample: Callable[[np.ndarray, tuple[int, int]], np.ndarray]
+    answer: Callable[[np.ndarray, list[str]], FrozenAnswer]  # of an image uint8 (H, W, 3), and prompts
+    upsample: Callable[[np.ndarray, tuple[int, int]], np.ndarray]  # logits (P, h, w), (H, W) -> float32 (P, H, W)
 
 
 class Models:
-    """Sa2VA with different weights; besides the base only the weights used last stay in memory.
-
-    Args:
-        base: the base model.
-        folders: name of weights -> folder of a checkpoint.
-        load: folder -> segmenter.
-        bank: folder of the mask bank; None computes every mask anew.
-    """
+    """Sa2VA with the weights of `folders`, by name; besides the base only those used last stay in memory."""
 
     def __init__(
         self,
@@ -60,47 +49,29 @@ class Models:
         return self._other[1]
 
     def _frozen(self, segmenter: Sa2VASegmenter) -> FrozenModel:
-        bank = self._bank
-        if bank is None:
+        if self._bank is None:
             return FrozenModel(segmenter.segment, segmenter.upsample)
-
-        def answer(image: np.ndarray, prompts: list[str]) -> FrozenAnswer:
-            return MaskBank(bank, segmenter.segment, segmenter.fingerprint, prompts).answer(image)
-
-        return FrozenModel(answer, segmenter.upsample)
+        bank = partial(MaskBank, self._bank, segmenter.segment, segmenter.fingerprint)
+        return FrozenModel(lambda image, prompts: bank(prompts).answer(image), segmenter.upsample)
 
 
 class ImageView:
-    """An image, and what models say about it; each answer is computed once, when a method needs it.
+    """An image, uint8 (H, W, 3) RGB, and what models say about it, each computed once it is needed.
 
-    Args:
-        image: uint8 (H, W, 3), RGB.
-        model: Sa2VA with the weights of the method.
-        scorer: image -> the reward network applied to it; None without a network.
-
-    Attributes:
-        answers: of Sa2VA, by (prompt, copy of the image).
+    `scorer` applies the reward network. `answers` of Sa2VA are by (prompt, copy of the image).
     """
 
     def __init__(
         self, image: np.ndarray, model: FrozenModel, scorer: Callable[[np.ndarray], ImageScorer] | None = None
     ) -> None:
         self.image, self._model, self._make_scorer = image, model, scorer
+        self.has_scorer = scorer is not None
         self._scorer: ImageScorer | None = None
         self.answers: dict[tuple[str, str], FrozenAnswer] = {}
 
     @property
-    def has_scorer(self) -> bool:
-        """Whether there is a reward network."""
-        return self._make_scorer is not None
-
-    @property
     def scorer(self) -> ImageScorer:
-        """The reward network applied to this image.
-
-        Raises:
-            ValueError: there is no reward network.
-        """
+        """The reward network applied to this image; raises a ValueError where there is none."""
         if self._scorer is None:
             if self._make_scorer is None:
                 raise ValueError("this method needs a reward network, and there is none; name one by --reward_net")
@@ -129,12 +100,7 @@ class ImageView:
 
 
 class Trained:
-    """The finished runs that methods use; what is in them is loaded when a method first needs it.
-
-    Args:
-        prompts: of the comparison; index 0 is the default.
-        runs: name -> folder.
-    """
+    """The finished runs that methods use, each read once it is needed; the first of the prompts is the default."""
 
     def __init__(self, prompts: Sequence[str], runs: Mapping[str, Path]) -> None:
         self.prompts, self.runs = tuple(prompts), runs

@@ -80,29 +80,17 @@ class ReportItem:
 
 @dataclass(frozen=True, eq=False)
 class BeforeAfter:
-    """The content of the report.
+    """The content of the report."""
 
-    Args:
-        results: the rows "before" and "after", see `paired_rows`.
-        totals: metrics over all items together, such as cIoU: name -> (before, after).
-        config: models, data and settings; JSON values.
-        notes: remarks.
-        shown: items with pictures; the first `SHOWN` of them are not folded.
-        curves: lines of metrics.jsonl.
-        notice: a first sentence that matters more than the verdict, such as that training made the model worse.
-        origin: date, version, command and files, for the top of the page alone.
-        by_name: the section on classes that are asked for by name.
-    """
-
-    results: Results
-    totals: dict[str, tuple[float, float]]
-    config: dict[str, Any]
+    results: Results  # the rows "before" and "after", see `paired_rows`
+    totals: dict[str, tuple[float, float]]  # metrics over all items together, such as cIoU: name -> (before, after)
+    config: dict[str, Any]  # models, data and settings; JSON values
     notes: tuple[str, ...] = ()
-    shown: tuple[ReportItem, ...] = ()
-    curves: tuple[dict[str, Any], ...] = ()
-    notice: str = ""
-    origin: page.Origin = field(default_factory=page.Origin)
-    by_name: NamesSection | None = None
+    shown: tuple[ReportItem, ...] = ()  # with pictures; the first `SHOWN` of them are not folded
+    curves: tuple[dict[str, Any], ...] = ()  # lines of metrics.jsonl
+    notice: str = ""  # a first sentence that matters more than the verdict: that training made the model worse
+    origin: page.Origin = field(default_factory=page.Origin)  # for the top of the page alone
+    by_name: NamesSection | None = None  # the section on classes that are asked for by name
 
     @property
     def before(self) -> Row:
@@ -171,7 +159,7 @@ def summary(result: BeforeAfter) -> dict[str, Any]:
         "totals": {name: {"before": old, "after": new} for name, (old, new) in result.totals.items()},
         "notes": list(result.notes),
         "config": result.config,
-        **({"by_name": result.by_name.summary} if result.by_name else {}),
+        **({"by_name": asdict(result.by_name)} if result.by_name else {}),
     }
 
 
@@ -191,13 +179,20 @@ def _page(result: BeforeAfter) -> page.Page:
     totals = [[name, f"{old:.3f}", f"{new:.3f}"] for name, (old, new) in result.totals.items()]
     plot = page.curves(result.curves, CURVES, "optimisation step")
     names = result.by_name.tables() if result.by_name else {}
+    about_images = "The measure in a title selected the image: its value after training, and the change."
+    if "meteor" in result.before.values:
+        falls = (result.after.values["meteor"] < result.before.values["meteor"]).sum()
+        about_images += (
+            " Masks before and after are segmented from the model's own caption (mask')."
+            f" METEOR fell for {falls} of {len(result.results.ids)} captions."
+        )
     pictures = [_item(item) for item in result.shown]
     return page.Page(
         f"Fine-tuning: {result.verdict.label}",
         "What did fine-tuning change?",
         f"Deployed: the fine-tuned model (after), weights {result.config.get('weights', 'not recorded')}.",
         result.verdict.sentence,
-        _about_images(result),
+        about_images,
         pictures[:SHOWN],
         f"<p>{about}</p>{table_of(result.gains, columns).html()}",
         result.notes,
@@ -211,18 +206,6 @@ def _page(result: BeforeAfter) -> page.Page:
         result.config,
         result.origin,
     )
-
-
-def _about_images(result: BeforeAfter) -> str:
-    """What is shown, and how many captions got worse."""
-    words = "The measure in a title selected the image: its value after training, and the change."
-    if "meteor" in result.before.values:
-        falls = (result.after.values["meteor"] < result.before.values["meteor"]).sum()
-        words += (
-            " Masks before and after are segmented from the model's own caption (mask')."
-            f" METEOR fell for {falls} of {len(result.results.ids)} captions."
-        )
-    return words
 
 
 def _item(item: ReportItem) -> str:

@@ -4,22 +4,13 @@ Axes: N questions, each about one class in one image; M models (or wordings) ans
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import compress
-from typing import Any
 
 import numpy as np
 
-from rl_reward_network.report.statistics import (
-    RESAMPLES,
-    UNIT,
-    Estimate,
-    group_means,
-    interval_of,
-    max_t_of,
-    share_interval,
-)
+from rl_reward_network.report.statistics import UNIT, Estimate, group_means, interval_of, max_t_of, share_interval
 from rl_reward_network.report.table import Column, Table, table_of, word
 
 ALL_CLASSES = "mean of classes"
@@ -33,13 +24,7 @@ EXPLAINED = (
 
 @dataclass(frozen=True, eq=False)
 class Questions:
-    """N questions.
-
-    Args:
-        names: class of each.
-        groups: group (patient) of each.
-        there: bool (N,), whether the true mask has a pixel.
-    """
+    """N questions: class and group (patient) of each, and whether the true mask has a pixel, bool (N,)."""
 
     names: Sequence[str]
     groups: Sequence[str]
@@ -48,38 +33,23 @@ class Questions:
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """A model's answers to N questions.
+    """A model's answers to N questions."""
 
-    Args:
-        dice: float64 (N,) in [0, 1].
-        empty: bool (N,), whether the mask has no pixel, or is missing.
-    """
-
-    dice: np.ndarray
-    empty: np.ndarray
+    dice: np.ndarray  # float64 (N,) in [0, 1]
+    empty: np.ndarray  # bool (N,), whether the mask has no pixel, or is missing
 
 
 @dataclass(frozen=True)
 class ClassRow:
-    """One class; estimates are means over groups, in the order of the models.
+    """One class; estimates are means over groups, in the order of the models."""
 
-    Args:
-        name: of the class, or `ALL_CLASSES`.
-        images: images that have the class.
-        dice: of these images, an empty answer counts as 0.
-        missed: share of them with an empty answer.
-        absent: images that certainly lack the class.
-        recognised: share of these with an empty answer; the rest are false alarms.
-        p: of the second model's Dice less the first's, adjusted for all classes; None without a second model.
-    """
-
-    name: str
-    images: int
-    dice: tuple[Estimate | None, ...]
-    missed: tuple[Estimate | None, ...]
-    absent: int
-    recognised: tuple[Estimate | None, ...]
-    p: float | None = None
+    name: str  # or `ALL_CLASSES`
+    images: int  # that have the class
+    dice: tuple[Estimate | None, ...]  # of these images, an empty answer counts as 0
+    missed: tuple[Estimate | None, ...]  # share of them with an empty answer
+    absent: int  # images that certainly lack the class
+    recognised: tuple[Estimate | None, ...]  # share of these with an empty answer; the rest are false alarms
+    p: float | None = None  # of the second model's Dice less the first's, adjusted for all classes; None without one
 
     @property
     def verdict(self) -> str:
@@ -91,20 +61,10 @@ class ClassRow:
 
 @dataclass(frozen=True)
 class NamesSection:
-    """The section of a report on classes that are asked for by name.
+    """The section of a report on classes that are asked for by name."""
 
-    Args:
-        models: titles of the M models.
-        rows: of each class, and of all.
-    """
-
-    models: tuple[str, ...]
-    rows: tuple[ClassRow, ...]
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """The entry "by_name" of eval.json."""
-        return {"models": list(self.models), "rows": [asdict(row) for row in self.rows]}
+    models: tuple[str, ...]  # titles of the M models
+    rows: tuple[ClassRow, ...]  # of each class, and of all
 
     def tables(self, intervals: bool = True) -> dict[str, Table]:
         """Title -> table; with `intervals` False of means alone, for a terminal."""
@@ -153,24 +113,13 @@ def names_section(questions: Questions, models: Mapping[str, Answers], seed: int
 
 
 def mean_of_classes(
-    values: np.ndarray,
-    names: Sequence[str],
-    groups: Sequence[str],
-    seed: int = 0,
-    resamples: int = RESAMPLES,
-    bounds: tuple[float, float] = UNIT,
+    values: np.ndarray, names: Sequence[str], groups: Sequence[str], seed: int = 0, bounds: tuple[float, float] = UNIT
 ) -> Estimate:
     """The mean over classes of the means over groups, each with the same weight, and its 95 % interval over groups.
 
     With one class it is `mean_interval`. The interval is that of one number per group, its influence on the mean; of
-    values that are all 0 or 1 it is Wilson's, of as many groups as have the classes.
-
-    Args:
-        values: float (N,), finite.
-        names: class of each.
-        groups: group of each.
-        seed, resamples: of the bootstrap.
-        bounds: as in `mean_interval`.
+    values that are all 0 or 1 it is Wilson's, of as many groups as have the classes. `values` are float (N,), finite,
+    each with its class and group; the rest is as in `mean_interval`.
     """
     classes, of_class = np.unique(np.asarray(names), return_inverse=True)
     asked = np.where(of_class == np.arange(len(classes))[:, None], np.asarray(values, dtype=float), np.nan)
@@ -181,4 +130,4 @@ def mean_of_classes(
         return share_interval(float(of_classes.mean()), count, float((counts**-0.5).mean()) ** -2)
     unbiased = np.sqrt(counts / np.maximum(counts - 1, 1) * (count - 1) / count) if count > 1 else 1.0
     influence = np.nan_to_num(means - of_classes) * count / counts * unbiased
-    return interval_of(of_classes.mean() + influence.mean(axis=0), seed, resamples, bounds)
+    return interval_of(of_classes.mean() + influence.mean(axis=0), seed, bounds)

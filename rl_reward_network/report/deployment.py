@@ -44,37 +44,22 @@ USES = {
 
 @dataclass(frozen=True)
 class Deployment:
-    """What is deployed, and why.
-
-    Args:
-        choice: of the three.
-        best_fixed: index of the best fixed choice.
-        fixed_by: metric and data that selected it, in words.
-        patients: labelled patients of the decision.
-        policy_gain: Dice of the policy, out of fold, less that of the model as it is; None if nothing could be tested.
-        policy_p: its p-value, corrected for all candidates.
-        fixed_gain, fixed_p: the same of the best fixed choice.
-        difference: Dice of the policy less that of the best fixed choice, both out of fold.
-        reason: of the decision, in words.
-    """
+    """What is deployed, and why; p-values are corrected for all candidates."""
 
     choice: Choice
-    best_fixed: int
-    fixed_by: str
-    patients: int
-    policy_gain: Estimate | None
+    best_fixed: int  # index of the best fixed choice
+    fixed_by: str  # metric and data that selected it, in words
+    patients: int  # labelled patients of the decision
+    policy_gain: Estimate | None  # Dice, out of fold, less that of the model as it is; None if nothing could be tested
     policy_p: float | None
-    fixed_gain: Estimate | None
+    fixed_gain: Estimate | None  # the same of the best fixed choice
     fixed_p: float | None
-    difference: Estimate | None
-    reason: str
+    difference: Estimate | None  # Dice of the policy less that of the best fixed choice, both out of fold
+    reason: str  # of the decision, in words
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Deployment":
-        """The deployment that `asdict` made a JSON object of.
-
-        That of version 0.11 or earlier was not tested against the model as it is, which is therefore deployed.
-        """
+        """The deployment that `asdict` made JSON of; one of version 0.11 or earlier was not tested: as it is."""
         if "choice" not in value:
             reason = "version 0.11 or earlier did not test against it; train again to have it tested"
             return cls("as it is", value["best_fixed"], value["fixed_by"], 0, None, None, None, None, None, reason)
@@ -113,10 +98,8 @@ def decide(
         values: float (P, N), Dice of P fixed choices on N labelled images of no test patient; row `AS_IT_IS` is the
             model as it is.
         policy: float (N,), Dice of the policy's choices out of fold, see `out_of_fold`; None if `can_decide` is false.
-        groups: the patient of each image.
         fixed: the best fixed choice and what selected it, in words; by default the best of `values`.
         name: of the best fixed choice, in words.
-        seed: of the bootstrap.
     """
     patients = len(set(groups))
     best, fixed_by = fixed or (best_choice(values, groups), f"Dice on {patients} labelled patients")
@@ -154,12 +137,7 @@ def labels_sentence(labels: Labels) -> str:
 
 
 def out_of_fold(groups: Sequence[str], measure: Callable[[frozenset[str], np.ndarray], np.ndarray]) -> np.ndarray:
-    """float64 (N,): a value per image, by what has not seen its patient, in `FOLDS` folds by patient.
-
-    Args:
-        groups: the patient of each of N images.
-        measure: (patients that are held out, indices int (n,) of their images) -> float (n,) of these images.
-    """
+    """float64 (N,): values by `measure(patients of a fold, indices (n,) of their images)`, which has not seen these."""
     values, names = np.empty(len(groups)), np.asarray(groups)
     for _, indices in GroupKFold(min(FOLDS, len(set(groups)))).split(names, groups=names):
         values[indices] = measure(frozenset(names[indices].tolist()), indices)
@@ -187,11 +165,7 @@ def best_fixed_prompt(tables: Sequence[SampleTable]) -> tuple[int, str]:
     The metric is Dice on labelled images. If these are of fewer than `MIN_PATIENTS` patients and other images are
     unlabelled, it is the score on all images.
     """
-    compared, column, by = (
-        [table for table in tables if np.isfinite(table.scores).all()],
-        "score",
-        "the reward net on {}",
-    )
+    compared, column, by = [one for one in tables if np.isfinite(one.scores).all()], "score", "the reward net on {}"
     labelled = [table for table in tables if table.metrics is not None]
     enough = len({table.group_id for table in labelled}) >= MIN_PATIENTS
     if labelled and (enough or not compared or len(labelled) == len(tables)):
@@ -202,11 +176,10 @@ def best_fixed_prompt(tables: Sequence[SampleTable]) -> tuple[int, str]:
 
 def oracle_gap(tables: Sequence[SampleTable], best_fixed: int, seed: int) -> Estimate | None:
     """Dice of the oracle less Dice of the best fixed prompt on labelled images; None without any."""
-    indices, column = comparable(tables)
-    if column == "score":
+    labelled = [table for table in tables if table.metrics is not None]
+    if not labelled:
         return None
-    dice = stack([tables[index] for index in indices], "dice")
-    groups = [tables[index].group_id for index in indices]
+    dice, groups = stack(labelled, "dice"), [table.group_id for table in labelled]
     return mean_interval(dice.max(axis=1) - dice[:, best_fixed], groups, seed, bounds=CHANGE)
 
 
@@ -224,22 +197,13 @@ def stack(tables: Sequence[SampleTable], column: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a method costs: the total of the runs that it needs.
+    """What a method costs: the total of the runs that it needs."""
 
-    Args:
-        minutes: of training.
-        labels: split -> labelled images that training learned from, or that chose weights, parameters or what is
-            deployed; those of the validation split too.
-        parameters: number of trained parameters.
-        peak_gib: largest memory of a training process, in GiB; None if not recorded.
-        resumed: a run was interrupted, and its minutes are those of its last process alone.
-    """
-
-    minutes: float = 0.0
-    labels: dict[str, int] = field(default_factory=dict)
-    parameters: int = 0
-    peak_gib: float | None = None
-    resumed: bool = False
+    minutes: float = 0.0  # of training
+    labels: dict[str, int] = field(default_factory=dict)  # split, also val -> images whose labels were used in any way
+    parameters: int = 0  # that were trained
+    peak_gib: float | None = None  # largest memory of a training process; None if not recorded
+    resumed: bool = False  # a run was interrupted, and its minutes are those of its last process alone
 
     @property
     def labelled_images(self) -> int:
@@ -249,21 +213,13 @@ class Cost:
 
 @dataclass(frozen=True)
 class RunCost:
-    """What one run cost, the content of its cost.json.
+    """What one run cost, the content of its cost.json."""
 
-    Args:
-        seconds: phase -> its duration.
-        labels: use, as in `USES` -> split -> labelled images.
-        parameters: number of trained parameters.
-        peak_memory_gib: of the process while it trained; None if not recorded.
-        resumed: the run was interrupted, and `seconds` are those of its last process.
-    """
-
-    seconds: Mapping[str, float]
+    seconds: Mapping[str, float]  # phase -> its duration
     labels: Labels
-    parameters: int
-    peak_memory_gib: float | None
-    resumed: bool
+    parameters: int  # that were trained
+    peak_memory_gib: float | None  # of the process while it trained; None if not recorded
+    resumed: bool  # the run was interrupted, and `seconds` are those of its last process
 
     def save(self, run: Path) -> None:
         """Write cost.json; it must be there before the run counts as finished."""

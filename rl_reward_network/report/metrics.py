@@ -16,19 +16,12 @@ MIN_MASKS = 10  # for a correlation
 
 @dataclass(frozen=True, eq=False)
 class SampleTable:
-    """Score and metrics of the masks of P prompts on one image.
-
-    Args:
-        sample_id: hash that names the image and phrase.
-        group_id: hash that names the patient.
-        scores: float (P,) in [0, 1], the reward network's score of each prompt's mask; NaN outside its domain.
-        metrics: float64 (P,) in [0, 1] for each name in `MASK_REWARDS`; None for an unlabelled image.
-    """
+    """Score and metrics of the masks of P prompts on one image, which hashes name with its phrase and patient."""
 
     sample_id: str
     group_id: str
-    scores: np.ndarray
-    metrics: dict[str, np.ndarray] | None
+    scores: np.ndarray  # float (P,) in [0, 1], of the reward network for each prompt's mask; NaN outside its domain
+    metrics: dict[str, np.ndarray] | None  # of `MASK_REWARDS`, float64 (P,) in [0, 1]; None for an unlabelled image
 
     def column(self, name: str) -> np.ndarray:
         """float64 (P,): "score" or a metric; raises a KeyError for a metric of an unlabelled image."""
@@ -38,16 +31,7 @@ class SampleTable:
 def measure_sample(
     sample_id: str, group_id: str, scores: np.ndarray, masks: np.ndarray, target: np.ndarray | None
 ) -> SampleTable:
-    """Measure the masks of one image.
-
-    Args:
-        sample_id, group_id, scores: as in `SampleTable`.
-        masks: bool (P, H, W), the mask of each prompt at the size of the image.
-        target: bool (H, W), the ground truth; None for an unlabelled image.
-
-    Raises:
-        ValueError: shapes or dtypes that do not match; the message names the sample.
-    """
+    """Measure masks, bool (P, H, W), by a true one, bool (H, W) or None; a ValueError names one of other shapes."""
     if masks.dtype != bool or masks.ndim != 3 or scores.shape != masks.shape[:1]:
         got = f"{masks.dtype} {masks.shape} and scores {scores.shape}"
         raise ValueError(f"{sample_id}: masks: got {got}; expected bool (P, H, W) and (P,)")
@@ -61,27 +45,20 @@ def measure_sample(
 
 
 def agreement(predicted: np.ndarray, true: np.ndarray, image_ids: np.ndarray) -> AgreementRow:
-    """Error and rank agreement of N predicted scores.
+    """Error and rank agreement of N predicted scores with true Dice, both finite float (N,) in [0, 1]; or a ValueError.
 
-    Args:
-        predicted: float (N,) in [0, 1], predicted Dice.
-        true: float (N,) in [0, 1], true Dice.
-        image_ids: (N,) of any dtype, the image of each mask.
+    The masks are of the images `image_ids`, (N,).
 
-    Returns:
-        - `mae`: mean absolute error.
-        - `pearson`, `spearman`: over all masks; None if either side is constant (undefined, not zero).
-        - `within_image_spearman`: mean over images with different true scores; an image with constant predictions
-          counts as 0. None if all predictions are equal or no image has different true scores.
-        - `top1_regret`: best true Dice of an image minus the true Dice of the mask predicted best, mean over images;
-          ties are averaged.
-        - `auroc_poor`: probability that a mask of true Dice below 0.7 is predicted lower than another, ties count
-          half; None if there are only masks of one kind.
-        - `pearson_middle`: over the masks of true Dice 0.7 to 0.9; None if there are fewer than 10, or if either side
-          is constant.
-
-    Raises:
-        ValueError: lengths differ or are 0, or a score is not finite.
+    - `mae`: mean absolute error.
+    - `pearson`, `spearman`: over all masks; None if either side is constant (undefined, not zero).
+    - `within_image_spearman`: mean over images with different true scores; an image with constant predictions counts as
+      0. None if all predictions are equal or no image has different true scores.
+    - `top1_regret`: best true Dice of an image minus the true Dice of the mask predicted best, mean over images; ties
+      are averaged.
+    - `auroc_poor`: probability that a mask of true Dice below 0.7 is predicted lower than another, ties count half;
+      None if there are only masks of one kind.
+    - `pearson_middle`: over the masks of true Dice 0.7 to 0.9; None if there are fewer than 10, or if either side is
+      constant.
     """
     predicted, true, image_ids = (np.asarray(x) for x in (predicted, true, image_ids))
     if not (predicted.shape == true.shape == image_ids.shape) or predicted.ndim != 1 or predicted.size == 0:
@@ -92,10 +69,14 @@ def agreement(predicted: np.ndarray, true: np.ndarray, image_ids: np.ndarray) ->
     for name, values in (("predicted", predicted), ("true", true)):
         if not np.isfinite(values).all():
             raise ValueError(f"{name} has {np.count_nonzero(~np.isfinite(values))} scores that are not finite")
-    undefined = _constant(predicted) or _constant(true)
+    undefined, poor = _constant(predicted) or _constant(true), true < POOR
     middle = (true >= MIDDLE[0]) & (true <= MIDDLE[1])
     pairs = [(predicted[image_ids == name], true[image_ids == name]) for name in np.unique(image_ids)]
     regrets = [t.max() - t[p == p.max()].mean() for p, t in pairs]
+    auroc = None
+    if poor.any() and not poor.all():
+        wins = stats.mannwhitneyu(predicted[~poor], predicted[poor]).statistic
+        auroc = float(wins / (poor.sum() * (~poor).sum()))
     within = [0.0 if _constant(p) else stats.spearmanr(p, t).statistic for p, t in pairs if not _constant(t)]
     return {
         "mae": float(np.abs(predicted - true).mean()),
@@ -103,7 +84,7 @@ def agreement(predicted: np.ndarray, true: np.ndarray, image_ids: np.ndarray) ->
         "spearman": None if undefined else float(stats.spearmanr(predicted, true).statistic),
         "within_image_spearman": None if undefined or not within else float(np.mean(within)),
         "top1_regret": float(np.mean(regrets)),
-        "auroc_poor": _auroc(predicted, true < POOR),
+        "auroc_poor": auroc,
         "pearson_middle": _pearson(predicted[middle], true[middle]) if middle.sum() >= MIN_MASKS else None,
     }
 
@@ -114,17 +95,8 @@ def coverage(low: np.ndarray, high: np.ndarray, true: np.ndarray) -> float:
 
 
 def _pearson(predicted: np.ndarray, true: np.ndarray) -> float | None:
-    """Pearson correlation; None if undefined."""
     undefined = _constant(predicted) or _constant(true)
     return None if undefined else float(stats.pearsonr(predicted, true).statistic)
-
-
-def _auroc(predicted: np.ndarray, poor: np.ndarray) -> float | None:
-    """Probability that a poor mask is predicted lower than another."""
-    if poor.all() or not poor.any():
-        return None
-    wins = stats.mannwhitneyu(predicted[~poor], predicted[poor]).statistic
-    return float(wins / (poor.sum() * (~poor).sum()))
 
 
 def _constant(values: np.ndarray) -> bool:

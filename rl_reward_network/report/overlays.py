@@ -26,14 +26,9 @@ def picture(
     colours: Mapping[str, Colour],
     errors: tuple[str, np.ndarray] | None = None,
 ) -> str:
-    """HTML of one test image: untouched, and with each mask.
+    """HTML of one test image, uint8 (H, W, 3) RGB, and of its masks: caption, bool (H, W) or None, and colour of each.
 
-    Args:
-        title: why it was selected, and its name.
-        image: uint8 (H, W, 3), RGB.
-        masks: caption, mask bool (H, W) or None, and colour of each.
-        colours: of the legend, by name; without any there is no legend.
-        errors: a caption and the expected errors, float (H, W) in [0, 1].
+    `colours` are of the legend, if any; `errors` a caption and expected errors, float (H, W) in [0, 1].
     """
     panels = [("image", draw_mask(image, None, GREEN))]
     panels += [(caption, draw_mask(image, mask, colour)) for caption, mask, colour in masks]
@@ -48,16 +43,10 @@ def picture(
 
 
 def paint_mask(image: np.ndarray, mask: np.ndarray, colour: Colour, opacity: float = TINT) -> np.ndarray:
-    """The image with a mask in one colour: the inside tinted, and a line 1 pixel wide around it.
+    """The image, uint8 (h, w, 3) RGB, with a mask in one colour: the inside tinted, and a line 1 pixel wide around it.
 
-    Args:
-        image: uint8 (h, w, 3) RGB; not changed.
-        mask: bool (H, W), of the image's size or larger; it is resized to the image so that thin structures remain.
-        colour: RGB, 0..255.
-        opacity: of the inside, [0, 1]; 0 draws the line alone.
-
-    Returns:
-        uint8 (h, w, 3).
+    The mask, bool (H, W), may be larger; it is resized to the image so that thin structures remain. Opacity 0 draws the
+    line alone.
     """
     painted = image.astype(np.float32)
     if mask.shape != image.shape[:2]:

@@ -65,26 +65,16 @@ img { max-width: 100%; height: auto; }
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a report comes from.
+    """Where a report comes from."""
 
-    Args:
-        facts: name -> text for the header, see `made_by`.
-        files: name -> file or folder that the numbers rest on; those that do not exist are not linked.
-    """
-
-    facts: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, Path] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict)  # name -> text for the header, see `made_by`
+    files: Mapping[str, Path] = field(default_factory=dict)  # what the numbers rest on; what does not exist has no link
 
 
 def made_by(command: str, flags: Mapping[str, object], data: str, model: str, trained_by: str, logs: Path) -> Origin:
     """The header's facts: date, version, data, model, the command that made the report, and that of TensorBoard.
 
-    Args:
-        command: of `sa2va-rl`, such as "evaluate".
-        flags: name -> value; None and False are left out, True is a flag without a value.
-        data, model: in words.
-        trained_by: version that trained the model.
-        logs: TensorBoard folder of the run; left out if it does not exist.
+    Of `flags`, None and False are left out, and True is one without a value. So is TensorBoard without a folder `logs`.
     """
     given = {f"--{name}": value for name, value in flags.items() if value is not None and value is not False}
     words = [word for name, value in given.items() for word in ([name] if value is True else [name, str(value)])]
@@ -102,32 +92,18 @@ def made_by(command: str, flags: Mapping[str, object], data: str, model: str, tr
 
 @dataclass(frozen=True, eq=False)
 class Page:
-    """What a report shows, in the order of every report. Sentences and settings are escaped, HTML is not.
+    """What a report shows, in the order of every report. Sentences and settings are escaped, HTML is not."""
 
-    Args:
-        title: of the window.
-        question: that the report answers, its heading.
-        deployed: what is deployed, in a sentence.
-        verdict: the sentence on it.
-        shown: what the pictures show, in a sentence.
-        pictures: HTML of test images with their masks, see `overlays.picture`.
-        table: HTML of the one table that is not folded, with its explanation.
-        notes: limits of the data.
-        folded: title -> HTML of everything else; parts without any are left out.
-        settings: what was evaluated.
-        origin: date, version, command and files.
-    """
-
-    title: str
-    question: str
-    deployed: str
-    verdict: str
-    shown: str
-    pictures: Sequence[str]
-    table: str
-    notes: Sequence[str] = ()
-    folded: Mapping[str, str] = field(default_factory=dict)
-    settings: Mapping[str, object] = field(default_factory=dict)
+    title: str  # of the window
+    question: str  # that the report answers, its heading
+    deployed: str  # what is deployed, in a sentence
+    verdict: str  # the sentence on it
+    shown: str  # what the pictures show, in a sentence
+    pictures: Sequence[str]  # HTML of test images with their masks, see `overlays.picture`
+    table: str  # HTML of the one table that is not folded, with its explanation
+    notes: Sequence[str] = ()  # limits of the data
+    folded: Mapping[str, str] = field(default_factory=dict)  # title -> HTML of the rest; "" is left out
+    settings: Mapping[str, object] = field(default_factory=dict)  # what was evaluated
     origin: Origin = field(default_factory=Origin)
 
     def html(self, folder: Path, written: Sequence[str]) -> str:
@@ -139,26 +115,26 @@ class Page:
             "Where it comes from": header(self.origin, folder, written),
         }
         notes = "".join(f"<li>{text(note)}</li>" for note in self.notes)
-        return whole_page(
-            self.title,
-            [
-                f"<h1>{text(self.question)}</h1>",
-                f"<p>{text(self.deployed)}</p>",
-                f'<p class="verdict">{text(self.verdict)}</p>',
-                f"<h2>Images</h2><p>{text(self.shown)}</p>" if self.pictures else "",
-                *self.pictures,
-                f"<h2>Results</h2>{self.table}",
-                f'<ul class="notes">{notes}</ul>' if notes else "",
-                *(f"<details><summary>{text(name)}</summary>{part}</details>" for name, part in folded.items() if part),
-            ],
+        parts = [
+            f"<h1>{text(self.question)}</h1>",
+            f"<p>{text(self.deployed)}</p>",
+            f'<p class="verdict">{text(self.verdict)}</p>',
+            f"<h2>Images</h2><p>{text(self.shown)}</p>" if self.pictures else "",
+            *self.pictures,
+            f"<h2>Results</h2>{self.table}",
+            f'<ul class="notes">{notes}</ul>' if notes else "",
+            *(f"<details><summary>{text(name)}</summary>{part}</details>" for name, part in folded.items() if part),
+        ]
+        head = (
+            '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f"<title>{text(self.title)}</title><style>{_STYLE}</style></head>"
         )
+        return head + "<body>\n" + "\n".join(filter(None, parts)) + "\n</body></html>\n"
 
 
 def write_report(folder: Path, page: Page, summary: Mapping[str, Any], tables: Mapping[str, str]) -> Path:
-    """Write eval.json, the tables (name of the file -> text), and report.html last, whose path is returned.
-
-    Each file is written whole or not at all.
-    """
+    """Write eval.json, the tables (file name -> text), and last report.html, whose path is returned; all atomically."""
     write_json(folder / "eval.json", summary)
     for name, content in {**tables, "report.html": page.html(folder, [*tables, "eval.json"])}.items():
         with whole_file(folder / name) as temporary:
@@ -167,10 +143,7 @@ def write_report(folder: Path, page: Page, summary: Mapping[str, Any], tables: M
 
 
 def header(origin: Origin, folder: Path, written: Sequence[str] = ()) -> str:
-    """HTML of the facts, and of links to the files `written` beside the report and to those that exist; "" without.
-
-    Links are relative to the folder of the report, so that it can be moved with the files.
-    """
+    """HTML of the facts, and of links relative to the report: to the files `written` and to those that exist."""
     if not origin.facts:
         return ""
     targets = {name: name for name in written}
@@ -186,27 +159,13 @@ def header(origin: Origin, folder: Path, written: Sequence[str] = ()) -> str:
     return f'<div class="wrap"><table class="facts"><tbody>\n{rows}</tbody></table></div>'
 
 
-def whole_page(title: str, parts: Iterable[str]) -> str:
-    """The HTML file; empty parts are left out."""
-    head = (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{text(title)}</title><style>{_STYLE}</style></head>"
-    )
-    return head + "<body>\n" + "\n".join(part for part in parts if part) + "\n</body></html>\n"
-
-
 def text(value: object) -> str:
     """HTML-escaped text."""
     return html.escape(str(value))
 
 
 def table(header: Sequence[str], rows: Iterable[Iterable[object]], style: str = "scroll") -> str:
-    """An HTML table; words wrap, an interval in brackets stays on one line.
-
-    On a narrow screen it scrolls sideways (style "scroll") or breaks words (style "wrap"). More than seven columns are
-    set in smaller type; from nine, intervals wrap, too. So 16 columns fit 1,000 pixels.
-    """
+    """An HTML table; intervals stay on one line. A narrow screen scrolls it ("scroll") or breaks its words ("wrap")."""
     if style == "scroll":
         style = next((name for columns, name in reversed(_DENSE.items()) if len(header) > columns), style)
     head = "".join(f"<th>{text(name)}</th>" for name in header)
@@ -310,13 +269,7 @@ def proxy_over_gold(points: Mapping[int, tuple[float, float]]) -> Figure:
 
 
 def curves(lines: Sequence[dict[str, Any]], panels: Mapping[str, Mapping[str, str]], xlabel: str) -> Figure | None:
-    """What was logged, one panel beside the other; None without any of it.
-
-    Args:
-        lines: of metrics.jsonl, each with `step`.
-        panels: title -> tag -> name in the legend.
-        xlabel: what a step is.
-    """
+    """Lines of metrics.jsonl, in a panel for each title of `panels`: tag -> name in the legend; None without any."""
     logged = {tag for line in lines for tag in line}
     shown = {
         title: {tag: name for tag, name in names.items() if tag in logged}
@@ -342,7 +295,6 @@ def curves(lines: Sequence[dict[str, Any]], panels: Mapping[str, Mapping[str, st
 
 
 def _unit_square(xlabel: str, ylabel: str, margin: float = 0.0) -> tuple[Figure, Axes]:
-    """Axes from 0 to 1 with a diagonal."""
     figure = Figure(figsize=(5, 4.5), layout="constrained")
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1], color="grey", linewidth=0.8)

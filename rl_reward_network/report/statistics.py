@@ -17,7 +17,7 @@ three).
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
+from itertools import compress, product
 
 import numpy as np
 
@@ -60,10 +60,7 @@ class Estimate:
 
 
 def group_means(values: np.ndarray, groups: Sequence[str]) -> np.ndarray:
-    """float64 (..., G): the mean of the values (float (..., N)) of each group, in sorted order of the groups' names.
-
-    NaN are left out; a group without any other value has NaN.
-    """
+    """float64 (..., G): means of values, float (..., N), by group in sorted order; NaN only if a group has no other."""
     values = np.asarray(values, dtype=np.float64)
     count = values.shape[-1] if values.ndim else 0
     if not count or count != len(groups):
@@ -85,26 +82,15 @@ def known_means(values: Sequence[float] | np.ndarray, groups: Sequence[str]) -> 
 
 
 def mean_interval(
-    values: np.ndarray,
-    groups: Sequence[str],
-    seed: int = 0,
-    resamples: int = RESAMPLES,
-    bounds: tuple[float, float] = FREE,
+    values: np.ndarray, groups: Sequence[str], seed: int = 0, bounds: tuple[float, float] = FREE
 ) -> Estimate:
     """The mean over patients, each patient with the same weight, and its 95 % interval.
 
     The interval is the bootstrap-t of the patients' means, within the bounds; Wilson's where all values are 0 or 1. For
     a paired comparison, pass the differences per image.
 
-    Args:
-        values: float (N,), one value per image; finite.
-        groups: N names of patients.
-        seed: of the resampling. Equal seeds resample the same patients.
-        resamples: number of resamples of the patients, with replacement.
-        bounds: lowest and highest value that a mean can have, such as `UNIT` for Dice and `CHANGE` for a difference.
-
-    Raises:
-        ValueError: the lengths differ, or there are no values or values that are not finite.
+    `values` are finite, float (N,). Equal seeds resample the same patients. `bounds` are of any mean, such as `UNIT`
+    for Dice and `CHANGE` for a difference.
     """
     values = np.asarray(values, dtype=np.float64)
     if not np.isfinite(values).all():
@@ -112,7 +98,7 @@ def mean_interval(
     means = group_means(values, groups)
     if bounds == UNIT and np.isin(values, UNIT).all():
         return share_interval(float(means.mean()), len(means), len(means))
-    return interval_of(means, seed, resamples, bounds)
+    return interval_of(means, seed, bounds)
 
 
 def share_interval(share: float, groups: int, independent: float) -> Estimate:
@@ -124,9 +110,7 @@ def share_interval(share: float, groups: int, independent: float) -> Estimate:
     return Estimate(share, float(np.clip(middle - half, 0, share)), float(np.clip(middle + half, share, 1)), groups)
 
 
-def interval_of(
-    means: np.ndarray, seed: int = 0, resamples: int = RESAMPLES, bounds: tuple[float, float] = FREE
-) -> Estimate:
+def interval_of(means: np.ndarray, seed: int = 0, bounds: tuple[float, float] = FREE) -> Estimate:
     """The bootstrap-t interval of the mean of one value per patient, float64 (G,); as in `mean_interval`.
 
     It reaches at most `MOST_ERRORS` standard errors: a resample may lack the one patient who differs.
@@ -134,7 +118,7 @@ def interval_of(
     count, mean = len(means), float(means.mean())
     if count < MIN_PATIENTS:
         return Estimate(mean, None, None, count)
-    spread, t = _studentised(means[None], _resamples(count, seed, resamples))
+    spread, t = _studentised(means[None], _resamples(count, seed, RESAMPLES))
     most = MOST_ERRORS / np.sqrt(count - 1)
     below, above = spread[0] * np.quantile(np.clip(t[:, 0], -most, most), (0.975, 0.025))
     low, high = max(mean - below, bounds[0]), min(mean - above, bounds[1])
@@ -181,31 +165,21 @@ def rare_loss(patients: int) -> str:
 
 
 def is_no_gap(gap: Estimate | None) -> bool:
-    """Whether the oracle's gain over the best fixed choice is surely negligible, below `NO_GAP`.
+    """Whether the oracle's gain in Dice over the best fixed choice is surely negligible; None when unlabelled.
 
-    The interval must end below it, and so must what the patients cannot show: a gap of `RARE_GAP` in up to 3/n of the
-    patients (rule of three). So at least 91 patients are needed.
-
-    Args:
-        gap: Dice of the oracle less Dice of the best fixed choice; None when unlabelled.
+    The interval must end below `NO_GAP`, and so must what the patients cannot show: a gap of `RARE_GAP` in up to 3/n of
+    the patients (rule of three). So at least 91 patients are needed.
     """
     return gap is not None and gap.high is not None and max(gap.high, 3 / gap.groups * RARE_GAP) < NO_GAP
 
 
 @dataclass(frozen=True, eq=False)
 class MaxT:
-    """The result of `max_t` for m rows.
+    """The result of `max_t` for m rows, NaN where a difference is missing."""
 
-    Args:
-        t: float64 (m,), one-sample t statistic of the patients' means; 0 where a row equals its reference, infinite
-            where all patients have the same difference, NaN where a difference is missing.
-        p: float64 (m,) in (0, 1], adjusted for all rows; NaN where a difference is missing.
-        groups: number of patients G.
-    """
-
-    t: np.ndarray
-    p: np.ndarray
-    groups: int
+    t: np.ndarray  # float64 (m,), of the patients' means; 0 where equal to the reference, infinite where all are alike
+    p: np.ndarray  # float64 (m,) in (0, 1], adjusted for all rows
+    groups: int  # number of patients
 
     @property
     def signs(self) -> np.ndarray:
@@ -222,10 +196,6 @@ def max_t(differences: np.ndarray, groups: Sequence[str]) -> MaxT:
 
     Args:
         differences: float (m, N), of m rows on N images; m may be 0. NaN: the row has no value of this image.
-        groups: the patient of each image.
-
-    Raises:
-        ValueError: no images, or another number of groups or axes.
 
     >>> gains = np.array([[0.02, 0.03, 0.02, 0.01, 0.02, 0.03, 0.01], [0.0] * 7])  # a method, and one equal to the base
     >>> max_t(gains, list("abcdefg")).p.round(3).tolist()
@@ -242,7 +212,9 @@ def max_t(differences: np.ndarray, groups: Sequence[str]) -> MaxT:
         units = _units(np.nan_to_num(means[tested]))
         cosine, null = units.mean(axis=1), _flips(count) @ units.T / count
         known = (~np.isnan(means[tested])).sum(axis=1)
-        t[tested] = _t_statistic(cosine * np.sqrt(count / known), known)
+        of_known = cosine * np.sqrt(count / known)
+        with np.errstate(divide="ignore", invalid="ignore"):  # t: mean / standard error, from the cosine
+            t[tested] = np.where(known > 1, of_known * np.sqrt((known - 1) / np.maximum(1 - of_known**2, 0)), 0)
         of_flips = _step_down(np.abs(cosine), np.abs(null), exact=2**count <= FLIPS)
         p[tested] = np.maximum(of_flips, _bootstrap(means[tested]))
     return MaxT(t, p, count)
@@ -275,13 +247,6 @@ def _flips(count: int) -> np.ndarray:
     if 2**count > FLIPS:
         return np.random.default_rng(0).choice((1.0, -1.0), (FLIPS, count))
     return np.array(list(product((1.0, -1.0), repeat=count)))
-
-
-def _t_statistic(cosine: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """float64 (m,): mean / standard error of `counts` patients, from the cosine; 0 of a single one."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        t = cosine * np.sqrt((counts - 1) / np.maximum(1 - cosine**2, 0))
-    return np.where(counts > 1, t, 0)
 
 
 def _bootstrap(means: np.ndarray) -> np.ndarray:
@@ -322,14 +287,12 @@ def plain_segmenter(network: np.ndarray, other: np.ndarray, groups: Sequence[str
     Args:
         network: float (N,), Dice of the reward network's segmentation of each image; NaN where the true mask is empty:
             finding nothing there says little about a segmenter.
-        other: float (N,), Dice of `what` on the same images.
-        groups: patient of each image.
-        what, than: name of the other segmentation, for its Dice and for the advice.
+        other: float (N,), Dice of the other segmentation, called `what` for its Dice and `than` for the advice.
     """
     known = ~np.isnan(network)
     if not known.any():
         return "No true mask of these images has foreground: whether a plain segmenter is better cannot be told."
-    groups = [group for group, is_known in zip(groups, known, strict=True) if is_known]
+    groups = list(compress(groups, known))
     network, other = network[known], other[known]
     left_out = "" if known.all() else f" ({(~known).sum()} with an empty true mask are left out)"
     network_dice, other_dice = (mean_interval(values, groups, bounds=UNIT) for values in (network, other))

@@ -1,8 +1,4 @@
-"""The results of a report: a `Row` per method, its verdict, and the `Table` that shows rows in every format.
-
-All reports are made of rows: the prompt policy and the policy of operations beside their baselines, a model before and
-after fine-tuning, and the comparison of methods. Axes: N test images (or items).
-"""
+"""Results on N test images (or items): a `Row` per method, its verdict, and the `Table` that shows rows anywhere."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +13,6 @@ from rl_reward_network.report.statistics import (
     LEVEL,
     MIN_PATIENTS,
     NO_GAP,
-    UNIT,
     Estimate,
     max_t_of,
     mean_interval,
@@ -34,22 +29,19 @@ TITLES = {name: metric.column for name, metric in METRICS.items()} | {
     SCORE: "reward network's score",
 }
 WORDS = {1: "better", -1: "worse", 0: "cannot tell"}
+Values = Mapping[str, np.ndarray]  # metric -> float64 (N,); NaN where an image has no value
 
 
-def bounds_of(metric: str) -> tuple[float, float]:
-    """The lowest and the highest value of a metric; [0, 1] for what is not in `METRICS`, such as a score."""
+def bounds_of(metric: str, change: bool = False) -> tuple[float, float]:
+    """The range of a metric, or of its changes; [0, 1] for the values of what is not in `METRICS`, such as a score."""
     highest = METRICS[metric].highest if metric in METRICS else 1.0
-    return UNIT if highest == 1 else (0.0, np.inf if highest is None else highest)
-
-
-def _change_bounds(metric: str) -> tuple[float, float]:
-    highest = bounds_of(metric)[1]
-    return -highest, highest
+    highest = np.inf if highest is None else highest
+    return -highest if change else 0.0, highest
 
 
 def change_interval(metric: str, change: np.ndarray, groups: Sequence[str], seed: int = 0) -> Estimate:
     """The mean difference of a metric, float (N,), with its interval within what is possible."""
-    return mean_interval(change, groups, seed, bounds=_change_bounds(metric))
+    return mean_interval(change, groups, seed, bounds=bounds_of(metric, change=True))
 
 
 def word(metric: str, change: float, p: float) -> str:
@@ -60,67 +52,41 @@ def word(metric: str, change: float, p: float) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """A method, measured on the test images.
-
-    Args:
-        name: of the method.
-        values: metric -> float64 (N,); NaN where an image has no value.
-        estimates: metric -> mean over patients.
-        differences: name of another row -> metric -> paired difference to it.
-    """
+    """A method, measured on the test images."""
 
     name: str
-    values: Mapping[str, np.ndarray]
-    estimates: Mapping[str, Estimate]
-    differences: Mapping[str, Mapping[str, Estimate]]
+    values: Values
+    estimates: Mapping[str, Estimate]  # metric -> mean over patients
+    differences: Mapping[str, Mapping[str, Estimate]]  # name of another row -> metric -> paired difference to it
 
     def means(self) -> dict[str, Any]:
         """The estimates as JSON."""
         return {metric: asdict(estimate) for metric, estimate in self.estimates.items()}
 
 
-def make_row(
-    name: str,
-    values: Mapping[str, np.ndarray],
-    differences: Mapping[str, Mapping[str, np.ndarray]],
-    groups: Sequence[str],
-    seed: int = 0,
-) -> Row:
-    """A row with its intervals; rows of one seed resample the same patients.
-
-    An estimate is that of the images which have a value; without any it is left out. `differences` are those of each
-    image, name of another row -> metric -> float64 (N,); the rest is as in `Row`.
-    """
-    changes = {other: _estimates(columns, groups, seed, _change_bounds) for other, columns in differences.items()}
-    return Row(name, values, _estimates(values, groups, seed, bounds_of), changes)
+def make_row(name: str, values: Values, differences: Mapping[str, Values], groups: Sequence[str], seed: int = 0) -> Row:
+    """A row with intervals, and `differences` to other rows by name; rows of one seed resample the same patients."""
+    changes = {other: _estimates(columns, groups, seed, True) for other, columns in differences.items()}
+    return Row(name, values, _estimates(values, groups, seed), changes)
 
 
-def _estimates(
-    columns: Mapping[str, np.ndarray],
-    groups: Sequence[str],
-    seed: int,
-    bounds: Callable[[str], tuple[float, float]],
-) -> dict[str, Estimate]:
+def _estimates(columns: Values, groups: Sequence[str], seed: int, change: bool = False) -> dict[str, Estimate]:
     """Metric -> mean over the patients who have a value; without any it is left out."""
     found = {}
     for metric, values in columns.items():
         known = ~np.isnan(values)
         if known.any():
-            found[metric] = mean_interval(values[known], list(compress(groups, known)), seed, bounds=bounds(metric))
+            of_known, bounds = list(compress(groups, known)), bounds_of(metric, change)
+            found[metric] = mean_interval(values[known], of_known, seed, bounds=bounds)
     return found
 
 
-def paired_rows(
-    before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray], groups: Sequence[str], seed: int = 0
-) -> tuple[Row, Row]:
-    """The rows "before" and "after", the latter with its differences.
-
-    Each metric is that of the images for which both have a value, in both rows; without such images it is left out.
-    """
+def paired_rows(before: Values, after: Values, groups: Sequence[str], seed: int = 0) -> tuple[Row, Row]:
+    """The rows "before" and "after", the latter with differences; each metric of the images that have it in both."""
     gains = {metric: after[metric] - before[metric] for metric in before}
     gains = {metric: gain for metric, gain in gains.items() if not np.isnan(gain).all()}
 
-    def row_of(name: str, values: Mapping[str, np.ndarray], differences: Mapping[str, Mapping[str, np.ndarray]]) -> Row:
+    def row_of(name: str, values: Values, differences: Mapping[str, Values]) -> Row:
         shared = {metric: np.where(np.isnan(gain), np.nan, values[metric]) for metric, gain in gains.items()}
         return replace(make_row(name, shared, differences, groups, seed), values=values)
 
@@ -129,17 +95,11 @@ def paired_rows(
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """All rows on the same test images.
-
-    Args:
-        rows: in the order of the report.
-        ids: (image, patient) of each image, hashes.
-        criterion: metric of the verdict.
-    """
+    """All rows on the same test images."""
 
     rows: tuple[Row, ...]
-    ids: tuple[tuple[str, str], ...]
-    criterion: str
+    ids: tuple[tuple[str, str], ...]  # (image, patient) of each image, hashes
+    criterion: str  # metric of the verdict
 
     def row(self, name: str) -> Row:
         """The row of that name."""
@@ -209,9 +169,7 @@ def policy_verdict(
 
     Args:
         gain: Dice of the policy less that of the best fixed choice, on test patients.
-        p: of the gain, from `max_t`.
         what, many: what is chosen, such as "prompt", and what the policy chooses per image, such as "the prompt".
-        measured: the gain in a sentence.
         enough: why one choice is enough for all images; empty if the oracle's gain is not negligible.
         rival: a single choice that the policy does not beat, in words; empty if there is none.
         more: what is added to a verdict that depends on the gain alone.

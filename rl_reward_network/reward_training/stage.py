@@ -122,15 +122,11 @@ def run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Run) -> RewardNet
     Raises:
         ValueError: a split has no labelled image, `run` is of another version, or another process works in it.
     """
-    if run.state != "new":
-        run.check_same({})
     config, seconds = plan.config, dict[str, float]()
     counts = {"reward": config.images, "val": config.val_images, "test": config.test_images}
     picked = {name: inputs.pick(name, count, labelled=True) for name, count in counts.items()}
     others = without_masks(inputs, picked["reward"]) if plan.mean_teacher else []
-    with run.lock():
-        if run.state == "new":
-            describe_run(run, inputs, origin(inputs, plan), {"seed": config.seed})
+    with run.working({}, lambda: describe_run(run, inputs, origin(inputs, plan), {"seed": config.seed})):
         resumed = (run / CHECKPOINT).exists()
         with clock(seconds, "making masks"):
             images = (sample.load_image() for samples in picked.values() for sample in samples)
@@ -172,7 +168,6 @@ def run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Run) -> RewardNet
             "peak_memory_gib": peak,
         }
         write_json(run / AGREEMENT, {**about, **result})
-        run.finish()
     return network.to("cpu")
 
 

@@ -170,25 +170,16 @@ def test_help_shows_the_defaults_of_the_mode(words, steps, rate, capsys):
     assert f"(default: {rate})" in shown
 
 
-class Clock:
-    """Time that passes when told to."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.mark.parametrize("kind", [tqdm, of_transformers])
 def test_a_log_gets_a_line_every_half_minute(
     kind: type, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clock = Clock()
-    monkeypatch.setattr(cli.time, "monotonic", clock)
+    now = [0.0]
+    monkeypatch.setattr(cli.time, "monotonic", lambda: now[0])
     with cli.calm_bars():
         bar = kind(total=1000, desc="PPO", mininterval=0)
         for _ in range(1000):  # 100 seconds; a postfix draws at once, whatever the interval is
-            clock.now += 0.1
+            now[0] += 0.1
             bar.set_postfix(reward=0.5)
             bar.update()
         list(kind(range(1000), desc="inner", leave=False, mininterval=0))

@@ -31,8 +31,6 @@ from rl_reward_network.run import COMPARE_RUN, POLICY_RUN, POST_RUN, REWARD_RUN,
 from tests.conftest import tiny_reward_plan, write_tiny_data
 
 PLAN = ComparePlan("quick", ("prompts", "post", "fusion"), (0,))
-
-
 pytestmark = pytest.mark.usefixtures("load_once")
 
 
@@ -74,24 +72,25 @@ def run(inputs: RunInputs, runs: dict[str, Path]) -> Path:
     return compared(inputs, runs, "compare_1")
 
 
-def table(run: Path) -> list[dict[str, str]]:
-    with (run / "table.csv").open(newline="") as file:
+def table(run: Path, name: str = "table.csv") -> list[dict[str, str]]:
+    with (run / name).open(newline="") as file:
         return list(csv.DictReader(file))
 
 
 def test_every_method_stands_in_the_table_with_its_cost(run: Path) -> None:
-    rows = {row["method"]: row for row in table(run)}
-    assert len(rows) == 14
-    assert rows["base"]["dice_minus_base_mean"] == "0"
-    assert float(rows["best_of_prompts"]["masks_per_image"]) == 11
-    assert float(rows["reward_net_segmentation"]["masks_per_image"]) == 0
-    assert float(rows["fusion"]["labelled_images"]) > 0
-    assert float(rows["base"]["minutes"]) == 0
-    assert float(rows["experiment2"]["minutes"]) > float(rows["sequence"]["minutes"]) > 0
-    assert float(rows["sequence"]["trained_parameters"]) == 0 < float(rows["experiment2"]["trained_parameters"])
-    assert float(rows["fixed_prompt"]["minutes"]) < float(rows["experiment1"]["minutes"])
-    assert float(rows["experiment1"]["minutes"]) < float(rows["experiment3"]["minutes"]), "which needs the network"
-    assert float(rows["experiment3"]["masks_per_image"]) <= 2
+    rows = table(run)
+    minutes, masks, labels, parameters = (
+        {row["method"]: float(row[column]) for row in rows}
+        for column in ("minutes", "masks_per_image", "labelled_images", "trained_parameters")
+    )
+    assert len(rows) == len(minutes) == 14
+    assert next(row["dice_minus_base_mean"] for row in rows if row["method"] == "base") == "0"
+    assert (masks["best_of_prompts"], masks["reward_net_segmentation"]) == (11, 0)
+    assert masks["experiment3"] <= 2
+    assert labels["fusion"] > 0 == minutes["base"]
+    assert minutes["experiment2"] > minutes["sequence"] > 0
+    assert parameters["sequence"] == 0 < parameters["experiment2"]
+    assert minutes["fixed_prompt"] < minutes["experiment1"] < minutes["experiment3"], "which needs the network"
 
 
 def test_the_report_is_one_file_with_every_method_on_the_same_images(run: Path) -> None:
@@ -196,8 +195,7 @@ def test_what_was_trained_again_is_not_deployed(run: Path) -> None:
     ["base", "experiment1", "experiment3", "experiment2", "fusion", "reward_net_segmentation", "weighted_mean"],
 )
 def test_a_deployed_method_gives_the_mask_that_was_measured(inputs: RunInputs, run: Path, method: str) -> None:
-    with (run / "eval.csv").open(newline="") as file:
-        line = next(line for line in csv.DictReader(file) if line["method"] == method)
+    line = next(line for line in table(run, "eval.csv") if line["method"] == method)
     sample = next(sample for sample in inputs.samples if sample.sample_id == line["sample_id"])
     mask, truth = load_deployed(deployed(run, method), "cpu").mask(sample.load_image()), sample.load_mask()
     assert mask is not None

@@ -143,9 +143,6 @@ def test_a_plain_segmenter_is_compared_with_every_method(others: list[MethodResu
     last = compared(BASIC, *others)[2][-1]
     assert last.startswith(starts)
     assert names in last
-
-
-def test_masks_that_are_all_a_plain_segmenters_say_so() -> None:
     own = result(OWN, 0.9, 0.9)
     assert "gives other masks" in compared(own, replace(own, method=BASE))[2][-1]
 

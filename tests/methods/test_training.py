@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from rl_reward_network.atomic_io import read_json, weights_fingerprint, write_json
-from rl_reward_network.data.splits import Split
 from rl_reward_network.grpo import final_model as grpo_final_model
 from rl_reward_network.grpo import stage as grpo_stage
 from rl_reward_network.grpo.inputs import open_grpo_inputs
@@ -27,21 +26,11 @@ from rl_reward_network.methods.methods import (
     TRAINED,
     WEIGHTS,
 )
-from rl_reward_network.methods.training import MERGED, REWARD_NET, Job, check_split, merge, named_run
+from rl_reward_network.methods.training import MERGED, REWARD_NET, Job, merge, named_run
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.ppo import prompts
 from rl_reward_network.run import GRPO_RUN, Run
 from tests.conftest import write_tiny_data
-
-SPLIT = Split({"reward": ("a",), "policy": ("b",), "val": ("c",), "test": ("d",)}, 0, "f")
-
-
-def test_a_run_of_another_split_is_refused(tmp_path: Path) -> None:
-    write_json(tmp_path / "split.json", {"groups": {name: list(ids) for name, ids in SPLIT.groups.items()}})
-    check_split(SUPERVISED, tmp_path, SPLIT)
-    other = Split({**SPLIT.groups, "val": ("d",), "test": ("c",)}, 1, "f")
-    with pytest.raises(ValueError, match="supervised was trained with another split"):
-        check_split(SUPERVISED, tmp_path, other)
 
 
 def test_a_reward_network_that_is_named_is_used_if_it_is_of_a_finished_run(tmp_path: Path) -> None:
@@ -143,7 +132,7 @@ def test_weights_are_reused_only_with_the_same_model_dtype_and_prompt(
 ) -> None:
     config = replace(small.config, output_dir=tmp_path)
     begun = open_grpo_inputs(config, RegionConfig(segment_question="Find the tubes.", max_dynamic_patch=3))
-    settings = GRPOSettings(max_steps=training.GRPO_STEPS["quick"])
+    settings = GRPOSettings(max_steps=training.STEPS["grpo"]["quick"])
     plan = training.grpo_plan(Job("quick", small, None, {}), begun, settings, None)
     run = Run(tmp_path / "sa2va_grpo_20260101_000000_00000000", GRPO_RUN)
     weights = weights_fingerprint(load_sa2va_model("sa2va-nano")[0])

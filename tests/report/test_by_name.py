@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from rl_reward_network.report import statistics
 from rl_reward_network.report.by_name import ALL_CLASSES, Answers, Questions, mean_of_classes, names_section
 from rl_reward_network.report.statistics import max_t, mean_interval
 
@@ -35,15 +36,16 @@ def test_one_class_has_the_interval_of_all_other_reports_and_classes_are_over_gr
     assert mean_of_classes(np.array([0.2, 0.4]), ["left", "right"], ["a", "a"]).low is None
 
 
-def test_means_of_classes_cover_and_stay_within_bounds():
+def test_means_of_classes_cover_and_stay_within_bounds(monkeypatch):
     """Each group has one to three of three classes; Dice near 1, and answers that are right in nine of ten."""
+    monkeypatch.setattr(statistics, "RESAMPLES", 200)
     rng, classes = np.random.default_rng(2), ["left", "right", "middle"]
     covered = []
     for _ in range(200):
         asked = [(str(group), name) for group in range(10) for name in rng.permutation(classes)[: rng.integers(1, 4)]]
         groups, names = zip(*asked, strict=True)
-        dice = mean_of_classes(rng.beta(9.1, 0.9, len(asked)), names, groups, resamples=200)
-        share = mean_of_classes((rng.random(len(asked)) < 0.9).astype(float), names, groups, resamples=200)
+        dice = mean_of_classes(rng.beta(9.1, 0.9, len(asked)), names, groups)
+        share = mean_of_classes((rng.random(len(asked)) < 0.9).astype(float), names, groups)
         assert all(0 <= one.low <= one.mean <= one.high <= 1 for one in (dice, share))
         covered.append((dice.low <= 0.91 <= dice.high, share.low <= 0.9 <= share.high))
     assert (np.mean(covered, axis=0) >= (0.9, 0.93)).all()

@@ -162,5 +162,4 @@ def test_the_cost_of_a_run_is_read_as_it_was_written(tmp_path):
     RunCost(seconds, labels, 7, None, resumed=True).save(tmp_path)
     run = RunCost.load(tmp_path)
     assert run.total() == Cost(1.5, {"policy": 20, "val": 48}, 7, None, resumed=True)
-    searched = Cost(0.5, {"policy": 20, "val": 40}, 0, None, resumed=True)
-    assert run.total(searched=True) == searched
+    assert run.total(searched=True) == Cost(0.5, {"policy": 20, "val": 40}, 0, None, resumed=True)

@@ -57,7 +57,7 @@ def test_every_report_has_one_order_and_leaves_empty_parts_out(tmp_path: Path) -
 def test_a_table_stands_in_a_box_of_its_own(columns: int, style: str, box: str) -> None:
     cells = ["a & b", "<script>", "0.812 [0.790, 0.834]", "see [the log]", *range(columns)][:columns]
     made = page.table(["<i>"] * columns, [cells], style)
-    shown = Page(page.whole_page("t", [made]))
+    shown = Page(made)
     assert made.startswith(f'<div class="{box}"><table>')
     assert (shown.loose_tables, shown.tags.count("th"), shown.tags.count("td")) == (0, columns, columns)
     assert not {"script", "i"} & set(shown.tags)
@@ -99,7 +99,7 @@ def test_the_header_links_what_exists_relative_to_the_report(tmp_path: Path) -> 
     (tmp_path / "run <1>").mkdir()
     files = {"run & more": tmp_path / "run <1>", "gone": tmp_path / "gone"}
     made = page.header(page.Origin({"data": "<b>", "command": "a b"}, files), tmp_path / "report", ["eval.csv"])
-    shown = Page(page.whole_page("t", [made]))
+    shown = Page(made)
     assert shown.links == ["eval.csv", "../run%20%3C1%3E"]
     assert shown.loose_tables == 0
     assert "b" not in shown.tags

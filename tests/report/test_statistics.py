@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from rl_reward_network.report import statistics
 from rl_reward_network.report.statistics import (
     CHANGE,
     DRAWS,
@@ -59,10 +60,11 @@ WORLDS = {  # values of patients, their true mean, and the bounds
 
 @pytest.mark.parametrize("patients", [7, 12, 40])
 @pytest.mark.parametrize("world", WORLDS)
-def test_intervals_cover_the_mean_and_stay_within_bounds(world, patients):
+def test_intervals_cover_the_mean_and_stay_within_bounds(world, patients, monkeypatch):
     draw, mean, bounds = WORLDS[world]
+    monkeypatch.setattr(statistics, "RESAMPLES", 400)
     rng = np.random.default_rng(patients)
-    found = [mean_interval(draw(rng, patients), NAMES[:patients], resamples=400, bounds=bounds) for _ in range(300)]
+    found = [mean_interval(draw(rng, patients), NAMES[:patients], bounds=bounds) for _ in range(300)]
     assert np.mean([one.low <= mean <= one.high for one in found]) >= 0.84, "Student's t: from 46 %"
     assert all(bounds[0] <= one.low <= one.mean <= one.high <= bounds[1] for one in found)
 

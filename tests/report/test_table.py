@@ -7,7 +7,6 @@ from rl_reward_network.report.statistics import Estimate, mean_interval
 from rl_reward_network.report.table import (
     Results,
     Row,
-    Table,
     gain_verdict,
     make_row,
     metric_columns,
@@ -133,9 +132,9 @@ def test_intervals_stay_within_what_a_metric_can_be():
     assert all(one.low <= one.mean <= one.high for one in every)
 
 
-def three_rows() -> Table:
+def test_one_table_in_all_formats(capsys):
     rows = rows_of([0.5] * 6, [0.5, 0.6, 0.7, 0.5, 0.6, 0.7], [0.75] * 6)
-    return table_of(
+    table = table_of(
         [Row(f"{row.name} & <b>", row.values, row.estimates, row.differences) for row in rows],
         [
             ("row", lambda row: row.name),
@@ -143,10 +142,6 @@ def three_rows() -> Table:
             ("gain", lambda row: round(row.differences["fixed"]["dice"].mean, 3) or None),
         ],
     )
-
-
-def test_one_table_in_all_formats(capsys):
-    table = three_rows()
     assert table.csv().splitlines() == [
         "row,Dice,gain",
         'fixed & <b>,"0.500 [0.500, 0.500]",',

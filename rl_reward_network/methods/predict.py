@@ -1,4 +1,4 @@
-"""Methods that choose among the masks of several prompts, or take their mean."""
+"""How methods make a mask: from the masks of one or several prompts, or by edits of Sa2VA's mask."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,14 +7,13 @@ import numpy as np
 
 from rl_reward_network.atomic_io import read_json
 from rl_reward_network.methods.view import ImageView, Trained
-from rl_reward_network.ppo.policy import deployed_prompt, load_policy, read_policy_config
+from rl_reward_network.ppo.policy import EditingPolicy, deployed_prompt, edit, load_policy, read_policy_config
 from rl_reward_network.report.deployment import AS_IT_IS, Deployment
 from rl_reward_network.run import FINAL
 
 LEAST_WEIGHT = 1e-4  # of a mask in a weighted mean
 Predict = Callable[[ImageView, Trained, float | None], np.ndarray]
 """(image, runs, parameter) -> soft mask, float (H, W); above 0.5 is the mask. No method sees the true mask."""
-Chooser = Callable[[ImageView, Trained], int]
 
 
 def default_prompt(view: ImageView, trained: Trained, parameter: float | None = None) -> np.ndarray:
@@ -22,22 +21,14 @@ def default_prompt(view: ImageView, trained: Trained, parameter: float | None = 
     return _of(0, view, trained)
 
 
-def fixed_prompt(run: str) -> Predict:
+def fixed_prompt(run: str, view: ImageView, trained: Trained, parameter: float | None) -> np.ndarray:
     """The prompt that a run found best for all images."""
-
-    def predict(view: ImageView, trained: Trained, parameter: float | None) -> np.ndarray:
-        return _of(trained.load(run, deployment_of).best_fixed, view, trained)
-
-    return predict
+    return _of(trained.load(run, deployment_of).best_fixed, view, trained)
 
 
-def prompt_policy(run: str) -> Predict:
+def prompt_policy(run: str, view: ImageView, trained: Trained, parameter: float | None) -> np.ndarray:
     """The prompt that a run deploys for the image: its policy's, or one for all images."""
-
-    def predict(view: ImageView, trained: Trained, parameter: float | None) -> np.ndarray:
-        return _of(trained.load(run, _chooser)(view, trained), view, trained)
-
-    return predict
+    return _of(trained.load(run, _chooser)(view, trained), view, trained)
 
 
 def best_of_prompts(view: ImageView, trained: Trained, parameter: float | None) -> np.ndarray:
@@ -59,9 +50,33 @@ def weighted_mean(view: ImageView, trained: Trained, parameter: float | None) ->
     return np.asarray(np.average(soft, axis=0, weights=weights), np.float32)
 
 
+def threshold(run: str, view: ImageView, trained: Trained, parameter: float | None) -> np.ndarray:
+    """The best single threshold in place of 0.5."""
+    return edit(view.image, default_prompt(view, trained), trained.load(run, _editing_policy).sequence(1))
+
+
+def fixed_sequence(run: str, view: ImageView, trained: Trained, parameter: float | None) -> np.ndarray:
+    """The sequence of operations that a run found best for all images."""
+    policy = trained.load(run, _editing_policy)
+    return edit(view.image, default_prompt(view, trained), policy.sequence(policy.deployment.best_fixed))
+
+
+def operations_policy(
+    run: str, view: ImageView, trained: Trained, parameter: float | None, source: Predict = default_prompt
+) -> np.ndarray:
+    """The operations that a run deploys, on the soft mask of another method."""
+    soft = source(view, trained, parameter)
+    policy = trained.load(run, _editing_policy)
+    return edit(view.image, soft, policy.deployed(view.image, soft, view.features(trained.prompts[0])))
+
+
 def deployment_of(run: Path) -> Deployment:
     """What the run of a policy deploys."""
     return Deployment.from_json(read_json(run / FINAL / "config.json")["deployment"])
+
+
+def _editing_policy(run: Path) -> EditingPolicy:
+    return EditingPolicy(run / FINAL)
 
 
 def _of(index: int, view: ImageView, trained: Trained) -> np.ndarray:
@@ -73,7 +88,7 @@ def _scores(view: ImageView, soft: np.ndarray) -> np.ndarray:
     return np.nan_to_num(view.scorer.quality((soft > 0.5).astype(np.float32))["score"])
 
 
-def _chooser(run: Path) -> Chooser:
+def _chooser(run: Path) -> Callable[[ImageView, Trained], int]:
     """The policy of a run, or the one prompt that it deploys."""
     deployment = deployment_of(run)
     if deployment.choice != "policy":
