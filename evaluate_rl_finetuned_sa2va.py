@@ -1,10 +1,1 @@
-"""The evaluation, `sa2va-rl evaluate`, under the name of the original specification; works from any folder."""
-
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parent)
-    from environment import launch
-
-    launch("evaluate")
+scripts/evaluate_rl_finetuned_sa2va.py

@@ -1,10 +1,1 @@
-"""Step 2, `sa2va-rl prompts`, under the name of the original specification; works from any folder."""
-
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parent)
-    from environment import launch
-
-    launch("prompts")
+scripts/finetune_sa2va_with_rl.py

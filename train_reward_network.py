@@ -1,10 +1,1 @@
-"""Step 1, `sa2va-rl reward`, under the name of the original specification; works from any folder."""
-
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parent)
-    from environment import launch
-
-    launch("reward")
+scripts/train_reward_network.py

@@ -1,10 +1,1 @@
-"""GRPO, `sa2va-rl grpo`, under the name of the original specification; works from any folder."""
-
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parent)
-    from environment import launch
-
-    launch("grpo")
+scripts/train_sa2va_rl.py

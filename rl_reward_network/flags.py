@@ -76,7 +76,7 @@ def common_flags(hidden: set[tuple[type, str]]) -> ConstructorRegistry:
 
 
 def changed(settings: Any, *names: str) -> list[str]:
-    """Flags of the named fields whose value is not the default, e.g. ["--beta"]."""
+    """Flags of the named fields whose value is not the default, e.g. ["--dtype"]."""
     defaults = {field.name: field.default for field in fields(settings)}
     return [f"--{name}" for name in names if getattr(settings, name) != defaults[name]]
 

@@ -4,6 +4,8 @@ import copy
 import pickle
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -348,3 +350,9 @@ def test_every_name_of_ours_in_the_table_exists() -> None:
         known = name.split("(")[0].removeprefix("--")
         wanted = re.escape(known).replace("_", "[-_]")
         assert any(path.endswith(known) for path in paths) or re.search(rf"(?<!\w){wanted}(?!\w)", source), name
+
+
+@pytest.mark.parametrize("name", [path.name for path in sorted((ROOT / "scripts").glob("*_*.py"))])
+def test_a_launcher_starts_from_the_root_of_the_project(name: str) -> None:
+    done = subprocess.run([sys.executable, name, "--help"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith(f"usage: python {name} "), done.stderr

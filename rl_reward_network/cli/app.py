@@ -70,7 +70,7 @@ def _parsed(args_type: Any, prog: str, words: Sequence[str] | None, ignore_unkno
     """The parsed flags; `--help` and `--help-all` end the process."""
     settings: dict[str, Any] = {
         "prog": os.environ.get(CALLED_AS) or prog,
-        "config": (tyro.conf.FlagCreatePairsOff,),  # no --no-no-ema beside --no-ema
+        "config": (tyro.conf.FlagCreatePairsOff,),  # no --no-no-gap beside --no-gap
     }
     words = sys.argv[1:] if words is None else words
     if asked := {*HELP, HELP_ALL} & set(words):

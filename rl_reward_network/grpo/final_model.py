@@ -63,7 +63,7 @@ def trained_config(folder: Path) -> dict[str, Any]:
         return {}
     steps = read_json(folder / TRAINER_STATE_NAME)["global_step"]
     minutes = load_checkpoint(folder / STATE)["seconds"] / 60
-    return {**read_json(folder.parent / "config.json"), "steps": steps, "minutes": minutes}
+    return {**read_model_config(folder.parent / "config.json"), "steps": steps, "minutes": minutes}
 
 
 def evaluation_folder(trained: Path, items: int | None = None) -> Path:
@@ -309,7 +309,7 @@ def _is_hub_id(name: str) -> bool:
 
 def write_results(final_model: Path, evaluation: Path) -> None:
     """Rewrite the card of a final_model with the results in its eval.json."""
-    card = card_text(read_json(final_model / "config.json"), read_json(evaluation))
+    card = card_text(trained_config(final_model), read_json(evaluation))
     with whole_file(final_model / "README.md") as temporary:
         temporary.write_text(card, encoding="utf-8")
 
@@ -370,7 +370,8 @@ def _changes(evaluation: Mapping[str, Any]) -> Iterator[str]:
     for row in evaluation["rows"]:
         name = label(row["metric"], evaluation["config"]["METEOR"])
         before, after, gain = (Estimate(**row[name]) for name in ("before", "after", "gain"))
-        yield f"| {name} | {before} | {after} | {gain.signed} | {row['verdict']} |"
+        said = row.get("verdict", row.get("word"))  # the latter up to version 1.0.0rc1
+        yield f"| {name} | {before} | {after} | {gain.signed} | {said} |"
     for name, pair in evaluation["totals"].items():
         change = f"{pair['after'] - pair['before']:+.3f}"
         yield f"| {name}, all items together | {pair['before']:.3f} | {pair['after']:.3f} | {change} | |"

@@ -634,7 +634,7 @@ def fail_not_finite(place: Place, problem: str) -> NoReturn:
     """Raise a ValueError for a loss or gradient that is not finite, such as `problem` says."""
     checkpoint = get_last_checkpoint(place.output_dir)
     state = f"the last good checkpoint is {checkpoint}" if checkpoint else NO_CHECKPOINT
-    raise ValueError(f"step {place.step}: {problem}; training stops, {state}; lower learning_rate, or raise beta")
+    raise ValueError(f"step {place.step}: {problem}; training stops, {state}; lower learning_rate, or raise kl_coef")
 
 
 @contextmanager

@@ -130,6 +130,8 @@ def check_data(config: RunConfig, regions: RegionConfig) -> Finding:
     """Decode every image and mask once; describe data and split, and note what is suspicious."""
     check_named(config.model_path, config.data_root, DEFAULT_DATA)
     if _to_be_rendered(config.data_root):
+        if config.unlabelled_root is not None:
+            raise ValueError(f"{config.data_root}: not there yet, so {FLAG} cannot be compared; run sa2va-rl data")
         return Finding("embedded data, not there yet: the run renders them")
     if regions.dataset_name not in REGIONS:
         config = own_format(config)

@@ -1,5 +1,6 @@
 """The final_model of a run: merged into a full checkpoint of the same outputs, refusals, and its card as it is used."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from rl_reward_network.cli import segment
 from rl_reward_network.cli.merge import Args, main
 from rl_reward_network.curves import save_checkpoint
 from rl_reward_network.data.splits import Split
-from rl_reward_network.grpo.final_model import _changes, card_text, merge_run, training_facts
+from rl_reward_network.grpo.final_model import _changes, card_text, merge_run, training_facts, write_results
 from rl_reward_network.grpo.inputs import GRPOInputs
 from rl_reward_network.grpo.prompts import DESCRIBE
 from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings
@@ -321,6 +322,23 @@ def test_a_card_says_that_intervals_of_few_groups_are_rough() -> None:
     assert "7 test groups, fewer than 20: the intervals are rough." in "\n".join(_changes({**said, "rows": [row]}))
     many = {**row, "gain": {**numbers, "groups": 20}}
     assert "rough" not in "\n".join(_changes({**said, "rows": [many]}))
+
+
+def test_a_model_of_a_release_candidate_gets_the_card_of_its_evaluation(tmp_path: Path) -> None:
+    write_run(tmp_path / "run")
+    trained, evaluation = tmp_path / "run" / "final_model", tmp_path / "run" / "evaluation" / "eval.json"
+    config = json.loads((trained / "config.json").read_text())
+    inputs, settings = config.pop("inputs"), config.pop("settings")
+    old = {"world": inputs, "origin": {**settings, "settings": settings.pop("training")}}
+    write_json(trained / "config.json", config | old | {"version": "1.0.0rc1"})
+    numbers = {"mean": 0.1, "low": 0.0, "high": 0.2, "groups": 7}
+    row = {"metric": "dice", "before": numbers, "after": numbers, "gain": numbers, "word": "cannot tell"}
+    said = {"verdict": {"sentence": "Cannot tell."}, "items": 9, "config": {"METEOR": ""}, "totals": {}}
+    write_json(evaluation, {**said, "rows": [row]})
+    write_results(trained, evaluation)
+    merge_run(trained, tmp_path / "mine")
+    for folder in (trained, tmp_path / "mine"):
+        assert "| +0.100 [+0.000, +0.200] | cannot tell |" in (folder / "README.md").read_text()
 
 
 @pytest.mark.parametrize("base", ["ByteDance/Sa2VA-4B", "../../models/mine", "sa2va-nano"])

@@ -133,6 +133,8 @@ def test_nothing_is_rendered(check: Check, monkeypatch: pytest.MonkeyPatch, name
     monkeypatch.setattr(embedded, "whole_folder", lambda _: pytest.fail("rendered"))
     monkeypatch.setattr(doctor, "CLONE", Path("project"))
     assert check(data_root=Path(parent) / name) == "OK embedded data, not there yet: the run renders them"
+    with pytest.raises(ValueError, match="not there yet, so --unlabelled_root cannot be compared; run sa2va-rl data"):
+        check(data_root=Path(parent) / name, unlabelled_root=Path("new"))
 
 
 def test_captioned_regions_are_described(check: Check) -> None:
