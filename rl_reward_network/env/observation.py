@@ -94,12 +94,7 @@ IMAGE_FEATURES, EPISODE_FEATURES, MASK_FEATURES = len(_IMAGE), len(_EPISODE), le
 
 
 def observation_table(vision_features: int = 0, mask: bool = False) -> tuple[ObservationEntry, ...]:
-    """The entries of an observation, in order.
-
-    Args:
-        vision_features: number of pooled features of Sa2VA's image encoder, 0 when they are not used.
-        mask: whether the policy chooses operations on a mask, and observes it.
-    """
+    """The entries of an observation, in order, with so many pooled features of Sa2VA; `mask`: of experiment 2."""
     vision = [
         (f"vision_{channel:03d}", "activation, mean over the image", -VISION_LIMIT, VISION_LIMIT)
         for channel in range(vision_features)
@@ -124,15 +119,12 @@ def observe_image(image: np.ndarray, vision_features: np.ndarray | None = None) 
     """The part of the observation that depends on the image only.
 
     Args:
-        image: uint8 (H, W, 3), RGB in [0, 255], both sides at least `SMALLEST` pixels.
+        image: uint8 (H, W, 3), RGB in [0, 255]; another form, or a side below `SMALLEST` pixels, is a ValueError.
         vision_features: float (C,), pooled features of Sa2VA's image encoder; None omits them.
 
     Returns:
-        float32 (F,), F = `IMAGE_FEATURES` + C, in the order and within the bounds of `observation_table(C)`; finite
-        for any image.
-
-    Raises:
-        ValueError: another dtype or shape, or a side that is too short.
+        float32 (`IMAGE_FEATURES` + C,), in the order and within the bounds of `observation_table(C)`; finite for any
+        image.
     """
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or min(image.shape[:2]) < SMALLEST:
         raise ValueError(
@@ -208,11 +200,7 @@ def _ridges(grey: np.ndarray) -> list[float]:
 
 @dataclass(frozen=True, eq=False)
 class EdgeFeatures:
-    """An image as the operations see it: grey levels and ridges, computed once.
-
-    Args:
-        image: uint8 (H, W, 3), RGB.
-    """
+    """An image uint8 (H, W, 3), RGB, as the operations see it: grey levels and ridges, computed once."""
 
     image: np.ndarray
 
@@ -244,14 +232,9 @@ class EdgeFeatures:
 
 
 def observe_mask(guide: EdgeFeatures, soft: np.ndarray) -> np.ndarray:
-    """Statistics of a soft mask.
+    """Statistics of a soft mask float32 (H, W) in [0, 1]: float32 (`MASK_FEATURES`,), finite for any mask.
 
-    Args:
-        guide: the image.
-        soft: float32 (H, W) in [0, 1].
-
-    Returns:
-        float32 (`MASK_FEATURES`,), within the bounds of `observation_table`; finite for any mask.
+    They are within the bounds of `observation_table`.
     """
     small, grey, (dark, bright) = _reduced_mask(guide, soft)
     mask = small > 0.5
@@ -278,10 +261,8 @@ def observe_mask(guide: EdgeFeatures, soft: np.ndarray) -> np.ndarray:
 def features_of(guide: EdgeFeatures, vision: np.ndarray | None, soft: np.ndarray | None = None) -> np.ndarray:
     """float32 (F,): what a policy observes of an image.
 
-    Args:
-        guide: the image.
-        vision: float (C,), Sa2VA's pooled features, where the policy observes them.
-        soft: float32 (H, W) in [0, 1], the soft mask, where the policy chooses operations on it.
+    `vision`, float (C,), are Sa2VA's pooled features, where the policy observes them; `soft`, float32 (H, W) in [0, 1],
+    is the mask, where it chooses operations on it.
     """
     features = observe_image(guide.image, vision)
     return features if soft is None else np.concatenate([features, observe_mask(guide, soft)])

@@ -22,8 +22,7 @@ PROMPTS: tuple[str, ...] = (
 def load_prompts(path: Path | None = None) -> tuple[str, ...]:
     """The prompts in a file, or `PROMPTS` when no file is given. The first one is the default prompt.
 
-    Args:
-        path: UTF-8 text with one prompt per line (empty lines are skipped), or a JSON list of strings.
+    The file is UTF-8 text with one prompt per line (empty lines are skipped), or a JSON list of strings.
 
     Raises:
         ValueError: the file cannot be read, an entry is empty or not a string, two prompts are equal up to case and

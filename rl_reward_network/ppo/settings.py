@@ -56,11 +56,7 @@ class PPOSettings:
             self._require(name, 0 <= getattr(self, name) <= 1, "0 to 1")
 
     def of_run(self, seed: int) -> "PPOSettings":
-        """These settings with the seed of a run.
-
-        Raises:
-            ValueError: settings do not fit each other.
-        """
+        """These settings with the seed of a run; a ValueError if they do not fit each other."""
         self._require("n_steps", self.n_steps >= self.max_steps, f"{self.max_steps} or more, the steps of an episode")
         expected = f"{self.fewest_timesteps} or more, for {MIN_ROLLOUTS} rollouts of whole episodes in each environment"
         self._require("total_timesteps", self.total_timesteps >= self.fewest_timesteps, expected)

@@ -41,15 +41,8 @@ def train_prompt_policy(
     """Train a policy with SB3's PPO; it ends early when the reward is over-optimised (`curves.over_optimised`).
 
     Writes `run_dir`/logs (TensorBoard) and metrics.jsonl, anew. If the policy went back from over-optimised weights,
-    these are in `LAST_WEIGHTS`.
-
-    Args:
-        train_contexts: training images; the observations are standardised by their features.
-        val_contexts: images for validating the greedy policy after each rollout; may be empty. The stop rule uses the
-            labelled ones.
-        settings: of PPO.
-        run_dir: run folder; made when missing.
-        reward: reward of a mask, see `prompt_rewards`.
+    these are in `LAST_WEIGHTS`. The observations are standardised by the training images. The greedy policy is
+    validated after each rollout on the validation images, if any; the stop rule uses the labelled ones.
 
     Raises:
         ValueError: contexts that do not fit together or to the reward.
@@ -132,14 +125,10 @@ def one_thread() -> Iterator[None]:
 
 
 class CentredReward(VecEnvWrapper):
-    """Subtracts the mean reward of the image's prompts from each reward.
+    """Subtracts the mean reward of the image's prompts (image -> mean) from each reward, in episodes of one step.
 
     Most of the variance of the reward lies between images, not between prompts. The mean does not depend on the action,
-    so the best policy stays the same. Only for episodes of one step.
-
-    Args:
-        venv: environments whose step info names the image as `sample_id`.
-        means: mean reward of each image.
+    so the best policy stays the same.
     """
 
     def __init__(self, venv: VecEnv, means: dict[str, float]) -> None:
@@ -163,9 +152,7 @@ def make_vector_env(
     """`n_envs` `Sa2VAFinetuneEnv` over the same images, each with a different order (seeds `seed`, `seed` + 1, ...).
 
     The reward is centred per image when episodes have one prompt; `info["episode"]["r"]` and `info["score"]` stay raw.
-
-    Raises:
-        ValueError: `n_envs` < 1, or contexts that do not fit together or to the reward.
+    A ValueError if `n_envs` < 1, or contexts do not fit together or to the reward.
     """
     if n_envs < 1:
         raise ValueError(f"n_envs is {n_envs}, expected 1 or more")
@@ -197,12 +184,7 @@ class CurvesWriter(KVWriter):
 
 
 class RolloutCurves(BaseCallback):
-    """Logs the raw scores and Dice of each rollout, and moves the progress bar.
-
-    Args:
-        curves: the curves so far.
-        bar: progress in steps of all environments.
-    """
+    """Logs the raw scores and Dice of each rollout, and moves the progress bar."""
 
     def __init__(self, curves: Curves, bar: "tqdm[Any]") -> None:
         super().__init__()
@@ -226,10 +208,8 @@ class RolloutCurves(BaseCallback):
 class Validation(BaseCallback):
     """Logs the greedy policy on the validation images, keeps the best weights, and applies the stop rule.
 
-    Args:
-        validate: greedy policy -> the curves of validation, tag -> a value per patient; may be empty.
-        curves: the curves so far.
-        may_stop: whether the training ends, with the best weights, when the reward is over-optimised.
+    `validate`: greedy policy -> curve -> a value per patient; may be empty. `may_stop`: whether the training ends, with
+    the best weights, when the reward is over-optimised.
     """
 
     def __init__(
