@@ -90,11 +90,7 @@ def _stage(folder: Path) -> str | None:
 
 
 def newest(paths: tuple[str, ...]) -> Path:
-    """The newest of the folders that the paths or patterns name.
-
-    Raises:
-        ValueError: no folder matches.
-    """
+    """The newest of the folders that the paths or patterns name; a ValueError if none does."""
     matches = {Path(match) for path in paths for match in ([path] if Path(path).exists() else glob.glob(path))}
     folders = sorted(matches, key=lambda match: (age(_run_of(match)), match.stat().st_mtime))
     if not folders:

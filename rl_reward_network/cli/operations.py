@@ -51,11 +51,7 @@ class Args:
 
 
 def check(args: Args) -> "PolicyPlan":
-    """The settings, after all that can be refused before anything is read.
-
-    Raises:
-        ValueError: settings that do not go together, a GPU or data that are missing.
-    """
+    """The settings, or a ValueError: all that can be refused before anything is read is."""
     if args.reward in LEARNED and args.reward_net is None:
         raise ValueError(f"--reward {args.reward}: give --reward_net; sa2va-rl reward quick trains one")
     if args.inputs.unlabelled_root is not None:

@@ -67,11 +67,7 @@ class Args:
 
 
 def check(args: Args) -> "RewardPlan":
-    """The settings, after all that can be refused before anything is read.
-
-    Raises:
-        ValueError: settings that do not go together, a GPU or data that are missing.
-    """
+    """The settings, or a ValueError: all that can be refused before anything is read is."""
     from rl_reward_network.inputs.loading import check_inputs
     from rl_reward_network.reward_training.stage import reward_plan
 

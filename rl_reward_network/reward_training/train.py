@@ -95,14 +95,8 @@ def train_reward_network(
 ) -> RewardNetwork:
     """Train every member, keep its weights with the best validation Dice, and return the ensemble on the CPU.
 
-    Args:
-        train: training images.
-        val: images of other patients, for the choice of weights.
-        config: settings.
-        run: folder for checkpoint.pt, logs/ (TensorBoard) and metrics.jsonl; training resumes from an existing
-            checkpoint.
-        network_config: sizes of the network.
-        unlabelled: images whose masks, all empty, are not read.
+    `val` are images of other patients, for the choice of weights. Training resumes from checkpoint.pt in `run`, which
+    gets logs/ (TensorBoard) and metrics.jsonl, too. The masks of `unlabelled` images are not read.
 
     Raises:
         ValueError: the loss is not finite; the message has the step and the remedy.
@@ -246,10 +240,7 @@ def train_step(
 ) -> dict[str, float]:
     """One optimiser step on windows float32 (B, 3, S, S) with truth (B, 1, S, S) in [0, 1]; returns the loss's terms.
 
-    `taught` are windows without masks, for a mean teacher.
-
-    Raises:
-        ValueError: the loss is not finite.
+    `taught` are windows without masks, for a mean teacher. A loss that is not finite is a ValueError.
     """
     image, truth = (x.to(config.device) for x in batch)
     member.train()
@@ -305,11 +296,7 @@ def _means(kind: str, rows: list[dict[str, float]]) -> dict[str, float]:
 
 
 def labelled_images(samples: Iterable[Sample]) -> LabelledImages:
-    """Samples in memory; the mask of an unlabelled one is empty.
-
-    Raises:
-        ValueError: a file cannot be read.
-    """
+    """Samples in memory; the mask of an unlabelled one is empty."""
     parts = [(sample.load_image(), sample.load_mask(), sample.group_id) for sample in samples]
     truths = [np.zeros(image.shape[:2], dtype=bool) if truth is None else truth for image, truth, _ in parts]
     return LabelledImages([image for image, _, _ in parts], truths, [group for _, _, group in parts])

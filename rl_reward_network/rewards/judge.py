@@ -119,27 +119,23 @@ SILENT_H = ("hour", "honest", "heir")
 class JudgeConfig:
     """Address, model and limits of an LLM judge.
 
-    Attributes:
-        base_url: http(s)://host[:port]/path, usually ending in /v1. Proxies are ignored for localhost.
-        model: name of the model on the server; None takes the only one that the server lists.
-        api_key_env: environment variable with the key; may be unset for servers without keys.
-        max_concurrency: maximum number of concurrent requests.
-        timeout_s: timeout of one attempt, in seconds.
-        max_retries: attempts after the first.
-        cache_path: folder of cached replies, which depend on the whole request, the model and the server; None caches
-            for this run only.
-
     Raises:
         ValueError: a value out of range; the message names it.
     """
 
     base_url: str
+    """http(s)://host[:port]/path, usually ending in /v1. Proxies are ignored for localhost."""
     model: str | None
+    """Its name on the server; None takes the only one that the server lists."""
     api_key_env: str = "OPENAI_API_KEY"
+    """Environment variable with the key; may be unset for servers without keys."""
     max_concurrency: int = 8
     timeout_s: float = 60.0
+    """Of one attempt."""
     max_retries: int = 2
+    """Attempts after the first."""
     cache_path: Path | None = None
+    """Folder of replies, which depend on the whole request, the model and the server; None caches for this run only."""
 
     def __post_init__(self) -> None:
         if set("@?#") & set(self.base_url):  # a secret that messages would show
@@ -176,11 +172,7 @@ class NoReply(Exception):
 
 
 class JudgeClient:
-    """A thread-safe client of an LLM judge.
-
-    Attributes:
-        config: the configuration; a missing model is replaced by the only model of the server.
-        last_failure: reason of the latest failed call; empty without one.
+    """A thread-safe client of an LLM judge; `last_failure` is the reason of the latest failed call, or empty.
 
     Raises:
         ValueError: a package is missing, the key cannot be sent, the cache cannot be used, or no model is given and the
@@ -252,8 +244,7 @@ class JudgeClient:
     def check(self) -> None:
         """Send one short request without cache and retries, to find a wrong address, key or model before the run.
 
-        Raises:
-            ValueError: no reply within at most 20 s; the message has the base url, the reason and the remedy.
+        A ValueError with base url, reason and remedy without a reply within at most 20 s.
         """
         try:
             self._complete(Request("Reply with the letter A and nothing else.", str), self._impatient)
@@ -266,10 +257,7 @@ class JudgeClient:
     def ask(self, requests: Sequence[Request]) -> Iterator[Any]:
         """Yield what `parse` read, in the order of the requests, which are sent concurrently; equal ones are sent once.
 
-        It is None without a reply that can be read.
-
-        Raises:
-            ValueError: the cache cannot be used.
+        It is None without a reply that can be read. A ValueError if the cache cannot be used.
         """
         keys = [self._cache_key(request) for request in requests]
         unique = dict(zip(keys, requests, strict=True))
@@ -346,11 +334,7 @@ class JudgeClient:
         return str(names[0])
 
     def _sent(self, server: Any, send: Callable[[], Any], read: Callable[[Any], Any], unreadable: str) -> Any:
-        """What `read` finds in the parsed response of `send` to a server, after the retries of the package openai.
-
-        Raises:
-            NoReply: there is no response, or `read` cannot read it; the message has the reason.
-        """
+        """What `read` finds in the parsed response of `send`, after the retries of the package openai, or `NoReply`."""
         try:
             response = send()
         except self._openai.APIStatusError as error:
@@ -457,14 +441,9 @@ class Judge(JudgeClient):
     """An LLM judge of captions; the module describes the score."""
 
     def scores(self, predictions: Sequence[str], references: Sequence[str]) -> list[float | None]:
-        """The score of each prediction by its one reference.
+        """The score of each of N captions by its one reference, in [-1, 1]; None if a question has no readable answer.
 
-        Args:
-            predictions: N captions; the score of an empty one is 0, without a call.
-            references: N captions, none empty.
-
-        Returns:
-            N floats in [-1, 1]; None if any question has no readable answer.
+        The score of an empty caption is 0, without a call.
 
         Raises:
             ValueError: the lengths differ, a reference is empty, or the cache cannot be used.
