@@ -48,10 +48,8 @@ def main(args: Args) -> None:
     from rl_reward_network.grpo.final_model import grpo_model
 
     folder = newest(args.model_path)
-    if final_model := grpo_model(folder):
-        report = _evaluate_grpo(final_model, args)
-    else:
-        report = _evaluate_policy(folder, args)
+    final_model = grpo_model(folder)
+    report = _evaluate_grpo(final_model, args) if final_model else _evaluate_policy(folder, args)
     output_dir = report.resolve().parents[2]  # <output_dir>/<run>/evaluation/report.html
     show_ending(f"report: {report}", output_dir, frozen=not final_model)
 
@@ -71,22 +69,19 @@ def _evaluate_grpo(final_model: Path, args: Args) -> Path:
 
 
 def _evaluate_policy(folder: Path, args: Args) -> Path:
+    from rl_reward_network.models.sa2va.checkpoint_sa2va import refuse_unmerged
     from rl_reward_network.ppo.evaluate import FROZEN_CALLS, PathOverrides, run_evaluation_stage
-    from rl_reward_network.ppo.policy import policy_folder
     from rl_reward_network.ppo.prompt_report import show_comparison
 
+    refuse_unmerged(folder)
+    final_model = folder / FINAL if (folder / FINAL / CONFIG).exists() else folder
     moved = PathOverrides(args.data_root, args.base_model, args.gpu, args.segment_batch)
-    edits = _stage(folder) == POST_RUN.stage
-    result, report = run_evaluation_stage(policy_folder(folder), moved, args.images, args.show_names, edits)
+    config = next((path for path in (folder / CONFIG, folder.parent / CONFIG) if path.exists()), None)
+    edits = config is not None and read_object(config).get("stage") == POST_RUN.stage
+    result, report = run_evaluation_stage(final_model, moved, args.images, args.show_names, edits)
     show_comparison(result)
     print(f"{FROZEN_CALLS}: {result.config[FROZEN_CALLS]}")
     return report
-
-
-def _stage(folder: Path) -> str | None:
-    """What has trained a run, or a final_model."""
-    config = next((path for path in (folder / CONFIG, folder.parent / CONFIG) if path.exists()), None)
-    return None if config is None else read_object(config).get("stage")
 
 
 def newest(paths: tuple[str, ...]) -> Path:

@@ -18,6 +18,7 @@ from rl_reward_network.data.images import ridge_strength
 SIDE = 256  # pixels of the longer side of the reduced image
 SMALLEST = 8  # pixels; a shorter side has no edges and no ridges
 RIDGE_SCALES = (1.0, 2.0, 4.0)  # standard deviations in pixels of the reduced image: thin, middle and wide vessels
+GREY_PERCENTILES = (1, 10, 25, 50, 75, 90, 99)
 STRONG_EDGE = 0.05  # grey levels per pixel
 VISION_LIMIT = 100.0  # pooled activations of a working encoder are far below
 STRONG_PERCENTILE = 88  # of the tubeness in an image
@@ -39,13 +40,7 @@ _IMAGE = (
     # 16 image statistics; grey = mean of the three channels in [0, 1]
     ("grey_mean", "grey level", 0, 1),
     ("grey_std", "grey level", 0, 0.5),
-    ("grey_p01", "grey level", 0, 1),
-    ("grey_p10", "grey level", 0, 1),
-    ("grey_p25", "grey level", 0, 1),
-    ("grey_p50", "grey level", 0, 1),
-    ("grey_p75", "grey level", 0, 1),
-    ("grey_p90", "grey level", 0, 1),
-    ("grey_p99", "grey level", 0, 1),
+    *((f"grey_p{percentile:02d}", "grey level", 0, 1) for percentile in GREY_PERCENTILES),
     ("grey_skewness", "1", -5, 5),
     ("grey_kurtosis", "1, 0 = normal", -3, 20),
     ("grey_entropy", "bits", 0, 8),
@@ -155,7 +150,7 @@ def _grey_statistics(grey: np.ndarray) -> list[float]:
     kurtosis = float((centred**4).mean() - 3) if std > 1e-6 else 0.0
     shares = np.bincount((grey * 255).round().astype(np.intp).ravel(), minlength=256) / grey.size
     entropy = float(-(shares[shares > 0] * np.log2(shares[shares > 0])).sum())
-    percentiles = np.percentile(grey, (1, 10, 25, 50, 75, 90, 99)).tolist()
+    percentiles = np.percentile(grey, GREY_PERCENTILES).tolist()
     return [mean, std, *percentiles, float((centred**3).mean()), kurtosis, entropy]
 
 

@@ -265,14 +265,11 @@ def contexts_from_masks(
     counts = {"images": len(images), "masks": len(masks), "scores": len(scores), "truths": len(truths)}
     if len(set(counts.values())) > 1:
         raise ValueError(f"lengths are {counts}, expected one mask array, score row and truth per image")
-    names = [f"image {index}" for index in range(len(images))]
-    for name, image, candidates in zip(names, images, masks, strict=True):
-        if candidates.shape[1:] != image.shape[:2]:
-            raise ValueError(
-                f"{name}: masks: got {candidates.shape}; expected (P, H, W) of the image, {image.shape[:2]}"
-            )
     contexts = []
-    for name, image, candidates, row, truth in zip(names, images, masks, scores, truths, strict=True):
+    for index, (image, candidates, row, truth) in enumerate(zip(images, masks, scores, truths, strict=True)):
+        name, shape = f"image {index}", candidates.shape
+        if shape[1:] != image.shape[:2]:
+            raise ValueError(f"{name}: masks: got {shape}; expected (P, H, W) of the image, {image.shape[:2]}")
         table = measure_sample(name, name, np.asarray(row, dtype=np.float32), candidates, truth)
         features, metrics = observe_image(image), table.metrics or {}
         contexts.append(PromptContext(name, features, table.scores, metrics, name, image=image, masks=candidates))

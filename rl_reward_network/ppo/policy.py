@@ -17,11 +17,10 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from rl_reward_network.atomic_io import whole_folder, write_json
 from rl_reward_network.env.observation import EPISODE_FEATURES, EdgeFeatures, features_of, observation_table
 from rl_reward_network.env.sa2va_finetune_env import PromptContext, observations, spaces_of
-from rl_reward_network.models.sa2va.checkpoint_sa2va import refuse_unmerged
 from rl_reward_network.models.weights import check_finite
 from rl_reward_network.ppo.operations import EditedImage, Edits
 from rl_reward_network.report.deployment import AS_IT_IS, Deployment
-from rl_reward_network.run import FINAL, read_model_config
+from rl_reward_network.run import read_model_config
 
 NET_ARCH = (128, 64)  # hidden units of the policy, and the same again for the value
 STANDARDISED_LIMIT = 10.0  # standard deviations; limits the input of the network for unusual images
@@ -97,12 +96,6 @@ def load_weights(policy: ActorCriticPolicy, archive: Path) -> None:
     policy.set_training_mode(False)
 
 
-def policy_folder(path: Path) -> Path:
-    """The final_model folder of a run of step 2, given its path or that of the run; a run of GRPO is a ValueError."""
-    refuse_unmerged(path)
-    return path / FINAL if (path / FINAL / "config.json").exists() else path
-
-
 def read_policy_config(folder: Path, edits: bool = False) -> dict[str, Any]:
     """config.json of the `final_model` of a policy that chooses prompts, or with `edits` operations.
 
@@ -122,10 +115,9 @@ def read_policy_config(folder: Path, edits: bool = False) -> dict[str, Any]:
             f"{path}: trained with --stop, which this version does not have; use it with version 0.12, or train again: "
             "bash run_experiment1.sh quick"
         )
-    fields = ("prompts", "inputs", "observation", "vision_features", "net_arch", "plan", "deployment")
-    for name in (*fields, *(["sequences"] if edits else [])):
-        if name not in config:
-            raise ValueError(f"{path}: field {name} is missing; {remedy}")
+    fields = ["prompts", "inputs", "observation", "vision_features", "net_arch", "plan", "deployment"]
+    if missing := [name for name in fields + ["sequences"] * edits if name not in config]:
+        raise ValueError(f"{path}: field {missing[0]} is missing; {remedy}")
     if not edits and config.get("sequences"):
         raise ValueError(f"{path}: this policy chooses operations, not prompts; {remedy}")
     return dict(config)

@@ -93,11 +93,6 @@ class PolicyPlan:
         return cls(**{**saved, "ppo": PPOSettings.from_json(saved["ppo"])})
 
     @property
-    def learned(self) -> bool:
-        """Whether more is in the reward than labels: the reward network's score, or a reward that needs none."""
-        return self.reward not in OF_LABELS
-
-    @property
     def names(self) -> Names:
         """What is chosen from."""
         return SEQUENCES if self.length else PROMPTS
@@ -107,7 +102,8 @@ class PolicyPlan:
         """Of a new run: experiment 1 has its own beginning of the folder's name; POLICY_RUN finds both."""
         if self.length:
             return POST_RUN
-        return POLICY_RUN if self.learned else replace(POLICY_RUN, prefix=f"{POLICY_RUN.prefix}_experiment1")
+        of_labels = self.reward in OF_LABELS
+        return replace(POLICY_RUN, prefix=f"{POLICY_RUN.prefix}_experiment1") if of_labels else POLICY_RUN
 
 
 def policy_plan(
@@ -295,7 +291,7 @@ def labels_used(tables: Tables, plan: PolicyPlan) -> Labels:
         rewarded = {"reward": count[SEARCH], **rewarded}
     uses = {
         "reward": rewarded if needs_truth(plan.reward) else {},
-        "weights": {"val": count["val"]} if plan.learned else {},
+        "weights": {} if plan.reward in OF_LABELS else {"val": count["val"]},
         "deployment": {name: count[name] for name in ("policy", "val")},
     }
     return {use: {name: images for name, images in of.items() if images} for use, of in uses.items()}

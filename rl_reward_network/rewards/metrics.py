@@ -88,26 +88,13 @@ def hd95(pred: np.ndarray, target: np.ndarray) -> np.ndarray:
     conventions: NaN (monai: infinity or NaN), which leaves the image out of means and so rewards a method that finds
     nothing, or the diagonal of the image. Here it is the diagonal, sqrt(H^2 + W^2), and every image counts.
     """
-    return _by_distances(pred, target, lambda *both: max(float(np.percentile(one, PERCENT)) for one in both))
-
-
-def border_distance(pred: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Average symmetric surface distance of each pair, in pixels: the mean over the boundary pixels of both masks.
-
-    Distances, boundary and empty masks are those of `hd95`. Equal to monai's
-    `compute_average_surface_distance(..., symmetric=True)`.
-    """
-    return _by_distances(pred, target, lambda *both: float(np.concatenate(both).mean()))
-
-
-def _by_distances(pred: np.ndarray, target: np.ndarray, summary: Callable[..., float]) -> np.ndarray:
-    """`summary` of the distances from the boundary of each mask to that of the other, pair by pair."""
 
     def of_pair(pred: np.ndarray, target: np.ndarray) -> float:
         if not pred.any() or not target.any():
             return 0.0 if pred.any() == target.any() else float(np.hypot(*pred.shape))
         first, second = boundary(pred), boundary(target)
-        return summary(_distances(first, second), _distances(second, first))
+        distances = (_distances(first, second), _distances(second, first))
+        return max(float(np.percentile(one, PERCENT)) for one in distances)
 
     return _pair_by_pair(of_pair, pred, target)
 
