@@ -131,7 +131,7 @@ def test_the_level_is_fitted_to_the_mean_that_is_used_also_where_members_disagre
     predicted = np.clip(true[:, None] ** 2 + np.stack([apart, -apart], axis=1), 0, 1)[..., None].repeat(4, axis=2)
     table = QualityTable(predicted, true[:, None].repeat(4, axis=1), np.arange(400), np.full(400, SEGMENTER))
 
-    def error(level: LevelCurve) -> float:
+    def error(level):
         return float(np.abs(levelled([level] * 4, predicted)[..., 0].mean(axis=1) - true).mean())
 
     grid = [LevelCurve(steepness, midpoint) for steepness in (0.05, 1, 2, 4, 8) for midpoint in (0, 0.25, 0.5, 0.75, 1)]

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig, soft_overlap
 from rl_reward_network.rewards import learned
@@ -143,13 +142,13 @@ IMAGES = [smooth_image(32, 48, seed) for seed in range(4)]
 ONE = 2 * 32 * 48 * 2  # bytes of one image's maps: two members, float16
 
 
-def masks(height: int, width: int) -> np.ndarray:
+def masks(height, width):
     """Soft, binary, empty and full."""
     soft = np.random.default_rng(0).random((2, height, width), dtype=np.float32)
     return np.concatenate([soft, soft > 0.7, np.zeros_like(soft[:1]), np.ones_like(soft[:1])]).astype(np.float32)
 
 
-def scores(maps: ForegroundMaps, image: np.ndarray) -> np.ndarray:
+def scores(maps, image):
     return maps.scorer(image).quality(masks(*image.shape[:2]))["score"]
 
 
@@ -171,7 +170,7 @@ def test_float16_does_not_change_scores_or_gradients(size):
     for name, values in exact.quality(masks(*size)).items():
         np.testing.assert_allclose(kept.quality(masks(*size))[name], values, atol=5e-5, err_msg=name)
 
-    def gradient(probs: Tensor) -> Tensor:
+    def gradient(probs):
         mask = torch.from_numpy(masks(*size)[:, None]).requires_grad_()
         return torch.autograd.grad(network.mask_quality(mask, probs).score.sum(), mask)[0]
 

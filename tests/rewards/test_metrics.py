@@ -1,7 +1,6 @@
 """Checks over `METRICS`, closed forms of each, and METEOR against published and hand-computed pairs."""
 
 import sys
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import numpy as np
@@ -242,7 +241,7 @@ BY_HAND = [  # prediction, reference, score; words that WordNet may know as syno
 
 
 @pytest.fixture
-def fresh_probe() -> Iterator[None]:
+def fresh_probe():
     metrics._wordnet.cache_clear()
     yield
     metrics._wordnet.cache_clear()
@@ -309,7 +308,7 @@ def test_nltk_is_not_there(monkeypatch):
 def test_wordnet_is_looked_for_once_and_never_downloaded(fresh_probe, monkeypatch, tmp_path):
     import nltk
 
-    asked: list[str] = []
+    asked = []
     find = nltk.data.find
     monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
     monkeypatch.setattr(nltk.data, "find", lambda name, paths=None: asked.append(name) or find(name, paths))

@@ -258,8 +258,8 @@ def test_overlap_rewards():
 class Judge:
     """A judge with given scores and a counter of notes."""
 
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
+    def __init__(self):
+        self.counts = Counter()
         self.last_failure = ""
 
     def scores(self, predictions, references):
