@@ -140,10 +140,7 @@ def test_foreign_or_damaged_weights_are_refused(tmp_path, monkeypatch):
     [
         ({"observation": ["grey_mean"]}, "observation: made for other observations"),
         ({"deployment": None}, "field deployment is missing; name the final_model folder of a run of this version"),
-        (
-            {"plan": {"ppo": {"stop": True}}},
-            "trained with --stop, which this version does not have",
-        ),
+        ({"plan": {"ppo": {"stop": True}}}, "trained with --stop, which this version does not have"),
         (None, "file not found; name the final_model folder"),
     ],
 )

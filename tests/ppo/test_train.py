@@ -92,11 +92,7 @@ def test_validation_watches_the_reward_where_neither_network_nor_labels_give_it(
 
 @pytest.mark.parametrize(
     ("reward", "said"),
-    [
-        ("net", "The reward network gave"),
-        ("net_and_dice", "The reward network gave"),
-        ("single_tree", "The reward was single_tree, which needs"),
-    ],
+    [("net_and_dice", "The reward network gave"), ("single_tree", "The reward was single_tree, which needs")],
 )
 def test_the_report_says_what_gave_the_reward(reward, said):
     labels = {"reward": {}, "weights": {}, "deployment": {}}

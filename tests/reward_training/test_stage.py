@@ -83,10 +83,8 @@ def test_the_packing_follows_the_largest_image(size, packing):
 
 
 def test_a_run_finds_the_network_it_would_train_again_and_no_other(tiny_inputs, reward_run):
-    network, other_seed = (
-        reward_run / "best_reward_net",
-        replace(tiny_inputs, config=replace(tiny_inputs.config, seed=5)),
-    )
+    network = reward_run / "best_reward_net"
+    other_seed = replace(tiny_inputs, config=replace(tiny_inputs.config, seed=5))
     plan, other = plan_of(tiny_inputs), plan_of(other_seed)
     assert find_reward_network(tiny_inputs, plan) == find_reward_network(tiny_inputs, plan, seed=0) == network
     assert find_reward_network(other_seed, other) == network, "any seed, unless one is named"
@@ -211,11 +209,9 @@ def test_a_run_says_what_it_used_and_how_far_it_can_be_trusted(inputs, reward_ru
     assert list(result["tables"]) == list(SOURCES)
     assert all(0 <= row["mae"] <= 1 for rows in result["tables"].values() for row in rows.values())
     picked = inputs.pick("reward", 50, labelled=True)
-    assert result["used"]["reward"] == {
-        "images": len(picked),
-        "patients": len({sample.group_id for sample in picked}),
-        "series": len({sample.series_id for sample in picked}),
-    }
+    patients, series = ({getattr(sample, name) for sample in picked} for name in ("group_id", "series_id"))
+    used = {"images": len(picked), "patients": len(patients), "series": len(series)}
+    assert result["used"]["reward"] == used
     assert {path.name for path in reward_run.path.iterdir()} == {
         *("agreement.json", "best_reward_net", "checkpoint.pt", "config.json", "cost.json", "done.json", "logs"),
         *(".lock", "metrics.jsonl", "sheet.png", "split.json"),
@@ -227,14 +223,9 @@ def test_a_run_says_what_it_used_and_how_far_it_can_be_trusted(inputs, reward_ru
 
 def test_labelled_images_are_picked_first(inputs):
     unlabelled = [replace(sample, mask_parts=None) for sample in inputs.samples[:8]]
-    mixed = replace(
-        inputs,
-        samples=unlabelled + inputs.samples[8:],
-        split=replace(
-            inputs.split,
-            groups={"policy": tuple(sample.group_id for sample in inputs.samples), "reward": (), "val": (), "test": ()},
-        ),
-    )
+    groups = {"policy": tuple(sample.group_id for sample in inputs.samples), "reward": (), "val": (), "test": ()}
+    split = replace(inputs.split, groups=groups)
+    mixed = replace(inputs, samples=unlabelled + inputs.samples[8:], split=split)
     assert all(sample.labelled for sample in mixed.pick("policy", 4))
     assert sum(sample.labelled for sample in mixed.pick("policy", 6)) == 4
     assert len(mixed.pick("policy", 6, labelled=True)) == 4
@@ -337,11 +328,8 @@ def test_the_reward_is_compared_with_the_score_that_it_predicts():
 
 
 def test_masks_that_were_right_cannot_be_raised_and_do_not_count():
-    assert _ascent(np.array([1.0, 0.5, 0.5]), np.array([1.0, 0.75, 0.25])) == {
-        "raised": 0.5,
-        "dice_before": 0.5,
-        "dice_after": 0.5,
-    }
+    found = _ascent(np.array([1.0, 0.5, 0.5]), np.array([1.0, 0.75, 0.25]))
+    assert found == dict.fromkeys(("raised", "dice_before", "dice_after"), 0.5)
     assert _ascent(np.ones(2), np.ones(2))["raised"] is None
 
 

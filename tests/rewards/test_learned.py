@@ -42,9 +42,8 @@ def test_numbers_and_order_are_those_of_the_network_and_the_image_is_in_unit_ran
     network = BrightIsObject(SMALL)
     result = predict_mask_quality(network, IMAGE, MASKS)
     maps = network.foreground_probs(torch.from_numpy(IMAGE.transpose(2, 0, 1)[None] / 255).float())
-    expected = torch.stack(
-        [soft_overlap(torch.from_numpy(MASKS)[:, None], truth) for truth in maps], dim=1
-    )  # (4, K, P)
+    masks = torch.from_numpy(MASKS)[:, None]
+    expected = torch.stack([soft_overlap(masks, truth) for truth in maps], dim=1)  # (4, K, P)
     np.testing.assert_allclose(result["members"], expected.permute(2, 1, 0), rtol=1e-4)
     np.testing.assert_allclose(result["dice"], expected[0].mean(dim=0), rtol=1e-4)
     np.testing.assert_allclose(result["score"], result["dice"] - 0.5 * result["std"], rtol=1e-4)
@@ -71,9 +70,7 @@ def test_many_masks_of_a_large_image_keep_no_maps(monkeypatch):
 
     class Recording(BrightIsObject):
         def mask_quality(self, mask, foreground_probs):
-            assert sum(reference() is not None for reference in maps) <= 1, (
-                "the maps of earlier masks are still referenced"
-            )
+            assert sum(reference() is not None for reference in maps) <= 1, "those of earlier masks are gone"
             output = super().mask_quality(mask, foreground_probs)
             maps.append(weakref.ref(output.error_map))
             return output

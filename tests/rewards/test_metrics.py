@@ -9,14 +9,12 @@ from monai.metrics.confusion_matrix import compute_confusion_matrix_metric, get_
 from monai.metrics.hausdorff_distance import compute_hausdorff_distance
 from monai.metrics.meandice import compute_dice
 from monai.metrics.meaniou import compute_iou
-from monai.metrics.surface_distance import compute_average_surface_distance
 from monai.metrics.utils import get_mask_edges
 from torch import from_numpy
 
 from rl_reward_network.rewards import metrics
 from rl_reward_network.rewards.metrics import (
     METRICS,
-    border_distance,
     boundary,
     calibration_error,
     components,
@@ -106,16 +104,6 @@ class TestEveryMetric:
 def test_parity_with_monai(name):
     pred, target = random_pairs()
     np.testing.assert_allclose(METRICS[name].function(pred, target), by_monai(name, pred, target), rtol=1e-5, atol=1e-6)
-
-
-def test_border_distance_has_parity_with_monai():
-    pred, target = random_pairs()
-    pairs = (from_numpy(np.stack(2 * [mask], axis=1)).float() for mask in (pred, target))  # the first is background
-    expected = compute_average_surface_distance(*pairs, symmetric=True).numpy()[:, 0]
-    found = border_distance(pred, target)
-    known = np.isfinite(expected) & pred.any(axis=(1, 2)) & target.any(axis=(1, 2))
-    assert known.sum() > 3
-    np.testing.assert_allclose(found[known], expected[known], rtol=1e-5)
 
 
 def test_closed_form_of_all_columns():
