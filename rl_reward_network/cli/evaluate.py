@@ -69,16 +69,14 @@ def _evaluate_grpo(final_model: Path, args: Args) -> Path:
 
 
 def _evaluate_policy(folder: Path, args: Args) -> Path:
-    from rl_reward_network.models.sa2va.checkpoint_sa2va import refuse_unmerged
     from rl_reward_network.ppo.evaluate import FROZEN_CALLS, PathOverrides, run_evaluation_stage
+    from rl_reward_network.ppo.policy import policy_folder
     from rl_reward_network.ppo.prompt_report import show_comparison
 
-    refuse_unmerged(folder)
-    final_model = folder / FINAL if (folder / FINAL / CONFIG).exists() else folder
     moved = PathOverrides(args.data_root, args.base_model, args.gpu, args.segment_batch)
     config = next((path for path in (folder / CONFIG, folder.parent / CONFIG) if path.exists()), None)
     edits = config is not None and read_object(config).get("stage") == POST_RUN.stage
-    result, report = run_evaluation_stage(final_model, moved, args.images, args.show_names, edits)
+    result, report = run_evaluation_stage(policy_folder(folder), moved, args.images, args.show_names, edits)
     show_comparison(result)
     print(f"{FROZEN_CALLS}: {result.config[FROZEN_CALLS]}")
     return report

@@ -66,7 +66,9 @@ class MaskBank:
         A ValueError if `segment` returned another number of masks, or values that are not finite.
         """
         path = self.path(image)
-        stored = _read(path)
+        stored = load_arrays(path, "its masks are computed again")
+        if VISION not in stored:  # a new file, or one of version 0.3 or earlier
+            stored = {}
         missing = [prompt for prompt in self.prompts if self._keys[prompt] not in stored]
         if missing:
             stored |= self._compute(image, missing)
@@ -116,9 +118,3 @@ class MaskBank:
         half = np.clip(masks, -limit, limit).astype(np.float16)
         by_prompt = {self._keys[prompt]: mask for prompt, mask in zip(prompts, half, strict=True)}
         return {**by_prompt, VISION: features.astype(np.float32)}
-
-
-def _read(path: Path) -> dict[str, np.ndarray]:
-    """The arrays in `path`; empty when the file is missing, of an older version, or damaged (with a warning)."""
-    stored = load_arrays(path, "its masks are computed again")
-    return stored if VISION in stored else {}  # up to version 0.3 files had no features

@@ -143,7 +143,6 @@ def _reduced(image: np.ndarray) -> np.ndarray:
 
 
 def _grey_statistics(grey: np.ndarray) -> list[float]:
-    """Moments, percentiles and entropy of the grey levels."""
     mean, std = float(grey.mean()), float(grey.std())
     # skewness and kurtosis of a constant image are defined as 0, not rounding noise over rounding noise
     centred = (grey - mean) / std if std > 1e-6 else np.zeros_like(grey)
@@ -289,7 +288,6 @@ def _component_statistics(mask: np.ndarray) -> list[float]:
 
 
 def _skeleton_statistics(mask: np.ndarray) -> list[float]:
-    """Length of the skeleton and mean width, over the longer side."""
     length, side = int(skeletonize(mask).sum()), max(mask.shape)
     return [length / side, float(mask.sum()) / length / side if length else 0.0]
 

@@ -41,7 +41,6 @@ def load_prompts(path: Path | None = None) -> tuple[str, ...]:
 
 
 def _json_entries(path: Path, text: str) -> list[tuple[str, str]]:
-    """(place, prompt) of each entry of a JSON list."""
     try:
         values = json.loads(text)
     except json.JSONDecodeError as error:

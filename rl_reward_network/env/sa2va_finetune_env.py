@@ -54,7 +54,6 @@ class PromptContext:
     masks: np.ndarray | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        """Check shapes and ranges before a run starts."""
         if self.features.ndim != 1 or self.vision_features < 0:
             least = IMAGE_FEATURES + MASK_FEATURES * self.mask_features
             raise ValueError(
@@ -233,7 +232,6 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
         return frame
 
     def _observation(self, context: PromptContext) -> np.ndarray:
-        """float32 (D,), a new array at each step."""
         best = self._best if self.reward == "net" else 0.0
         return np.asarray(observations([context], self._steps / self.max_steps, best)[0])
 

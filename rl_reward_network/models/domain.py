@@ -80,7 +80,6 @@ class Domain:
     """Whether an image is outside if the network is surer of what it sees in its negative, and so is one itself."""
 
     def __post_init__(self) -> None:
-        """Raise a ValueError for values out of range."""
         if set(self.limits) != set(STATISTICS) or not all(low <= high for low, high in self.limits.values()):
             raise ValueError(f"domain has limits {self.limits}, expected low <= high of {', '.join(STATISTICS)}")
         if not (0 < self.sides[0] <= self.sides[1] and 0 <= self.nothing <= 1 and self.images >= 1):

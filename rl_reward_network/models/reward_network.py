@@ -73,7 +73,6 @@ class LevelCurve:
     """Where the curve is steepest, in [-0.5, 1.5]."""
 
     def __post_init__(self) -> None:
-        """Raise a ValueError for values out of range."""
         if not (0 < self.steepness <= STEEPEST and MIDPOINTS[0] <= self.midpoint <= MIDPOINTS[1]):  # also refuses NaN
             raise ValueError(
                 f"level has steepness {self.steepness}, midpoint {self.midpoint}: expected (0, {STEEPEST}], {MIDPOINTS}"
@@ -106,7 +105,6 @@ class DiceInterval:
     """False before version 0.12, where it was a quantile over masks; not part of a network's fingerprint."""
 
     def __post_init__(self) -> None:
-        """Raise a ValueError for values out of range."""
         if not (self.low <= self.high and 0 <= self.half_width <= 0.5 and self.patients >= 1):  # also refuses NaN
             raise ValueError(f"{self}: expected low <= high, half_width in [0, 0.5], patients >= 1")
 
@@ -163,7 +161,6 @@ class RewardNetworkConfig:
         return int(self.packing * 2 ** (len(self.channels) - 1))
 
     def __post_init__(self) -> None:
-        """Raise a ValueError for sizes or weights out of range."""
         if not self.channels or min(*self.channels, self.packing, self.members) < 1:
             raise ValueError(f"{self.channels=}, {self.packing=}, {self.members=}: expected 1 or more")
         total = sum(self.score_weights)

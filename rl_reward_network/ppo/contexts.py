@@ -1,7 +1,4 @@
-"""What a policy learns from: each image with the scores of its masks; as tables of a run and as contexts of others.
-
-`contexts_from_run`, `contexts_from_model` and `contexts_from_masks` make contexts for the environment.
-"""
+"""What a policy learns from: each image with the scores of its masks; as tables of a run and as contexts of others."""
 
 import warnings
 from collections.abc import Sequence

@@ -118,7 +118,6 @@ def pick_test_samples(inputs: RunInputs, mode: str, images: int | None) -> tuple
 def _compared(
     config: dict[str, Any], plan: PolicyPlan, final_model: Path, trained_on: Tables, entries: list[PromptContext]
 ) -> Comparison:
-    """The comparison on the test images."""
     policy, steps, names = load_policy(final_model, plan.length > 0), plan.ppo.max_steps, plan.names
     train = training_images(trained_on)
     rewarded = exchange_rewards(train, plan.ppo.seed) if plan.shuffle_rewards else train
@@ -165,7 +164,6 @@ def _reward_network(config: dict[str, Any], inputs: RunInputs, run: Path) -> Rew
 
 
 def _rollouts(path: Path) -> tuple[dict[str, Any], ...]:
-    """The rows of the training's metrics.jsonl."""
     try:
         return tuple(json.loads(line) for line in path.read_text().splitlines())
     except (OSError, json.JSONDecodeError) as error:
@@ -230,7 +228,6 @@ def _names(inputs: RunInputs, samples: list[Sample]) -> dict[str, str]:
 
 
 def _origin(config: dict[str, Any], inputs: RunInputs, final_model: Path, flags: dict[str, Any]) -> Origin:
-    """The header of the report, with links into the run and to that of its reward network."""
     run, model = final_model.parent, f"{Path(config['inputs']['model_path']).name}, {config['model_fingerprint']}"
     data = f"{inputs.config.data_root.name}: {inputs.summary}, split {SPLIT}"
     flags = {"model_path": final_model, **flags}
@@ -241,7 +238,6 @@ def _origin(config: dict[str, Any], inputs: RunInputs, final_model: Path, flags:
 
 
 def _about(config: dict[str, Any], inputs: RunInputs, minutes: float) -> dict[str, Any]:
-    """Provenance of the numbers, for the report."""
     plan, bank, spent = config["plan"], config["bank"], config["seconds"]
     network = config.get("reward_net_info")
     arms = "sequences" if config.get("sequences") else "prompts"

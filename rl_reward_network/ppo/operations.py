@@ -213,7 +213,6 @@ def find_sequences(images: Sequence[EditedImage], length: int) -> tuple[Edits, .
 
 
 def _table(images: Sequence[EditedImage], sequences: Sequence[Edits]) -> np.ndarray:
-    """float64 (N, P): the rewards."""
     return np.array([[image.reward(one) for one in sequences] for image in images]).reshape(len(images), -1)
 
 

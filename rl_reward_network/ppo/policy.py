@@ -17,10 +17,11 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from rl_reward_network.atomic_io import whole_folder, write_json
 from rl_reward_network.env.observation import EPISODE_FEATURES, EdgeFeatures, features_of, observation_table
 from rl_reward_network.env.sa2va_finetune_env import PromptContext, observations, spaces_of
+from rl_reward_network.models.sa2va.checkpoint_sa2va import refuse_unmerged
 from rl_reward_network.models.weights import check_finite
 from rl_reward_network.ppo.operations import EditedImage, Edits
 from rl_reward_network.report.deployment import AS_IT_IS, Deployment
-from rl_reward_network.run import read_model_config
+from rl_reward_network.run import FINAL, read_model_config
 
 NET_ARCH = (128, 64)  # hidden units of the policy, and the same again for the value
 STANDARDISED_LIMIT = 10.0  # standard deviations; limits the input of the network for unusual images
@@ -94,6 +95,12 @@ def load_weights(policy: ActorCriticPolicy, archive: Path) -> None:
     except (OSError, KeyError, RuntimeError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
         raise ValueError(f"{archive}: not the weights of this policy ({error}); train the policy again") from None
     policy.set_training_mode(False)
+
+
+def policy_folder(path: Path) -> Path:
+    """The final_model folder of a run of step 2, given its path or that of the run; a run of GRPO is a ValueError."""
+    refuse_unmerged(path)
+    return path / FINAL if (path / FINAL / "config.json").exists() else path
 
 
 def read_policy_config(folder: Path, edits: bool = False) -> dict[str, Any]:

@@ -36,11 +36,11 @@ from rl_reward_network.ppo.contexts import (
 from rl_reward_network.ppo.policy import choose_prompts, save_network
 from rl_reward_network.ppo.settings import Mode, PPOSettings, Preset, operation_settings, prompt_settings
 from rl_reward_network.ppo.train import train_prompt_policy
-from rl_reward_network.report.cost import RunCost
 from rl_reward_network.report.deployment import (
     FOLDS,
     Deployment,
     Labels,
+    RunCost,
     best_fixed_prompt,
     can_decide,
     decide,

@@ -1,10 +1,6 @@
-"""The masks on which a reward network is calibrated and tested, and the labelled images that they belong to.
+"""The masks on which a reward network is calibrated and tested, by source: each is wrong in another way.
 
-Masks of real segmenters, damaged true masks, shifted ones, those of a ridge filter and the reward network's own differ
-in how they are wrong, so the numbers are reported for each source.
-
-Each family of damage is a pure function of a mask bool (H, W) and a random generator; the input is not modified. The
-result may be empty (an eroded vessel of one pixel disappears); empty masks are kept.
+Each family of damage is a pure function of a mask bool (H, W) and a random generator; an empty result is kept.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

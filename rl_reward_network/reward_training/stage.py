@@ -1,7 +1,6 @@
 """Step 1 as a whole: training of a reward network on the patients of the `reward` split, and its test.
 
-The test compares predicted with true Dice on test patients, in numbers and as a sheet of masks with the predicted and
-the true error map beside each.
+The test compares predicted with true Dice on test patients, in numbers and as a sheet of masks with their error maps.
 """
 
 import warnings

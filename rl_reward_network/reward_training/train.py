@@ -70,7 +70,6 @@ class RewardTrainingConfig:
     """Device for training: cpu, cuda:0, ..."""
 
     def __post_init__(self) -> None:
-        """Raise a ValueError for values out of range."""
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name not in ("seed", "device", "weight_decay", "dice_weight", "coarse") and not value > 0:
@@ -285,13 +284,11 @@ def own_scores(network: RewardNetwork, data: LabelledImages) -> dict[str, float]
 
 
 def _require_finite(value: float, step: int) -> None:
-    """Raise a ValueError if a loss or an error is not finite."""
     if not np.isfinite(value):
         raise ValueError(f"step {step}: loss or validation error is {value}: training diverged; try another seed")
 
 
 def _means(kind: str, rows: list[dict[str, float]]) -> dict[str, float]:
-    """Means over the members, by TensorBoard's tags."""
     return {f"{kind}/{name}": float(np.mean([row[name] for row in rows])) for name in rows[0]}
 
 

@@ -110,7 +110,6 @@ def _scaled(values: np.ndarray, floor: float | np.ndarray) -> np.ndarray:
 
 
 def _deviation(values: np.ndarray) -> float:
-    """Standard deviation of all values (P, G) together; 0 without a group."""
     return float(values.std(ddof=1)) if len(values) else 0.0
 
 

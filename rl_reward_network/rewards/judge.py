@@ -171,8 +171,8 @@ class NoReply(Exception):
         self.status = status
 
 
-class JudgeClient:
-    """A thread-safe client of an LLM judge; `last_failure` is the reason of the latest failed call, or empty.
+class Judge:
+    """An LLM judge of captions, thread-safe; `last_failure` is the reason of the latest failed call, or empty.
 
     Raises:
         ValueError: a package is missing, the key cannot be sent, the cache cannot be used, or no model is given and the
@@ -253,6 +253,26 @@ class JudgeClient:
         with self._lock:
             self._failed.clear()
             self._stopped = None
+
+    def scores(self, predictions: Sequence[str], references: Sequence[str]) -> list[float | None]:
+        """The score of each of N captions by its one reference, in [-1, 1]; None if a question has no readable answer.
+
+        The score of an empty caption is 0, without a call.
+
+        Raises:
+            ValueError: the lengths differ, a reference is empty, or the cache cannot be used.
+        """
+        check_pairs(predictions, references)
+        for number, reference in enumerate(references):
+            if not reference.strip():
+                raise ValueError(f"reference {number} is empty; leave the sample out")
+        unique = list(dict.fromkeys(ref for text, ref in zip(predictions, references, strict=True) if text.strip()))
+        found = dict(zip(unique, self.ask([exam_request(reference) for reference in unique]), strict=True))
+        exams: list[Exam | None] = [found.get(reference) for reference in references]
+        requests = [_requests(text, exam) for text, exam in zip(predictions, exams, strict=True)]
+        answers = self.ask([request for group in requests for request in group])
+        chosen = [list(islice(answers, len(group))) for group in requests]
+        return [_score(*scored) for scored in zip(predictions, exams, chosen, strict=True)]
 
     def ask(self, requests: Sequence[Request]) -> Iterator[Any]:
         """Yield what `parse` read, in the order of the requests, which are sent concurrently; equal ones are sent once.
@@ -370,7 +390,6 @@ class JudgeClient:
                 self._stopped = self._message(share, status)
 
     def _message(self, reason: str, status: int = 0) -> str:
-        """An error message with judge, reason and remedy."""
         model = "" if self.config.model is None else f", model {self.config.model!r}"
         remedy = REMEDIES.get(status, REMEDY).format(api_key_env=self.config.api_key_env)
         return f"LLM judge {self.config.base_url}{model}: {reason}; {remedy}"
@@ -435,30 +454,6 @@ class Exam(NamedTuple):
 
     name: str
     questions: tuple[Question, ...]
-
-
-class Judge(JudgeClient):
-    """An LLM judge of captions; the module describes the score."""
-
-    def scores(self, predictions: Sequence[str], references: Sequence[str]) -> list[float | None]:
-        """The score of each of N captions by its one reference, in [-1, 1]; None if a question has no readable answer.
-
-        The score of an empty caption is 0, without a call.
-
-        Raises:
-            ValueError: the lengths differ, a reference is empty, or the cache cannot be used.
-        """
-        check_pairs(predictions, references)
-        for number, reference in enumerate(references):
-            if not reference.strip():
-                raise ValueError(f"reference {number} is empty; leave the sample out")
-        unique = list(dict.fromkeys(ref for text, ref in zip(predictions, references, strict=True) if text.strip()))
-        found = dict(zip(unique, self.ask([exam_request(reference) for reference in unique]), strict=True))
-        exams: list[Exam | None] = [found.get(reference) for reference in references]
-        requests = [_requests(text, exam) for text, exam in zip(predictions, exams, strict=True)]
-        answers = self.ask([request for group in requests for request in group])
-        chosen = [list(islice(answers, len(group))) for group in requests]
-        return [_score(*scored) for scored in zip(predictions, exams, chosen, strict=True)]
 
 
 def exam_request(reference: str) -> Request:

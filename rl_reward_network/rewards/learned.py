@@ -246,7 +246,6 @@ def check_image(image: np.ndarray) -> None:
 
 
 def _check_masks(masks: np.ndarray, size: tuple[int, ...]) -> None:
-    """Raise a ValueError for a dtype, shape or range that would be misread."""
     if masks.ndim != 3 or masks.shape[1:] != size or not np.issubdtype(masks.dtype, np.floating):
         raise ValueError(f"masks must be float (P, H, W) of {size}, got {masks.dtype} {masks.shape}")
     if masks.size and not (masks.min() >= 0 and masks.max() <= 1):  # also refuses NaN

@@ -108,9 +108,7 @@ def boundary(mask: np.ndarray) -> np.ndarray:
 
 def _distances(start: np.ndarray, end: np.ndarray) -> np.ndarray:
     """float32 (N,): the distance from each pixel of `start` to the nearest of `end`, both bool (H, W)."""
-    distances: np.ndarray = cv2.distanceTransform((~end).astype(np.uint8), cv2.DIST_L2, cv2.DIST_MASK_PRECISE)
-    found: np.ndarray = distances[start]
-    return found
+    return cv2.distanceTransform((~end).astype(np.uint8), cv2.DIST_L2, cv2.DIST_MASK_PRECISE)[start]
 
 
 def betti0_error(pred: np.ndarray, target: np.ndarray) -> np.ndarray:
@@ -180,7 +178,6 @@ def holes(mask: np.ndarray) -> int:
 def _pair_by_pair(
     function: Callable[[np.ndarray, np.ndarray], float], pred: np.ndarray, target: np.ndarray
 ) -> np.ndarray:
-    """float64 (N,): the function of each pair of masks (H, W)."""
     check_masks(pred, target)
     return np.array([function(*pair) for pair in zip(pred, target, strict=True)], dtype=np.float64)
 

@@ -21,7 +21,6 @@ from rl_reward_network.rewards.judge import (
     MAX_QUESTIONS,
     NO_KEY,
     Judge,
-    JudgeClient,
     JudgeConfig,
     Question,
     Request,
@@ -201,7 +200,7 @@ def test_cached_replies_are_not_asked_again(good, tmp_path):
     again = client_of(good.url, cache_path=cache)
     assert ask(again, "two", "one", "three") == ["TWO", "ONE", "THREE"]
     assert (again.counts["calls"], again.counts["cache_hits"], again.counts["prompt_tokens"]) == (1, 2, 10)
-    other = JudgeClient(JudgeConfig(good.url, "another-model", cache_path=cache))
+    other = Judge(JudgeConfig(good.url, "another-model", cache_path=cache))
     ask(other, "one")
     list(other.ask([Request("one", echo, max_tokens=20)]))
     assert len(good.bodies) == 5, "another model or length is another question"
@@ -356,7 +355,7 @@ def test_a_silent_server_is_named_long_before_its_time_is_up(silent, monkeypatch
     start = time.monotonic()
     for model in ("judge-model", None):
         with pytest.raises(ValueError, match=rf"LLM judge {silent}.*: no reply within 0\.1 s; check"):
-            JudgeClient(JudgeConfig(silent, model, timeout_s=600, max_retries=5)).check()
+            Judge(JudgeConfig(silent, model, timeout_s=600, max_retries=5)).check()
     assert time.monotonic() - start < 2
 
 
@@ -411,7 +410,7 @@ def test_what_cannot_be_a_key_a_cache_or_captions(tmp_path, monkeypatch):
 )
 def test_a_judge_without_a_name_is_the_only_one_of_the_server(model, models, used):
     with judge_server(lambda prompt: "A", models) as server:
-        client = JudgeClient(JudgeConfig(server.url, model))
+        client = Judge(JudgeConfig(server.url, model))
         assert client.config.model == used
         client.check()
     assert [body["model"] for body in server.bodies] == [used]
@@ -434,7 +433,7 @@ KEY_MISSING = "set the key in the environment variable OPENAI_API_KEY"
 )
 def test_a_server_that_does_not_say_which_model(models, said):
     with judge_server(lambda prompt: "A", models) as server, pytest.raises(ValueError) as refused:
-        JudgeClient(JudgeConfig(server.url, None))
+        Judge(JudgeConfig(server.url, None))
     assert str(refused.value).startswith(f"LLM judge {server.url}: ")
     assert said in str(refused.value)
     assert ("--llm_judge_model" in str(refused.value)) == (said != KEY_MISSING)
