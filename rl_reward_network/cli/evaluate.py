@@ -2,10 +2,8 @@
 
     sa2va-rl evaluate --model_path outputs/sa2va_rl_finetune_*/final_model --split test
 
-For a policy of prompts or of operations these are its baselines; for a model fine-tuned by GRPO
-(outputs/sa2va_grpo_*/final_model) it is the model before. Model, data, prompts and reward network are those of the
-run's config.json. Written: <run>/evaluation/ with eval.json, eval.csv and report.html (one file; open it in a browser);
-without --images the results of a GRPO run are added to its model card, too, final_model/README.md.
+For a model fine-tuned by GRPO (outputs/sa2va_grpo_*/final_model) it is the model before; without --images the results
+are added to its model card, too. Model, data, prompts and reward network are those of the run's config.json.
 """
 
 import glob

@@ -2,10 +2,7 @@
 
     sa2va-rl operations quick --model_path MODEL --data_root DATA
 
-Operations: threshold up and down, open, close, dilate, erode, drop small components, keep the largest, fill holes,
-bridge gaps along ridges, smooth along edges. A search on training images finds the sequences that the policy chooses
-from. Sa2VA stays frozen. The reward is Dice by default, with --reward net the score of a reward network. With --resume
-the newest run of the same settings is resumed.
+A search on training images finds the sequences that the policy chooses from.
 """
 
 from dataclasses import dataclass, field

@@ -2,9 +2,8 @@
 
     sa2va-rl prompts quick --model_path MODEL --data_root DATA
 
-Sa2VA stays frozen: each (image, prompt) is segmented once and kept in the mask bank. A reward network of the same mode,
-data and model under <output_dir> is used; without one, step 1 runs first. With --resume the newest run of the same
-settings is resumed, with the results of an uninterrupted run. Experiment 1 is the same with a reward of labels.
+A reward network of the same mode, data and model under <output_dir> is used; without one, step 1 runs first.
+Experiment 1 is the same with a reward of labels.
 """
 
 from dataclasses import dataclass, field

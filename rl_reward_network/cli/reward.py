@@ -2,10 +2,8 @@
 
     sa2va-rl reward quick --model_path MODEL --data_root DATA
 
-It learns to segment the images of patients of the `reward` split, and is calibrated on masks of `val` patients: those
-of the frozen Sa2VA for every prompt, and the true mask damaged in known ways. Written:
-<output_dir>/reward_net_<time>/best_reward_net and agreement.json, the latter on test patients that are used neither in
-training nor in the choice of weights. With --unlabelled_root each U-Net is a mean teacher on these images.
+It learns to segment the images of `reward` patients, is calibrated on masks of `val` patients, and is tested on test
+patients. With --unlabelled_root each U-Net is a mean teacher on these images.
 """
 
 from collections.abc import Iterator

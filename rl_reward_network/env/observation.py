@@ -1,7 +1,6 @@
 """What the policies observe: the image, in experiment 2 the mask on it, and the state of the episode.
 
-Nothing contains ground truth. Images are reduced to at most `SIDE` pixels first, so that the cost does not grow with
-the image and the scales of edges and ridges are relative to its size.
+Nothing contains ground truth. Images are reduced to `SIDE` pixels first: scales are relative to the size of an image.
 """
 
 import functools

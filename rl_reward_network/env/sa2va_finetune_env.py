@@ -16,7 +16,6 @@ from rl_reward_network.env.observation import (
 )
 from rl_reward_network.rewards.table import RewardName, prompt_reward
 
-METADATA: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 1}
 TINT = (255, 128, 0)  # RGB of the mask in `render`, half and half with the image
 
 
@@ -153,7 +152,6 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
 
     Args:
         contexts: at least one, all with the same number of actions and features, each `sample_id` once.
-        max_steps: steps per episode.
         reward: see `rewards.table.PROMPT_REWARDS`.
         render_mode: None, or `rgb_array` where the contexts have image and masks, as those of `contexts_from_masks`:
             the image with the mask of the last action.
@@ -163,7 +161,7 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
         gymnasium.error.ResetNeeded: `step` before `reset`, or after the end of an episode.
     """
 
-    metadata: dict[str, Any] = METADATA
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 1}  # noqa: RUF012
 
     def __init__(
         self,

@@ -194,9 +194,8 @@ def prompt_verdict(
 def _rival(name: str, weights: np.ndarray, dice: np.ndarray, names: Names, groups: Sequence[str], seed: int) -> str:
     """The one prompt for all images that a row is farthest from beating, in words; empty if it beats every prompt.
 
-    A choice that does not depend on the image is never better than the best single prompt. So a policy that beats each
-    of them has chosen by the image, whatever its reward. All must be beaten, so no correction for several tests is
-    needed.
+    A choice that does not depend on the image is never better than the best single prompt, so a policy that beats each
+    has chosen by the image, whatever its reward. All must be beaten, so no correction for several tests is needed.
     """
     gains = [_expected(weights, dice) - one for one in dice.T]
     means = group_means(np.stack(gains), groups).mean(axis=1)

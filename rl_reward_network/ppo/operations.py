@@ -1,7 +1,6 @@
 """Experiment 2: operations on a soft mask, and the search for the sequences of operations that a policy chooses from.
 
-Sizes are shares of the image's longer side, so that images of 256 and of 1,024 pixels are treated alike. The mask is
-always where the soft mask is above 0.5.
+Sizes are shares of the image's longer side. The mask is always where the soft mask is above 0.5.
 """
 
 from collections import OrderedDict

@@ -29,6 +29,7 @@ from rl_reward_network.rewards.table import LEARNED, OF_LABELS, RewardName
 LAST_WEIGHTS = "last_weights.zip"  # in the folder of a run whose policy went back to earlier weights
 LEAST_STD = 1e-4  # of a feature's range: a feature that is constant in training must not amplify rounding noise
 KEEP = "custom/val_gt_dice"  # the curve whose highest mean decides which weights are the best
+AS_SET = ("learning_rate", "n_epochs", "gamma", "gae_lambda", "clip_range", "ent_coef", "vf_coef", "seed")
 
 
 def train_prompt_policy(
@@ -98,18 +99,11 @@ def new_ppo(venv: VecEnv, policy_kwargs: dict[str, Any], settings: PPOSettings) 
         return PPO(
             "MlpPolicy",
             venv,
-            learning_rate=settings.learning_rate,
             n_steps=settings.rollout_steps,
             batch_size=settings.even_batch,
-            n_epochs=settings.n_epochs,
-            gamma=settings.gamma,
-            gae_lambda=settings.gae_lambda,
-            clip_range=settings.clip_range,
-            ent_coef=settings.ent_coef,
-            vf_coef=settings.vf_coef,
             policy_kwargs=policy_kwargs,
-            seed=settings.seed,
             device="cpu",
+            **{name: getattr(settings, name) for name in AS_SET},
         )
 
 

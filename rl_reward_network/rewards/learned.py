@@ -129,14 +129,8 @@ class ForegroundMaps:
 
     Maps are rounded to float16 (6 bytes per pixel with three members), whether they are computed or read, so a resumed
     run gets the same numbers. The error of a map is at most 2**-11 of its value; that of a score was below 5e-5. The
-    maps used last stay in memory. Files are written atomically, so several processes may share a folder; a damaged file
-    is computed again, with a warning.
-
-    Args:
-        network: a RewardNetwork, or any object with its interface; frozen.
-        folder: of this network's files, made with the first one; None keeps maps in memory only.
-        memory_bytes: limit of the maps in memory; the maps used last are always kept.
-        disk_bytes: limit of the files in `folder`.
+    maps used last stay in memory, within `memory_bytes`; the files in `folder` (None: no files) within `disk_bytes`.
+    Several processes may share a folder; a damaged file is computed again, with a warning.
     """
 
     def __init__(
