@@ -232,12 +232,14 @@ def observe_mask(guide: EdgeFeatures, soft: np.ndarray) -> np.ndarray:
     small, grey, (dark, bright) = _reduced_mask(guide, soft)
     mask = small > 0.5
     around = cv2.dilate(mask.astype(np.uint8), np.ones((5, 5), np.uint8)) > 0
+    length, side = int(skeletonize(mask).sum()), max(mask.shape)
     values = [
         float(mask.mean()),
         float((small > 0.2).mean()),
         float((small > 0.8).mean()),
         *_component_statistics(mask),
-        *_skeleton_statistics(mask),
+        length / side,
+        float(mask.sum()) / length / side if length else 0.0,
         _mean(np.abs(2 * small - 1), around),
         _mean(grey, mask) - _mean(grey, around & ~mask),
         _mean(dark, mask),
@@ -284,11 +286,6 @@ def _component_statistics(mask: np.ndarray) -> list[float]:
     second = float(areas[1] / areas[0]) if len(areas) > 1 else 0.0
     small = int((areas < 0.1 * areas[0]).sum())
     return [np.log1p(len(areas)), np.log1p(small), float(areas[0] / areas.sum()), second, np.log1p(holes)]
-
-
-def _skeleton_statistics(mask: np.ndarray) -> list[float]:
-    length, side = int(skeletonize(mask).sum()), max(mask.shape)
-    return [length / side, float(mask.sum()) / length / side if length else 0.0]
 
 
 def _mean(values: np.ndarray, where: np.ndarray) -> float:
