@@ -43,7 +43,6 @@ def make_contexts(count=6, prompts=4, labelled=True, seed=0, vision=0):
 
 
 def rollout(env, seed, steps=40):
-    """Every number and name of a random rollout."""
     env.action_space.seed(seed)
     observation, info = env.reset(seed=seed)
     record = [observation.tolist(), info]

@@ -40,7 +40,6 @@ def compared(own_dice, count=8):
     ],
 )
 def test_the_report_says_when_a_plain_segmenter_serves_better(own_dice, images, advice):
-    """Few patients prove nothing."""
     (note,) = segmenter_note(*compared(own_dice, images))
     mean = "{:.3f} [" if images > 5 else "{:.2f}"
     assert f"own segmentation of these images has Dice {mean.format(own_dice)}" in note

@@ -117,7 +117,6 @@ def test_a_gap_is_bridged_along_a_ridge_of_the_masks_own_polarity():
 
 
 def test_smoothing_follows_edges_of_the_image():
-    """A ragged border moves to the edge of the image."""
     image = np.zeros((SIZE, SIZE, 3), np.uint8)
     image[:, 32:] = 255
     ragged = image[..., 0] > 0

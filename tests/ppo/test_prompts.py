@@ -91,7 +91,6 @@ def test_a_patient_who_judges_has_neither_trained_nor_chosen(reward, monkeypatch
 
 
 def judged_on_test(tables, steps, run):
-    """The evaluation of a run with these tables."""
     test, plan = entries(60, 2), policy_plan("quick", ppo=PPOSettings(total_timesteps=steps))
     picks = choose_prompts(fit(tables, plan, run), test)
     val, rows = ([table_of(entry) for entry in part] for part in (tables["val"], test))
@@ -399,7 +398,6 @@ def test_an_evaluation_refuses_what_it_cannot_mean(run_copy):
 
 
 def write_new_patients(folder, count=6):
-    """A data folder of other patients, all with masks."""
     write_tiny_data(folder, images=count, size=64)
     records = json.loads((folder / "annotations.json").read_text())
     for number, record in enumerate(records):
@@ -411,7 +409,6 @@ def write_new_patients(folder, count=6):
 
 @pytest.fixture(scope="module")
 def with_new(tiny_inputs, tmp_path_factory):
-    """The inputs with unlabelled images of new patients."""
     folder = write_new_patients(tmp_path_factory.mktemp("new") / "new")
     return open_inputs(replace(tiny_inputs.config, unlabelled_root=folder, output_dir=folder.parent / "outputs"))
 

@@ -21,7 +21,6 @@ TAGS = {"rollout/ep_rew_mean", "rollout/ep_len_mean", "custom/reward_net_score",
 
 
 def play(venv, steps=30):
-    """Random prompts; (observations, rewards, infos) of every step."""
     rng, record = np.random.default_rng(0), []
     venv.reset()
     for _ in range(steps):

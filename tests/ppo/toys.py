@@ -32,6 +32,5 @@ def train(run, contexts=None, val=(), reward="net", **settings):
 
 
 def curves(run):
-    """TensorBoard's curves: tag -> (step, value) of each point."""
     events = EventAccumulator(str(run / "logs")).Reload()
     return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}

@@ -59,7 +59,6 @@ from tests.conftest import tiny_reward_plan as plan_of
 
 @pytest.fixture
 def inputs(tiny_inputs, tmp_path):
-    """With an output folder of its own."""
     return replace(tiny_inputs, config=replace(tiny_inputs.config, output_dir=tmp_path))
 
 

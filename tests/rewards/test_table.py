@@ -65,7 +65,6 @@ def test_missing_labels_and_rewards_with_a_flag_of_their_own_raise():
 
 
 def test_cldice_rewards_ppo_and_grpo():
-    """From masks to the reward of a step, and to that of a generation."""
     table = measure_sample("a", "g", np.zeros(2), np.stack([LINE, HALF_LINE]), LINE)
     context = replace(make_contexts(count=1, prompts=2)[0], metrics=table.metrics)
     env = Sa2VAFinetuneEnv([context], reward="cldice")
@@ -134,7 +133,6 @@ def share(masks, image):
 
 @pytest.fixture
 def mine(tmp_path):
-    """The rewards of a file with this text."""
     path = tmp_path / "mine.py"
     return lambda *lines: own_rewards(str(path)) if path.write_text("\n".join(lines)) else {}
 
@@ -244,8 +242,6 @@ def test_overlap_rewards():
 
 
 class Judge:
-    """A judge with given scores and a counter of notes."""
-
     def __init__(self):
         self.counts = Counter()
         self.last_failure = ""
