@@ -251,7 +251,7 @@ def test_unlabelled_data_train_and_are_evaluated_without_dice(tiny_checkpoint, r
     assert any("unlabelled: there are no Dice columns" in note for note in summary["notes"])
     assert summary["deployment"]["fixed_by"].startswith("the reward net on ")
     assert summary["deployment"]["reason"].startswith("no labelled patient outside the test split")
-    assert "Dice" not in (run / "evaluation" / "report.html").read_text().split("Note:")[0]
+    assert "Dice" not in (run / "evaluation" / "report.html").read_text().split('<ul class="notes">')[0]
     segmented(run, tmp_path, capsys)
     with pytest.raises(ValueError, match=r"no labelled images in the policy split; .* or use --reward net"):
         trained(inputs, reward_net, tmp_path / "impossible", reward="dice")
