@@ -2,10 +2,8 @@
 
     sa2va-rl evaluate --model_path outputs/sa2va_rl_finetune_*/final_model --split test
 
-For a policy of prompts or of operations these are its baselines; for a model fine-tuned by GRPO
-(outputs/sa2va_grpo_*/final_model) it is the model before. Model, data, prompts and reward network are those of the
-run's config.json. Written: <run>/evaluation/ with eval.json, eval.csv and report.html (one file; open it in a browser);
-without --images the results of a GRPO run are added to its model card, too, final_model/README.md.
+For a model fine-tuned by GRPO (outputs/sa2va_grpo_*/final_model) it is the model before; without --images the results
+are added to its model card, too. Model, data, prompts and reward network are those of the run's config.json.
 """
 
 import glob
@@ -48,10 +46,8 @@ def main(args: Args) -> None:
     from rl_reward_network.grpo.final_model import grpo_model
 
     folder = newest(args.model_path)
-    if final_model := grpo_model(folder):
-        report = _evaluate_grpo(final_model, args)
-    else:
-        report = _evaluate_policy(folder, args)
+    final_model = grpo_model(folder)
+    report = _evaluate_grpo(final_model, args) if final_model else _evaluate_policy(folder, args)
     output_dir = report.resolve().parents[2]  # <output_dir>/<run>/evaluation/report.html
     show_ending(f"report: {report}", output_dir, frozen=not final_model)
 
@@ -76,25 +72,16 @@ def _evaluate_policy(folder: Path, args: Args) -> Path:
     from rl_reward_network.ppo.prompt_report import show_comparison
 
     moved = PathOverrides(args.data_root, args.base_model, args.gpu, args.segment_batch)
-    edits = _stage(folder) == POST_RUN.stage
+    config = next((path for path in (folder / CONFIG, folder.parent / CONFIG) if path.exists()), None)
+    edits = config is not None and read_object(config).get("stage") == POST_RUN.stage
     result, report = run_evaluation_stage(policy_folder(folder), moved, args.images, args.show_names, edits)
     show_comparison(result)
     print(f"{FROZEN_CALLS}: {result.config[FROZEN_CALLS]}")
     return report
 
 
-def _stage(folder: Path) -> str | None:
-    """What has trained a run, or a final_model."""
-    config = next((path for path in (folder / CONFIG, folder.parent / CONFIG) if path.exists()), None)
-    return None if config is None else read_object(config).get("stage")
-
-
 def newest(paths: tuple[str, ...]) -> Path:
-    """The newest of the folders that the paths or patterns name.
-
-    Raises:
-        ValueError: no folder matches.
-    """
+    """The newest of the folders that the paths or patterns name; a ValueError if none does."""
     matches = {Path(match) for path in paths for match in ([path] if Path(path).exists() else glob.glob(path))}
     folders = sorted(matches, key=lambda match: (age(_run_of(match)), match.stat().st_mtime))
     if not folders:

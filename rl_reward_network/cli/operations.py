@@ -2,10 +2,7 @@
 
     sa2va-rl operations quick --model_path MODEL --data_root DATA
 
-Operations: threshold up and down, open, close, dilate, erode, drop small components, keep the largest, fill holes,
-bridge gaps along ridges, smooth along edges. A search on training images finds the sequences that the policy chooses
-from. Sa2VA stays frozen. The reward is Dice by default, with --reward net the score of a reward network. With --resume
-the newest run of the same settings is resumed.
+A search on training images finds the sequences that the policy chooses from.
 """
 
 from dataclasses import dataclass, field
@@ -51,11 +48,7 @@ class Args:
 
 
 def check(args: Args) -> "PolicyPlan":
-    """The settings, after all that can be refused before anything is read.
-
-    Raises:
-        ValueError: settings that do not go together, a GPU or data that are missing.
-    """
+    """The settings, or a ValueError: all that can be refused before anything is read is."""
     if args.reward in LEARNED and args.reward_net is None:
         raise ValueError(f"--reward {args.reward}: give --reward_net; sa2va-rl reward quick trains one")
     if args.inputs.unlabelled_root is not None:

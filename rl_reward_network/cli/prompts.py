@@ -2,9 +2,8 @@
 
     sa2va-rl prompts quick --model_path MODEL --data_root DATA
 
-Sa2VA stays frozen: each (image, prompt) is segmented once and kept in the mask bank. A reward network of the same mode,
-data and model under <output_dir> is used; without one, step 1 runs first. With --resume the newest run of the same
-settings is resumed, with the results of an uninterrupted run. Experiment 1 is the same with a reward of labels.
+A reward network of the same mode, data and model under <output_dir> is used; without one, step 1 runs first.
+Experiment 1 is the same with a reward of labels.
 """
 
 from dataclasses import dataclass, field
@@ -62,11 +61,7 @@ class Args:
 
 
 def check(args: Args) -> "tuple[PolicyPlan, RewardPlan]":
-    """Settings of both steps, after all that can be refused before anything is read.
-
-    Raises:
-        ValueError: settings that do not go together, a GPU or data that are missing.
-    """
+    """Settings of both steps, or a ValueError: all that can be refused before anything is read is."""
     if args.inputs.unlabelled_root is not None and needs_truth(args.reward):
         raise ValueError(
             f"--unlabelled_root has no masks, but --reward {args.reward} needs them; leave one of them out"
@@ -117,11 +112,7 @@ def main(args: Args) -> None:
 
 
 def _run(args: Args, inputs: "RunInputs", plan: "PolicyPlan", rewards: "RewardPlan") -> Run:
-    """A new run, or with --resume that of --run_folder or the newest of these settings.
-
-    Raises:
-        ValueError: there is none to resume, and no interrupted step 1 either; lists the runs that exist.
-    """
+    """A new run, or with --resume that of --run_folder or the newest; a ValueError lists the runs if none fits."""
     from rl_reward_network.ppo.prompts import has_network, run_settings
     from rl_reward_network.reward_training.stage import find_reward_network, find_unfinished
 

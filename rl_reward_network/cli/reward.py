@@ -2,10 +2,8 @@
 
     sa2va-rl reward quick --model_path MODEL --data_root DATA
 
-It learns to segment the images of patients of the `reward` split, and is calibrated on masks of `val` patients: those
-of the frozen Sa2VA for every prompt, and the true mask damaged in known ways. Written:
-<output_dir>/reward_net_<time>/best_reward_net and agreement.json, the latter on test patients that are used neither in
-training nor in the choice of weights. With --unlabelled_root each U-Net is a mean teacher on these images.
+It learns to segment the images of `reward` patients, is calibrated on masks of `val` patients, and is tested on test
+patients. With --unlabelled_root each U-Net is a mean teacher on these images.
 """
 
 from collections.abc import Iterator
@@ -67,11 +65,7 @@ class Args:
 
 
 def check(args: Args) -> "RewardPlan":
-    """The settings, after all that can be refused before anything is read.
-
-    Raises:
-        ValueError: settings that do not go together, a GPU or data that are missing.
-    """
+    """The settings, or a ValueError: all that can be refused before anything is read is."""
     from rl_reward_network.inputs.loading import check_inputs
     from rl_reward_network.reward_training.stage import reward_plan
 

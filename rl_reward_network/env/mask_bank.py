@@ -15,15 +15,12 @@ NO_MASK_LOGIT = -32.0  # everywhere in the mask of an answer without [SEG]: prob
 
 
 class FrozenAnswer(NamedTuple):
-    """Output of a frozen model for one image and P prompts.
-
-    Args:
-        mask_logits: float32 (P, h, w), one mask per prompt on the decoder's grid.
-        vision_features: float32 (C,), features of the image encoder, pooled over the image.
-    """
+    """Output of a frozen model for one image and P prompts: its features are pooled over the image."""
 
     mask_logits: np.ndarray
+    """float32 (P, h, w), on the decoder's grid."""
     vision_features: np.ndarray
+    """float32 (C,)."""
 
 
 Segment = Callable[[np.ndarray, list[str]], FrozenAnswer]
@@ -38,15 +35,14 @@ class MaskBank:
     bank. Files are written atomically; the masks of a damaged file are computed again, with a warning.
 
     Args:
-        folder: folder of the files; made when the first one is written.
+        folder: made when the first file is written.
         segment: (image uint8 (H, W, 3), prompts) -> `FrozenAnswer`. Called at most once per image, with the missing
             prompts only.
         fingerprint: identifies everything else the answers depend on (weights, preprocessing, generation limits).
         prompts: at least one; the order of the masks.
 
     Attributes:
-        computed: number of (image, prompt) pairs that `segment` was called for.
-        reused: number of (image, prompt) pairs found on disk; each pair counts once.
+        computed, reused: numbers of (image, prompt) pairs that were computed, or found on disk; each counts once.
         encoded: number of images that `segment` was called for; each runs the image encoders once.
         without_mask: number of (image, prompt) pairs whose answer has no mask, only `NO_MASK_LOGIT`.
     """
@@ -67,11 +63,12 @@ class MaskBank:
     def answer(self, image: np.ndarray) -> FrozenAnswer:
         """The answer for an image, uint8 (H, W, 3); masks are rounded to fp16.
 
-        Raises:
-            ValueError: `segment` returned another number of masks, or values that are not finite.
+        A ValueError if `segment` returned another number of masks, or values that are not finite.
         """
         path = self.path(image)
-        stored = _read(path)
+        stored = load_arrays(path, "its masks are computed again")
+        if VISION not in stored:  # a new file, or one of version 0.3 or earlier
+            stored = {}
         missing = [prompt for prompt in self.prompts if self._keys[prompt] not in stored]
         if missing:
             stored |= self._compute(image, missing)
@@ -121,9 +118,3 @@ class MaskBank:
         half = np.clip(masks, -limit, limit).astype(np.float16)
         by_prompt = {self._keys[prompt]: mask for prompt, mask in zip(prompts, half, strict=True)}
         return {**by_prompt, VISION: features.astype(np.float32)}
-
-
-def _read(path: Path) -> dict[str, np.ndarray]:
-    """The arrays in `path`; empty when the file is missing, of an older version, or damaged (with a warning)."""
-    stored = load_arrays(path, "its masks are computed again")
-    return stored if VISION in stored else {}  # up to version 0.3 files had no features

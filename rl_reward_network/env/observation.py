@@ -1,7 +1,6 @@
 """What the policies observe: the image, in experiment 2 the mask on it, and the state of the episode.
 
-Nothing contains ground truth. Images are reduced to at most `SIDE` pixels first, so that the cost does not grow with
-the image and the scales of edges and ridges are relative to its size.
+Nothing contains ground truth. Images are reduced to `SIDE` pixels first: scales are relative to the size of an image.
 """
 
 import functools
@@ -18,6 +17,7 @@ from rl_reward_network.data.images import ridge_strength
 SIDE = 256  # pixels of the longer side of the reduced image
 SMALLEST = 8  # pixels; a shorter side has no edges and no ridges
 RIDGE_SCALES = (1.0, 2.0, 4.0)  # standard deviations in pixels of the reduced image: thin, middle and wide vessels
+GREY_PERCENTILES = (1, 10, 25, 50, 75, 90, 99)
 STRONG_EDGE = 0.05  # grey levels per pixel
 VISION_LIMIT = 100.0  # pooled activations of a working encoder are far below
 STRONG_PERCENTILE = 88  # of the tubeness in an image
@@ -39,13 +39,7 @@ _IMAGE = (
     # 16 image statistics; grey = mean of the three channels in [0, 1]
     ("grey_mean", "grey level", 0, 1),
     ("grey_std", "grey level", 0, 0.5),
-    ("grey_p01", "grey level", 0, 1),
-    ("grey_p10", "grey level", 0, 1),
-    ("grey_p25", "grey level", 0, 1),
-    ("grey_p50", "grey level", 0, 1),
-    ("grey_p75", "grey level", 0, 1),
-    ("grey_p90", "grey level", 0, 1),
-    ("grey_p99", "grey level", 0, 1),
+    *((f"grey_p{percentile:02d}", "grey level", 0, 1) for percentile in GREY_PERCENTILES),
     ("grey_skewness", "1", -5, 5),
     ("grey_kurtosis", "1, 0 = normal", -3, 20),
     ("grey_entropy", "bits", 0, 8),
@@ -94,12 +88,7 @@ IMAGE_FEATURES, EPISODE_FEATURES, MASK_FEATURES = len(_IMAGE), len(_EPISODE), le
 
 
 def observation_table(vision_features: int = 0, mask: bool = False) -> tuple[ObservationEntry, ...]:
-    """The entries of an observation, in order.
-
-    Args:
-        vision_features: number of pooled features of Sa2VA's image encoder, 0 when they are not used.
-        mask: whether the policy chooses operations on a mask, and observes it.
-    """
+    """The entries of an observation, in order, with so many pooled features of Sa2VA; `mask`: of experiment 2."""
     vision = [
         (f"vision_{channel:03d}", "activation, mean over the image", -VISION_LIMIT, VISION_LIMIT)
         for channel in range(vision_features)
@@ -124,15 +113,12 @@ def observe_image(image: np.ndarray, vision_features: np.ndarray | None = None) 
     """The part of the observation that depends on the image only.
 
     Args:
-        image: uint8 (H, W, 3), RGB in [0, 255], both sides at least `SMALLEST` pixels.
+        image: uint8 (H, W, 3), RGB in [0, 255]; another form, or a side below `SMALLEST` pixels, is a ValueError.
         vision_features: float (C,), pooled features of Sa2VA's image encoder; None omits them.
 
     Returns:
-        float32 (F,), F = `IMAGE_FEATURES` + C, in the order and within the bounds of `observation_table(C)`; finite
-        for any image.
-
-    Raises:
-        ValueError: another dtype or shape, or a side that is too short.
+        float32 (`IMAGE_FEATURES` + C,), in the order and within the bounds of `observation_table(C)`; finite for any
+        image.
     """
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or min(image.shape[:2]) < SMALLEST:
         raise ValueError(
@@ -156,14 +142,13 @@ def _reduced(image: np.ndarray) -> np.ndarray:
 
 
 def _grey_statistics(grey: np.ndarray) -> list[float]:
-    """Moments, percentiles and entropy of the grey levels."""
     mean, std = float(grey.mean()), float(grey.std())
     # skewness and kurtosis of a constant image are defined as 0, not rounding noise over rounding noise
     centred = (grey - mean) / std if std > 1e-6 else np.zeros_like(grey)
     kurtosis = float((centred**4).mean() - 3) if std > 1e-6 else 0.0
     shares = np.bincount((grey * 255).round().astype(np.intp).ravel(), minlength=256) / grey.size
     entropy = float(-(shares[shares > 0] * np.log2(shares[shares > 0])).sum())
-    percentiles = np.percentile(grey, (1, 10, 25, 50, 75, 90, 99)).tolist()
+    percentiles = np.percentile(grey, GREY_PERCENTILES).tolist()
     return [mean, std, *percentiles, float((centred**3).mean()), kurtosis, entropy]
 
 
@@ -208,11 +193,7 @@ def _ridges(grey: np.ndarray) -> list[float]:
 
 @dataclass(frozen=True, eq=False)
 class EdgeFeatures:
-    """An image as the operations see it: grey levels and ridges, computed once.
-
-    Args:
-        image: uint8 (H, W, 3), RGB.
-    """
+    """An image uint8 (H, W, 3), RGB, as the operations see it: grey levels and ridges, computed once."""
 
     image: np.ndarray
 
@@ -244,24 +225,21 @@ class EdgeFeatures:
 
 
 def observe_mask(guide: EdgeFeatures, soft: np.ndarray) -> np.ndarray:
-    """Statistics of a soft mask.
+    """Statistics of a soft mask float32 (H, W) in [0, 1]: float32 (`MASK_FEATURES`,), finite for any mask.
 
-    Args:
-        guide: the image.
-        soft: float32 (H, W) in [0, 1].
-
-    Returns:
-        float32 (`MASK_FEATURES`,), within the bounds of `observation_table`; finite for any mask.
+    They are within the bounds of `observation_table`.
     """
     small, grey, (dark, bright) = _reduced_mask(guide, soft)
     mask = small > 0.5
     around = cv2.dilate(mask.astype(np.uint8), np.ones((5, 5), np.uint8)) > 0
+    length, side = int(skeletonize(mask).sum()), max(mask.shape)
     values = [
         float(mask.mean()),
         float((small > 0.2).mean()),
         float((small > 0.8).mean()),
         *_component_statistics(mask),
-        *_skeleton_statistics(mask),
+        length / side,
+        float(mask.sum()) / length / side if length else 0.0,
         _mean(np.abs(2 * small - 1), around),
         _mean(grey, mask) - _mean(grey, around & ~mask),
         _mean(dark, mask),
@@ -278,10 +256,8 @@ def observe_mask(guide: EdgeFeatures, soft: np.ndarray) -> np.ndarray:
 def features_of(guide: EdgeFeatures, vision: np.ndarray | None, soft: np.ndarray | None = None) -> np.ndarray:
     """float32 (F,): what a policy observes of an image.
 
-    Args:
-        guide: the image.
-        vision: float (C,), Sa2VA's pooled features, where the policy observes them.
-        soft: float32 (H, W) in [0, 1], the soft mask, where the policy chooses operations on it.
+    `vision`, float (C,), are Sa2VA's pooled features, where the policy observes them; `soft`, float32 (H, W) in [0, 1],
+    is the mask, where it chooses operations on it.
     """
     features = observe_image(guide.image, vision)
     return features if soft is None else np.concatenate([features, observe_mask(guide, soft)])
@@ -310,12 +286,6 @@ def _component_statistics(mask: np.ndarray) -> list[float]:
     second = float(areas[1] / areas[0]) if len(areas) > 1 else 0.0
     small = int((areas < 0.1 * areas[0]).sum())
     return [np.log1p(len(areas)), np.log1p(small), float(areas[0] / areas.sum()), second, np.log1p(holes)]
-
-
-def _skeleton_statistics(mask: np.ndarray) -> list[float]:
-    """Length of the skeleton and mean width, over the longer side."""
-    length, side = int(skeletonize(mask).sum()), max(mask.shape)
-    return [length / side, float(mask.sum()) / length / side if length else 0.0]
 
 
 def _mean(values: np.ndarray, where: np.ndarray) -> float:

@@ -22,8 +22,7 @@ PROMPTS: tuple[str, ...] = (
 def load_prompts(path: Path | None = None) -> tuple[str, ...]:
     """The prompts in a file, or `PROMPTS` when no file is given. The first one is the default prompt.
 
-    Args:
-        path: UTF-8 text with one prompt per line (empty lines are skipped), or a JSON list of strings.
+    The file is UTF-8 text with one prompt per line (empty lines are skipped), or a JSON list of strings.
 
     Raises:
         ValueError: the file cannot be read, an entry is empty or not a string, two prompts are equal up to case and
@@ -35,14 +34,9 @@ def load_prompts(path: Path | None = None) -> tuple[str, ...]:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be read as UTF-8 text ({error}); give one prompt per line") from None
-    if text.lstrip().startswith("["):
-        return _checked(path, _json_entries(path, text))
-    lines = enumerate(text.splitlines(), 1)
-    return _checked(path, [(f"line {number}", line) for number, line in lines if line.strip()])
-
-
-def _json_entries(path: Path, text: str) -> list[tuple[str, str]]:
-    """(place, prompt) of each entry of a JSON list."""
+    if not text.lstrip().startswith("["):
+        lines = enumerate(text.splitlines(), 1)
+        return _checked(path, [(f"line {number}", line) for number, line in lines if line.strip()])
     try:
         values = json.loads(text)
     except json.JSONDecodeError as error:
@@ -50,7 +44,7 @@ def _json_entries(path: Path, text: str) -> list[tuple[str, str]]:
     for number, value in enumerate(values, 1):
         if not isinstance(value, str) or not value.strip():
             raise ValueError(f"{path}: entry {number} is {value!r}, expected a string with words")
-    return [(f"entry {number}", value) for number, value in enumerate(values, 1)]
+    return _checked(path, [(f"entry {number}", value) for number, value in enumerate(values, 1)])
 
 
 def _checked(path: Path, entries: Iterable[tuple[str, str]]) -> tuple[str, ...]:

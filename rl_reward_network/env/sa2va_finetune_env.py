@@ -16,7 +16,6 @@ from rl_reward_network.env.observation import (
 )
 from rl_reward_network.rewards.table import RewardName, prompt_reward
 
-METADATA: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 1}
 TINT = (255, 128, 0)  # RGB of the mask in `render`, half and half with the image
 
 
@@ -30,14 +29,13 @@ class PromptContext:
     Args:
         sample_id: name of the image, in our runs a hash; unique among the contexts of an environment.
         features: float32 (F,), from `observe_image`, and with `mask_features` then from `observe_mask`.
-        scores: float32 (P,) in [0, 1], the reward network's score of each action's mask; all NaN where the image is
-            outside its domain.
+        scores: float32 (P,) in [0, 1], the reward network's; all NaN where the image is outside its domain.
         metrics: name -> float (P,) in [0, 1], the rewards of `rewards.table` (`MASK_REWARDS` where labelled,
             `IMAGE_REWARDS`) of each action's mask.
         group_id: of the patient, over whom validation takes means; "" counts the image as one.
         mask_features: whether the features hold those of the default prompt's mask.
-        own_dice: Dice of the reward network's own segmentation, for the report; None when unlabelled, without a
-            network, or where the true mask is empty.
+        own_dice: Dice of the reward network's own segmentation, for the report; None where it is unknown or the true
+            mask is empty.
         image, masks: uint8 (H, W, 3) RGB and bool (P, H, W), for `render` alone.
 
     Raises:
@@ -55,7 +53,6 @@ class PromptContext:
     masks: np.ndarray | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        """Check shapes and ranges before a run starts."""
         if self.features.ndim != 1 or self.vision_features < 0:
             least = IMAGE_FEATURES + MASK_FEATURES * self.mask_features
             raise ValueError(
@@ -101,11 +98,7 @@ class PromptContext:
 
 
 def prompt_rewards(context: PromptContext, reward: RewardName) -> np.ndarray:
-    """float32 (P,) in [0, 1]: the reward of each action's mask.
-
-    Args:
-        context: one image.
-        reward: one of `rewards.table.PROMPT_REWARDS`.
+    """float32 (P,) in [0, 1]: the reward of each action's mask, one of `rewards.table.PROMPT_REWARDS`.
 
     Raises:
         ValueError: another reward, one that needs the ground truth of an unlabelled image, or a score where there is
@@ -125,10 +118,7 @@ def observations(
 ) -> np.ndarray:
     """float32 (N, D): the observations of N images; by default the first of an episode.
 
-    Args:
-        contexts: the images.
-        progress: share of the episode's steps taken, in [0, 1].
-        best_scores: best score so far, in [0, 1]; a number or float (N,).
+    `progress` is the share of the episode's steps taken; `best_scores` the best so far, a number or float (N,).
     """
     episode = np.stack([np.full(len(contexts), progress), np.broadcast_to(best_scores, len(contexts))], axis=1)
     return np.concatenate([np.stack([context.features for context in contexts]), episode], axis=1, dtype=np.float32)
@@ -162,7 +152,6 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
 
     Args:
         contexts: at least one, all with the same number of actions and features, each `sample_id` once.
-        max_steps: steps per episode.
         reward: see `rewards.table.PROMPT_REWARDS`.
         render_mode: None, or `rgb_array` where the contexts have image and masks, as those of `contexts_from_masks`:
             the image with the mask of the last action.
@@ -172,7 +161,7 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
         gymnasium.error.ResetNeeded: `step` before `reset`, or after the end of an episode.
     """
 
-    metadata: dict[str, Any] = METADATA
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 1}  # noqa: RUF012
 
     def __init__(
         self,
@@ -222,12 +211,10 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
         value = float(rewards[action])
         reward, self._best = max(0.0, value - self._best), max(self._best, value)
         self._steps += 1
-        terminated = self._steps == self.max_steps
-        info: dict[str, Any] = {"sample_id": context.sample_id, "prompt": int(action)}
+        info: dict[str, Any] = {"sample_id": context.sample_id, "prompt": self._action}
         values = {"score": context.scores} if context.judged else {}
-        values |= context.metrics
-        info |= {name: float(of_prompts[action]) for name, of_prompts in values.items()}
-        return self._observation(context), reward, terminated, False, info
+        info |= {name: float(of_prompts[action]) for name, of_prompts in (values | {**context.metrics}).items()}
+        return self._observation(context), reward, self._steps == self.max_steps, False, info
 
     def render(self) -> np.ndarray | None:
         """uint8 (H, W, 3): the image of this episode, with the mask of the last action; None without a render mode."""
@@ -243,7 +230,6 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
         return frame
 
     def _observation(self, context: PromptContext) -> np.ndarray:
-        """float32 (D,), a new array at each step."""
         best = self._best if self.reward == "net" else 0.0
         return np.asarray(observations([context], self._steps / self.max_steps, best)[0])
 
@@ -251,8 +237,7 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
 def spaces(contexts: Sequence[PromptContext]) -> tuple[gym.spaces.Box, gym.spaces.Discrete]:
     """The observation and action space of an environment over these contexts.
 
-    Raises:
-        ValueError: there are none, numbers of actions or features differ, or a `sample_id` occurs twice.
+    A ValueError if there are none, numbers of actions or features differ, or a `sample_id` occurs twice.
     """
     if not contexts:
         raise ValueError(

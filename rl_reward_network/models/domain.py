@@ -37,19 +37,14 @@ class Judged(NamedTuple):
 
 
 class Statistic(NamedTuple):
-    """A number of an image or of its map that has limits.
-
-    Args:
-        words: for a message.
-        floor: least distance of a limit from the range of the validation images; of a ratio its logarithm.
-        ratio: whether distances are ratios.
-        low, high: whether there is a lower and an upper limit.
-    """
+    """A number of an image or of its map that has limits."""
 
     words: str
     floor: float
+    """Least distance of a limit from the range of the validation images; of a ratio its logarithm."""
     ratio: bool = False
     low: bool = True
+    """Whether there is a lower limit."""
     high: bool = True
 
 
@@ -69,27 +64,22 @@ STATISTICS = OF_IMAGE | OF_MAP
 
 @dataclass(frozen=True)
 class Domain:
-    """Which images a reward network can judge.
-
-    Args:
-        sides: smallest and largest longer side of the training and validation images, in pixels.
-        limits: name of a statistic -> (lowest, highest).
-        nothing: expected share of foreground, in [0, 1], below which a map shows nothing.
-        empty: whether such a map is in the domain, since validation images without an object had one.
-        images: number of validation images that set the limits.
-        knows_negatives: whether an image is outside if the network is surer of what it sees in its negative: then it
-            is a negative itself, bright where others are dark.
-    """
+    """Which images a reward network can judge."""
 
     sides: tuple[int, int]
+    """Smallest and largest longer side of the training and validation images, in pixels."""
     limits: dict[str, tuple[float, float]]
+    """Name of a statistic -> (lowest, highest)."""
     nothing: float
+    """Expected share of foreground, in [0, 1], below which a map shows nothing."""
     empty: bool
+    """Whether such a map is in the domain, since validation images without an object had one."""
     images: int
+    """Validation images that set the limits."""
     knows_negatives: bool = False
+    """Whether an image is outside if the network is surer of what it sees in its negative, and so is one itself."""
 
     def __post_init__(self) -> None:
-        """Raise a ValueError for values out of range."""
         if set(self.limits) != set(STATISTICS) or not all(low <= high for low, high in self.limits.values()):
             raise ValueError(f"domain has limits {self.limits}, expected low <= high of {', '.join(STATISTICS)}")
         if not (0 < self.sides[0] <= self.sides[1] and 0 <= self.nothing <= 1 and self.images >= 1):
@@ -115,12 +105,9 @@ class Domain:
         return max(1, round(height * self.side / longer)), max(1, round(width * self.side / longer))
 
     def outside(self, image: np.ndarray, probs: Tensor, is_negative: Callable[[], bool]) -> str | None:
-        """Why an image is outside the domain, in one sentence; None if it is inside.
+        """Why an image uint8 (H, W, 3) with maps (K, 1, 1, H, W) is outside, in one sentence; None if it is inside.
 
-        Args:
-            image: uint8 (H, W, 3), RGB.
-            probs: float (K, 1, 1, H, W), the network's maps of it.
-            is_negative: whether the network is surer of what it sees in the negative; called where that decides.
+        `is_negative`: whether the network is surer of what it sees in the negative; called where that decides.
         """
         longer, (smallest, largest) = max(image.shape[:2]), self.sides
         low, high = (ONE_SIZE**-1, ONE_SIZE) if self.side is None else (SMALLEST, LARGEST)
@@ -153,14 +140,10 @@ class Domain:
 
 
 def fit_domain(judged: Sequence[Judged], images: Sequence[np.ndarray], negatives: Sequence[bool]) -> Domain:
-    """The domain of a network.
+    """The domain of a network, by the training and validation images and what it saw in the validation images.
 
-    A validation image in which it misses the object is no part of it.
-
-    Args:
-        judged: validation images, at least one.
-        images: uint8 (H, W, 3), the training and the validation images.
-        negatives: of such images, whether the network is surer of what it sees in the negative; at least one.
+    A validation image in which it misses the object is no part of it. `negatives`: of such images, whether the network
+    is surer of what it sees in the negative; at least one.
     """
     nothing = NOTHING * min((one.true_share for one in judged if one.true_share), default=0.0)
     blank = [one for one in judged if one.share < nothing]

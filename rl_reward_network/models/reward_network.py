@@ -73,7 +73,6 @@ class LevelCurve:
     """Where the curve is steepest, in [-0.5, 1.5]."""
 
     def __post_init__(self) -> None:
-        """Raise a ValueError for values out of range."""
         if not (0 < self.steepness <= STEEPEST and MIDPOINTS[0] <= self.midpoint <= MIDPOINTS[1]):  # also refuses NaN
             raise ValueError(
                 f"level has steepness {self.steepness}, midpoint {self.midpoint}: expected (0, {STEEPEST}], {MIDPOINTS}"
@@ -106,7 +105,6 @@ class DiceInterval:
     """False before version 0.12, where it was a quantile over masks; not part of a network's fingerprint."""
 
     def __post_init__(self) -> None:
-        """Raise a ValueError for values out of range."""
         if not (self.low <= self.high and 0 <= self.half_width <= 0.5 and self.patients >= 1):  # also refuses NaN
             raise ValueError(f"{self}: expected low <= high, half_width in [0, 0.5], patients >= 1")
 
@@ -163,7 +161,6 @@ class RewardNetworkConfig:
         return int(self.packing * 2 ** (len(self.channels) - 1))
 
     def __post_init__(self) -> None:
-        """Raise a ValueError for sizes or weights out of range."""
         if not self.channels or min(*self.channels, self.packing, self.members) < 1:
             raise ValueError(f"{self.channels=}, {self.packing=}, {self.members=}: expected 1 or more")
         total = sum(self.score_weights)
@@ -207,17 +204,11 @@ class RewardOutput:
 
 
 def soft_overlap(mask: Tensor, foreground_prob: Tensor) -> Tensor:
-    """Soft Dice, IoU, precision and recall of masks for a given foreground probability.
+    """Soft Dice, IoU, precision and recall of masks for a foreground probability: (4, ...), float32 or wider.
 
     Each ratio of sums over pixels is smoothed by one pixel. Two empty maps give 1, an empty mask of a non-empty object
-    approaches 0 (the rule of `rewards.metrics`), and all gradients are finite.
-
-    Args:
-        mask: float (..., 1, H, W) in [0, 1]; binary masks give the usual numbers.
-        foreground_prob: float (..., 1, H, W) in [0, 1], broadcast against `mask`; the true mask gives the true numbers.
-
-    Returns:
-        float32 or wider (4, ...) in [0, 1], in the order of `NUMBERS`.
+    approaches 0 (the rule of `rewards.metrics`), and all gradients are finite. Both arguments are float (..., 1, H, W)
+    in [0, 1], and broadcast; binary masks and the true mask give the usual numbers.
     """
     dtype = torch.promote_types(mask.dtype, torch.float32)  # half precision cannot represent the sums
     mask, foreground_prob = mask.to(dtype), foreground_prob.to(dtype)
@@ -339,10 +330,7 @@ class RewardNetwork(nn.Module):
         return maps[..., top - row : top - row + tile, left - column : left - column + tile]
 
     def mask_quality(self, mask: Tensor, foreground_probs: Tensor) -> RewardOutput:
-        """Quality of masks (B, 1, H, W) from foreground probabilities (K, B or 1, 1, H, W) of their images.
-
-        Computed in float32 also under autocast.
-        """
+        """Quality of masks (B, 1, H, W) from foreground probabilities (K, B or 1, 1, H, W); in float32."""
         with torch.autocast(mask.device.type, enabled=False):
             members = soft_overlap(mask, foreground_probs)  # (4, K, B)
             if level := self.config.level:
@@ -357,12 +345,7 @@ class RewardNetwork(nn.Module):
             return RewardOutput(*numbers, mask, foreground_probs)
 
     def outside(self, image: np.ndarray, foreground_probs: Tensor) -> str | None:
-        """Why no number can be given for masks of an image, in one sentence; None where numbers can be given.
-
-        Args:
-            image: uint8 (H, W, 3), RGB.
-            foreground_probs: float (K, 1, 1, H, W), its maps.
-        """
+        """Why no number can be given for masks of an image uint8 (H, W, 3) with these maps; None where it can."""
         if self.config.domain is not None:
             negative = partial(self.surer_of_negative, image, foreground_probs)
             return self.config.domain.outside(image, foreground_probs, negative)

@@ -29,20 +29,14 @@ LAST = "PPO, last weights"  # beside a policy whose weights labels may have chos
 
 
 class Names(NamedTuple):
-    """What a policy chooses from, and the rows whose names depend on it.
-
-    Args:
-        arm: one of the actions, in words.
-        what: what a policy chooses per image, in words.
-        default: the row of the first action.
-        random: the row of an action at random.
-        fixed: the row of one action for all images.
-        ridge: the row of ridge regression.
-    """
+    """What a policy chooses from, in words, and the rows whose names depend on it."""
 
     arm: str
+    """One of the actions."""
     what: str
+    """What is chosen per image."""
     default: str
+    """The row of the first action; then of one at random, of one for all images, and of ridge regression."""
     random: str
     fixed: str
     ridge: str
@@ -57,17 +51,11 @@ RANDOM, DEFAULT, FIXED, RIDGE = PROMPTS.random, PROMPTS.default, PROMPTS.fixed, 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """All rows on the test images, and the verdict.
+    """All rows on the N test images, and the verdict.
 
-    Args:
-        names: what is chosen from.
-        results: the rows; their criterion is Dice, or the score when unlabelled.
-        tables: the N test images that were compared.
-        weights: row -> float64 (N, P), probability of each prompt on each image.
-        prompts_asked: row -> number of prompts that Sa2VA must answer per new image; None if it needs the ground truth.
-        deployment: what was decided without the test images, and the best fixed prompt.
-        verdict: on PPO, or on its last weights where they have a row, against every fixed prompt.
-        notes: limits of the data that a reader of the numbers must know.
+    The criterion of `results` is Dice, or the score when unlabelled. `weights`: row -> float64 (N, P), probability of
+    each prompt on each image. `prompts_asked`: row -> prompts that Sa2VA must answer per new image; None if it needs
+    the ground truth. The verdict is on PPO, or on its last weights where they have a row, against every fixed prompt.
     """
 
     names: Names
@@ -96,16 +84,9 @@ class Comparison:
 def ridge_per_prompt(features: np.ndarray, rewards: np.ndarray, new_features: np.ndarray) -> np.ndarray:
     """int64 (M,): for each new image the prompt with the highest reward as predicted by ridge regression.
 
-    One regression per prompt, from the standardised observation to the prompt's reward less the image's mean reward;
-    the penalty of each is selected by leave-one-out. Given all rewards, this is the supervised alternative to PPO.
-
-    Args:
-        features: float (N, F) of the training images.
-        rewards: float (N, P), PPO's rewards on them.
-        new_features: float (M, F).
-
-    Returns:
-        int64 (M,); with a single training image, its best prompt for all.
+    One regression per prompt, from the standardised observation (N, F) to the prompt's reward (N, P) less the image's
+    mean reward; the penalty of each is selected by leave-one-out. Given all rewards, this is the supervised alternative
+    to PPO. With a single training image, its best prompt is chosen for all.
     """
     if len(features) < 2:  # leave-one-out needs two images
         return np.full(len(new_features), rewards[0].argmax(), dtype=np.int64)
@@ -130,10 +111,7 @@ def compare(
         test: images for all rows. Unlabelled ones are left out, with a note, if others are labelled.
         chosen: `POLICY`, the ridge row and, where they have a row, `LAST` and others -> int (N,), index of the selected
             prompt or sequence on each test image.
-        deployment: what was decided without the test images.
-        seed: of the bootstrap.
         max_steps: number of prompts that PPO tries per image.
-        names: what is chosen from.
 
     Raises:
         ValueError: no test images, or `chosen` does not fit to `test`.
@@ -200,20 +178,15 @@ def prompt_verdict(
     name: str = "PPO",
     names: Names = PROMPTS,
 ) -> Verdict:
-    """The verdict on a policy, see `policy_verdict`.
+    """The verdict on a policy by its Dice less that of the best fixed choice on test patients, see `policy_verdict`.
 
-    Args:
-        difference: Dice of the policy less Dice of the best fixed choice on test patients.
-        p: of the difference, from `max_t`.
-        val_gap: Dice of the oracle less Dice of the best fixed choice on validation; None when that is unlabelled.
-        rival: a single choice that the policy does not beat on test patients, in words; empty if there is none.
-        name: of the policy, in words.
-        names: what is chosen from.
+    `p` is of the difference, from `max_t`; `val_gap` the oracle's gain on validation, None when that is unlabelled;
+    `rival` a single choice that the policy does not beat, in words.
     """
     arm = names.arm
     measured = f"{name} minus {names.fixed} on {difference.groups} test patients: {difference} Dice."
-    enough = f"on validation, the best {arm} of each image gains {val_gap} Dice over one {arm} for all"
-    enough = f"{enough}, so one {arm} is enough" if is_no_gap(val_gap) else ""
+    gain = f"on validation, the best {arm} of each image gains {val_gap} Dice over one {arm} for all"
+    enough = f"{gain}, so one {arm} is enough" if is_no_gap(val_gap) else ""
     rival = f"{rival}, one {arm} for all images" if rival else ""
     return policy_verdict(difference, p, arm, names.what, measured, enough, rival)
 
@@ -221,9 +194,8 @@ def prompt_verdict(
 def _rival(name: str, weights: np.ndarray, dice: np.ndarray, names: Names, groups: Sequence[str], seed: int) -> str:
     """The one prompt for all images that a row is farthest from beating, in words; empty if it beats every prompt.
 
-    A choice that does not depend on the image is never better than the best single prompt. So a policy that beats each
-    of them has chosen by the image, whatever its reward. All must be beaten, so no correction for several tests is
-    needed.
+    A choice that does not depend on the image is never better than the best single prompt, so a policy that beats each
+    has chosen by the image, whatever its reward. All must be beaten, so no correction for several tests is needed.
     """
     gains = [_expected(weights, dice) - one for one in dice.T]
     means = group_means(np.stack(gains), groups).mean(axis=1)

@@ -1,7 +1,4 @@
-"""What a policy learns from: each image with the scores of its masks; as tables of a run and as contexts of others.
-
-`contexts_from_run`, `contexts_from_model` and `contexts_from_masks` make contexts for the environment.
-"""
+"""What a policy learns from: each image with the scores of its masks; as tables of a run and as contexts of others."""
 
 import warnings
 from collections.abc import Sequence
@@ -36,12 +33,10 @@ Tables = dict[str, list[PromptContext]]  # split, or `SEARCH` -> its images
 
 @dataclass(frozen=True)
 class Arms:
-    """The masks of an image that a policy chooses from, one for each prompt or sequence of operations.
+    """The masks of an image that a policy chooses from: one per prompt of the inputs, or per sequence of operations.
 
-    Args:
-        inputs: frozen model and mask bank; its prompts are the arms, unless there are sequences.
-        vision_features: whether the policy observes Sa2VA's pooled features.
-        sequences: of operations on the mask of the default prompt; the first is empty.
+    Sequences, of which the first is empty, are applied to the mask of the default prompt. `vision_features`: whether
+    the policy observes Sa2VA's pooled features.
     """
 
     inputs: RunInputs
@@ -100,18 +95,9 @@ def _reward_of(
 
 
 def prompt_tables(arms: Arms, samples: list[Sample], maps: ForegroundMaps | None, desc: str) -> list[PromptContext]:
-    """Score each mask of each sample by the reward network and, where labelled, by all metrics.
+    """Score each mask of each sample by the reward network, if any, and, where labelled, by all metrics.
 
-    Masks are binary, as in deployment.
-
-    Args:
-        arms: what makes the masks.
-        samples: N samples.
-        maps: of the reward network; without one there are no scores.
-        desc: name of the progress bar.
-
-    Raises:
-        ValueError: no answer has a mask.
+    Masks are binary, as in deployment. A ValueError if no answer has a mask; `desc` names the progress bar.
     """
     tables = [_prompt_table(arms, sample, maps) for sample in tqdm(samples, desc=desc, unit="image")]
     arms.inputs.bank.check_masks()
@@ -153,14 +139,7 @@ def ridge_choices(train: Sequence[PromptContext], new: Sequence[PromptContext], 
 def exchange_rewards(contexts: Sequence[PromptContext], seed: int) -> list[PromptContext]:
     """The same features, each with all numbers of another image's masks: a control, nothing can be learned.
 
-    The mean reward of each arm over all images stays the same.
-
-    Args:
-        contexts: N images.
-        seed: of the exchange.
-
-    Raises:
-        ValueError: there are fewer than 2 images.
+    The mean reward of each arm over all images stays the same. Fewer than 2 images are a ValueError.
     """
     count = len(contexts)
     if count < 2:
@@ -176,11 +155,7 @@ def save_tables(path: Path, tables: Tables) -> None:
 
 
 def load_tables(path: Path) -> Tables:
-    """Read what `save_tables` wrote.
-
-    Raises:
-        ValueError: the file is missing or not of this form.
-    """
+    """Read what `save_tables` wrote; a ValueError if the file is missing or not of this form."""
     try:
         return {name: [_from_json(entry) for entry in entries] for name, entries in read_json(path).items()}
     except (KeyError, TypeError, AttributeError) as error:
@@ -217,17 +192,11 @@ def _from_json(entry: dict[str, Any]) -> PromptContext:
 def contexts_from_model(config: RunConfig, reward_net: str | Path, images: int = 20) -> list[PromptContext]:
     """The contexts that step 2 would train on: Sa2VA's mask of each prompt, scored by a reward network.
 
-    Images outside the network's domain are left out, with a warning.
-
+    At most `images` images of the split `policy`; those outside the network's domain are left out, with a warning.
     Masks and the network's maps are stored below the output folder, and read from there the next time.
 
-    Args:
-        config: model, data, output folder and device.
-        reward_net: folder of a reward network that was trained on other patients of these data.
-        images: most images of the split `policy`.
-
     Raises:
-        ValueError: as `open_inputs`; the reward network is missing, or knows the patients.
+        ValueError: as `open_inputs`; the reward network is missing, or was trained on these patients.
     """
     inputs, network = open_inputs(config), RewardNetwork.from_pretrained(reward_net)
     check_no_leak(inputs.split, network, Path(reward_net), samples=inputs.samples)
@@ -244,8 +213,7 @@ def contexts_from_run(run_dir: str | Path, split: str = "policy") -> list[Prompt
     """The contexts that a run of step 2, or of experiment 2, was trained (`policy`) or validated (`val`) on.
 
     Args:
-        run_dir: run folder `sa2va_rl_finetune_<time>` or `sa2va_post_process_<time>`; its tables.json is read, no
-            model is loaded.
+        run_dir: `sa2va_rl_finetune_<time>` or `sa2va_post_process_<time>`; its tables.json is read, no model is loaded.
         split: `policy` or `val`, or, of experiment 2, `search`, the other training images.
 
     Raises:
@@ -266,14 +234,13 @@ def contexts_from_masks(
 ) -> list[PromptContext]:
     """Contexts of N images, each with P candidate masks, one per action.
 
+    Their `sample_id` are `image 0`, `image 1`, ...
+
     Args:
         images: N arrays uint8 (H, W, 3), RGB.
         masks: N arrays bool (P, H, W).
         scores: float (N, P) in [0, 1], the reward of each mask without labels.
         truths: N arrays bool (H, W), or None for an unlabelled image; without them all images are unlabelled.
-
-    Returns:
-        N contexts, whose `sample_id` are `image 0`, `image 1`, ...
 
     Raises:
         ValueError: shapes, dtypes or ranges do not fit; names the image.
@@ -295,16 +262,12 @@ def contexts_from_masks(
     counts = {"images": len(images), "masks": len(masks), "scores": len(scores), "truths": len(truths)}
     if len(set(counts.values())) > 1:
         raise ValueError(f"lengths are {counts}, expected one mask array, score row and truth per image")
-    names = [f"image {index}" for index in range(len(images))]
-    for name, image, candidates in zip(names, images, masks, strict=True):
-        if candidates.shape[1:] != image.shape[:2]:
-            raise ValueError(
-                f"{name}: masks: got {candidates.shape}; expected (P, H, W) of the image, {image.shape[:2]}"
-            )
     contexts = []
-    for name, image, candidates, row, truth in zip(names, images, masks, scores, truths, strict=True):
+    for index, (image, candidates, row, truth) in enumerate(zip(images, masks, scores, truths, strict=True)):
+        name, shape = f"image {index}", candidates.shape
+        if shape[1:] != image.shape[:2]:
+            raise ValueError(f"{name}: masks: got {shape}; expected (P, H, W) of the image, {image.shape[:2]}")
         table = measure_sample(name, name, np.asarray(row, dtype=np.float32), candidates, truth)
-        metrics = table.metrics or {}
-        features = observe_image(image)
+        features, metrics = observe_image(image), table.metrics or {}
         contexts.append(PromptContext(name, features, table.scores, metrics, name, image=image, masks=candidates))
     return contexts

@@ -44,6 +44,7 @@ from rl_reward_network.run import REWARD_NET, reward_run_files
 
 FROZEN_CALLS = "evaluation: masks computed / read, images encoded"  # number of calls of Sa2VA
 SPLIT = "test"  # val patients decide what is deployed, so they are no independent test
+NO_NETWORK = "There is no reward network, so no row of its choice."
 
 
 @dataclass(frozen=True)
@@ -63,18 +64,11 @@ class PathOverrides:
 def run_evaluation_stage(
     final_model: Path, where: PathOverrides, images: int | None = None, show_names: bool = False, edits: bool = False
 ) -> tuple[EvaluationResult, Path]:
-    """Compare a policy with its baselines, and write `<run>/evaluation/`.
+    """Compare the policy in a run's `final_model` with its baselines, and write `<run>/evaluation/`.
 
-    Args:
-        final_model: folder of a policy, in its run folder.
-        where: paths and devices that differ from training.
-        images: at most this many test images, one per series before a second; the folder is then called
-            `evaluation_<number>`. None is all, but 80 for prompts in quick mode.
-        show_names: write the names of images and patients into the report, not their hashes.
-        edits: whether the policy chooses operations (experiment 2).
-
-    Returns:
-        The result, and the path of report.html.
+    With at most `images` test images, one per series before a second, the folder is `evaluation_<number>`; None is all,
+    but 80 for prompts in quick mode. `show_names` writes names into the report, not hashes; `edits`: whether the policy
+    chooses operations (experiment 2). Returns the path of report.html, too.
 
     Raises:
         ValueError: the run is incomplete, or data, model or reward network differ from training.
@@ -100,11 +94,7 @@ def run_evaluation_stage(
         (
             *fewer,
             *_labels_note(config),
-            *(
-                segmenter_note(entries, comparison)
-                if maps
-                else ["There is no reward network, so no row of its choice."]
-            ),
+            *(segmenter_note(entries, comparison) if maps else [NO_NETWORK]),
             *rehearsal_note(inputs),
             *import_notes(inputs.config.data_root),
         ),
@@ -126,13 +116,8 @@ def pick_test_samples(inputs: RunInputs, mode: str, images: int | None) -> tuple
 
 
 def _compared(
-    config: dict[str, Any],
-    plan: PolicyPlan,
-    final_model: Path,
-    trained_on: Tables,
-    entries: list[PromptContext],
+    config: dict[str, Any], plan: PolicyPlan, final_model: Path, trained_on: Tables, entries: list[PromptContext]
 ) -> Comparison:
-    """The comparison on the test images."""
     policy, steps, names = load_policy(final_model, plan.length > 0), plan.ppo.max_steps, plan.names
     train = training_images(trained_on)
     rewarded = exchange_rewards(train, plan.ppo.seed) if plan.shuffle_rewards else train
@@ -179,7 +164,6 @@ def _reward_network(config: dict[str, Any], inputs: RunInputs, run: Path) -> Rew
 
 
 def _rollouts(path: Path) -> tuple[dict[str, Any], ...]:
-    """The rows of the training's metrics.jsonl."""
     try:
         return tuple(json.loads(line) for line in path.read_text().splitlines())
     except (OSError, json.JSONDecodeError) as error:
@@ -244,7 +228,6 @@ def _names(inputs: RunInputs, samples: list[Sample]) -> dict[str, str]:
 
 
 def _origin(config: dict[str, Any], inputs: RunInputs, final_model: Path, flags: dict[str, Any]) -> Origin:
-    """The header of the report, with links into the run and to that of its reward network."""
     run, model = final_model.parent, f"{Path(config['inputs']['model_path']).name}, {config['model_fingerprint']}"
     data = f"{inputs.config.data_root.name}: {inputs.summary}, split {SPLIT}"
     flags = {"model_path": final_model, **flags}
@@ -255,7 +238,6 @@ def _origin(config: dict[str, Any], inputs: RunInputs, final_model: Path, flags:
 
 
 def _about(config: dict[str, Any], inputs: RunInputs, minutes: float) -> dict[str, Any]:
-    """Provenance of the numbers, for the report."""
     plan, bank, spent = config["plan"], config["bank"], config["seconds"]
     network = config.get("reward_net_info")
     arms = "sequences" if config.get("sequences") else "prompts"

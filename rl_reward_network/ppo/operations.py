@@ -1,7 +1,6 @@
 """Experiment 2: operations on a soft mask, and the search for the sequences of operations that a policy chooses from.
 
-Sizes are shares of the image's longer side, so that images of 256 and of 1,024 pixels are treated alike. The mask is
-always where the soft mask is above 0.5.
+Sizes are shares of the image's longer side. The mask is always where the soft mask is above 0.5.
 """
 
 from collections import OrderedDict
@@ -136,18 +135,9 @@ OPERATIONS = tuple(_FUNCTIONS)
 
 
 def apply_operation(name: str, guide: EdgeFeatures, soft: np.ndarray) -> np.ndarray:
-    """The soft mask after one operation.
+    """The soft mask, float32 (H, W) in [0, 1], after one of `OPERATIONS`, or after `THRESHOLD_AT` a number in (0, 1).
 
-    Args:
-        name: one of `OPERATIONS`, or `THRESHOLD_AT` and a number in (0, 1).
-        guide: the image.
-        soft: float32 (H, W) in [0, 1]; not changed.
-
-    Returns:
-        float32 (H, W) in [0, 1]; rounded to float16, unless the operation is a threshold.
-
-    Raises:
-        KeyError: no operation has that name.
+    `soft`, of the same form, is not changed. The result is rounded to float16, unless the operation is a threshold.
     """
     if name.startswith(THRESHOLD_AT):  # both sides of it are stretched to the halves of [0, 1]
         best = float(np.float32(name.removeprefix(THRESHOLD_AT)))  # as float32 masks are compared
@@ -166,11 +156,7 @@ def words(sequence: Sequence[str]) -> str:
 class EditedImage:
     """An image and its soft mask; the mask after any operations and its reward, each computed once.
 
-    Args:
-        guide: the image.
-        soft: float32 (H, W) in [0, 1], Sa2VA's soft mask.
-        reward_of: mask, bool (H, W) -> its reward, in [0, 1].
-        group_id: hash that names the patient.
+    `soft` is Sa2VA's, float32 (H, W) in [0, 1]; `reward_of` gives the reward in [0, 1] of a mask bool (H, W).
     """
 
     guide: EdgeFeatures
@@ -207,11 +193,7 @@ def find_sequences(images: Sequence[EditedImage], length: int) -> tuple[Edits, .
     """What a policy chooses from: no operation, the best threshold, the best sequence for all images, and others.
 
     The others are what is greedy on an image, and beginnings of it. They are added one by one, the next being the one
-    that raises the mean reward of the best sequence of each image most.
-
-    Args:
-        images: on which the search is made.
-        length: of the longest sequence.
+    that raises the mean reward of the best sequence of each image most. None has more than `length` operations.
     """
     fixed = next(iter(best_sequences(images, length)))
     found = [greedy(image.reward, length) for image in images]
@@ -230,7 +212,6 @@ def find_sequences(images: Sequence[EditedImage], length: int) -> tuple[Edits, .
 
 
 def _table(images: Sequence[EditedImage], sequences: Sequence[Edits]) -> np.ndarray:
-    """float64 (N, P): the rewards."""
     return np.array([[image.reward(one) for one in sequences] for image in images]).reshape(len(images), -1)
 
 

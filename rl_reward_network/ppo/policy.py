@@ -58,18 +58,10 @@ def choose_prompts(
     observe_scores: bool = True,
     score: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> np.ndarray:
-    """int64 (N,): the prompt chosen for each image.
+    """int64 (N,): the most probable prompt of each of N images, or the best of `max_steps` most probable ones.
 
-    With one step it is the most probable prompt. With more steps, the most probable prompt is tried at each step, and
-    the first one with the best score is chosen.
-
-    Args:
-        policy: a trained policy.
-        contexts: N images.
-        max_steps: prompts tried per image.
-        observe_scores: whether the observation includes the best score so far, as in training.
-        score: int (N,) prompts -> float (N,) the reward network's score of their masks, by default that of the
-            contexts; called only when max_steps > 1.
+    Of several, the first with the best score is chosen: `score`, int (N,) prompts -> float (N,), by default the scores
+    of the contexts. `observe_scores`: whether the observation includes the best score so far, as in training.
     """
 
     def of_contexts(prompts: np.ndarray) -> np.ndarray:
@@ -94,11 +86,7 @@ def save_network(model: PPO, folder: Path, config: dict[str, Any]) -> None:
 
 
 def load_weights(policy: ActorCriticPolicy, archive: Path) -> None:
-    """Read the weights in SB3's `policy.zip` into a policy; nothing is unpickled.
-
-    Raises:
-        ValueError: the file is missing, damaged, or of another policy.
-    """
+    """Read the weights in SB3's `policy.zip` into a policy; nothing is unpickled. Another file is a ValueError."""
     try:
         with zipfile.ZipFile(archive) as file:
             weights = torch.load(io.BytesIO(file.read("policy.pth")), map_location="cpu", weights_only=True)
@@ -110,21 +98,13 @@ def load_weights(policy: ActorCriticPolicy, archive: Path) -> None:
 
 
 def policy_folder(path: Path) -> Path:
-    """The final_model folder of a run of step 2, given its path or that of the run.
-
-    Raises:
-        ValueError: the folder is of a GRPO run, which has no policy.
-    """
+    """The final_model folder of a run of step 2, given its path or that of the run; a run of GRPO is a ValueError."""
     refuse_unmerged(path)
     return path / FINAL if (path / FINAL / "config.json").exists() else path
 
 
 def read_policy_config(folder: Path, edits: bool = False) -> dict[str, Any]:
-    """config.json of a `final_model` folder.
-
-    Args:
-        folder: of a policy.
-        edits: whether it chooses operations, else prompts.
+    """config.json of the `final_model` of a policy that chooses prompts, or with `edits` operations.
 
     Raises:
         ValueError: the file or a field is missing, or it is of the other kind or of another version; names the remedy.
@@ -142,21 +122,16 @@ def read_policy_config(folder: Path, edits: bool = False) -> dict[str, Any]:
             f"{path}: trained with --stop, which this version does not have; use it with version 0.12, or train again: "
             "bash run_experiment1.sh quick"
         )
-    fields = ("prompts", "inputs", "observation", "vision_features", "net_arch", "plan", "deployment")
-    for name in (*fields, *(["sequences"] if edits else [])):
-        if name not in config:
-            raise ValueError(f"{path}: field {name} is missing; {remedy}")
+    fields = ["prompts", "inputs", "observation", "vision_features", "net_arch", "plan", "deployment"]
+    if missing := [name for name in fields + ["sequences"] * edits if name not in config]:
+        raise ValueError(f"{path}: field {missing[0]} is missing; {remedy}")
     if not edits and config.get("sequences"):
         raise ValueError(f"{path}: this policy chooses operations, not prompts; {remedy}")
     return dict(config)
 
 
 def load_policy(folder: Path, edits: bool = False) -> ActorCriticPolicy:
-    """The policy of a `final_model` folder, rebuilt from its weights alone; arguments as of `read_policy_config`.
-
-    Raises:
-        ValueError: config.json or policy.zip is missing or damaged, or the policy was trained on other observations.
-    """
+    """The policy of a `final_model` folder, rebuilt from its weights alone; raises as `read_policy_config`."""
     config = read_policy_config(folder, edits)
     vision = config["vision_features"]
     if config["observation"] != [entry.name for entry in observation_table(vision, edits)]:
@@ -175,23 +150,18 @@ def deployed_prompt(
     vision_features: np.ndarray | None,
     score: Callable[[int], float],
 ) -> int:
-    """The index of the prompt that a policy chooses for a new image.
+    """The index of the prompt that a policy chooses for a new image, uint8 (H, W, 3); `trained` is its config.json.
 
-    Args:
-        policy: as `load_policy` returns it.
-        trained: its config.json.
-        image: uint8 (H, W, 3).
-        vision_features: float32 (C,), Sa2VA's pooled features; used only if the policy was trained with them.
-        score: the reward network's score of a prompt's mask; called only if the policy tries several.
-
-    Raises:
-        ValueError: the policy was trained with features of another model.
+    `vision_features`, float32 (C,), are used only if it was trained with them; `score`, the reward network's of a
+    prompt's mask, is called only if it tries several. Features of another width are a ValueError.
     """
     plan = trained["plan"]
-    context = _new_context(
-        trained, features_of(EdgeFeatures(image), vision_features if plan["vision_features"] else None)
-    )
-    scores: Callable[[np.ndarray], np.ndarray] = lambda prompts: np.array([score(int(prompts[0]))])  # noqa: E731
+    vision = vision_features if plan["vision_features"] else None
+    context = _new_context(trained, features_of(EdgeFeatures(image), vision))
+
+    def scores(prompts: np.ndarray) -> np.ndarray:
+        return np.array([score(int(prompts[0]))])
+
     return int(choose_prompts(policy, [context], plan["ppo"]["max_steps"], plan["reward"] == "net", scores)[0])
 
 
@@ -207,17 +177,9 @@ def _new_context(trained: dict[str, Any], features: np.ndarray, edits: bool = Fa
 
 
 class EditingPolicy:
-    """What a run of experiment 2 deploys: the policy, the best fixed sequence, or the masks as they are.
+    """What a run of experiment 2, whose `final_model` is given, deploys: policy, fixed sequence, or masks as they are.
 
-    Args:
-        folder: its final_model.
-
-    Attributes:
-        config: config.json; `sequences` are the actions.
-        policy: the policy, deployed or not.
-
-    Raises:
-        ValueError: as `load_policy`.
+    `config` is its config.json, whose `sequences` are the actions. Raises as `load_policy`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -233,16 +195,10 @@ class EditingPolicy:
         return tuple(self.config["sequences"][index])
 
     def deployed(self, image: np.ndarray, soft: np.ndarray, vision_features: np.ndarray | None) -> Edits:
-        """The deployed sequence of a mask.
+        """The deployed sequence of a soft mask, float32 (H, W) in [0, 1], on an image, uint8 (H, W, 3).
 
-        Args:
-            image: uint8 (H, W, 3), RGB.
-            soft: float32 (H, W) in [0, 1], Sa2VA's soft mask.
-            vision_features: float32 (C,), pooled features of Sa2VA's image encoder; used only if the policy was trained
-                with them.
-
-        Raises:
-            ValueError: the policy was trained with features of another model.
+        `vision_features`, float32 (C,), are used only if the policy was trained with them; those of another model are a
+        ValueError.
         """
         if self.deployment.choice != "policy":
             return self.sequence(self.deployment.best_fixed if self.deployment.choice == "fixed" else AS_IT_IS)

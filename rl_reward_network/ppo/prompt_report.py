@@ -29,50 +29,35 @@ VALIDATION = {"custom/val_score": f"val: {TITLES[SCORE]} (proxy)", "custom/val_g
 
 @dataclass(frozen=True, eq=False)
 class Overlay:
-    """One test image with the masks to draw on it.
-
-    Args:
-        title: why the image was selected: best, median or worst.
-        number: of the image in the comparison.
-        image: uint8 (H, W, 3), RGB.
-        truth: bool (H, W), or None when unlabelled.
-        default: bool (H, W), mask of the default prompt.
-        deployed: bool (H, W), mask of the prompt that the deployed choice selects.
-        error_map: float (H, W) in [0, 1], predicted probability that each pixel of `deployed` is wrong; None without a
-            reward network.
-    """
+    """One test image with the masks to draw on it, bool (H, W)."""
 
     title: str
+    """Why it was selected: best, median or worst."""
     number: int
+    """In the comparison."""
     image: np.ndarray
+    """uint8 (H, W, 3), RGB."""
     truth: np.ndarray | None
     default: np.ndarray
     deployed: np.ndarray
     error_map: np.ndarray | None
+    """float (H, W) in [0, 1]: probability that `deployed` is wrong at a pixel; None without a reward network."""
 
 
 @dataclass(frozen=True, eq=False)
 class EvaluationResult:
-    """The content of a prompt policy's report; equal results give equal files.
-
-    Args:
-        comparison: rows, verdict and the scores of each test image.
-        prompts: the P prompts, index 0 the default, or sequences of operations in words.
-        config: model, data fingerprint, reward network, ...; JSON values.
-        notes: in addition to those of the comparison.
-        overlays: images of the page, see `Results.picks`.
-        rollouts: lines of the training's metrics.jsonl, for the plot of proxy and gold.
-        names: hash of an image or a patient -> the name to write in its place; empty by default.
-        origin: date, version, command and files, for the top of the page alone.
-    """
+    """The content of a policy's report; equal results give equal files. `config` are JSON values."""
 
     comparison: Comparison
     prompts: tuple[str, ...]
+    """The P prompts, index 0 the default, or sequences of operations in words."""
     config: dict[str, Any]
     notes: tuple[str, ...] = ()
     overlays: tuple[Overlay, ...] = ()
     rollouts: tuple[dict[str, Any], ...] = ()
+    """Lines of the training's metrics.jsonl, for the plot of proxy and gold."""
     names: Mapping[str, str] = field(default_factory=dict)
+    """Hash of an image or a patient -> the name to write in its place."""
     origin: page.Origin = field(default_factory=page.Origin)
 
     @property
@@ -93,8 +78,7 @@ def write_report(folder: Path, result: EvaluationResult) -> Path:
 
 def _summary(result: EvaluationResult) -> dict[str, Any]:
     """The content of eval.json."""
-    comparison, results = result.comparison, result.comparison.results
-    names = comparison.names
+    comparison, results, names = result.comparison, result.comparison.results, result.comparison.names
     of_default, of_fixed = results.p(names.default), results.p(names.fixed)
     rows = [
         {
@@ -230,8 +214,7 @@ def _all_metrics(comparison: Comparison) -> str:
 
 def show_comparison(result: EvaluationResult) -> None:
     """Print the rows of a policy's evaluation, and the verdict."""
-    comparison, results = result.comparison, result.comparison.results
-    names = comparison.names
+    comparison, results, names = result.comparison, result.comparison.results, result.comparison.names
     columns: list[Column[Row]] = [
         ("", lambda row: row.name),
         ("mean [95 %]", results.value),
@@ -280,6 +263,6 @@ def _picture(result: EvaluationResult, overlay: Overlay) -> str:
         caption = f"{name} (index {comparison.prompts(name)[overlay.number]}): {measure} {value:.3f}"
         masks.append((caption, mask, colours[name]))
     title = f"{overlay.title} of the deployed choice, by {measure}: {result.named(results.ids[overlay.number][0])}"
-    expected = overlay.error_map
-    errors = None if expected is None else (f"{DEPLOYED}: errors expected by the reward net", expected)
+    words = f"{DEPLOYED}: errors expected by the reward net"
+    errors = None if overlay.error_map is None else (words, overlay.error_map)
     return picture(title, overlay.image, masks, colours, errors)

@@ -71,39 +71,26 @@ FOUND = "sequences.json"  # in the folder of a run of experiment 2: what the sea
 
 @dataclass(frozen=True)
 class PolicyPlan:
-    """Settings of step 2, or of experiment 2.
-
-    Args:
-        mode: quick or full.
-        preset: default, or published: the settings of the original specification.
-        images: training images of the policy.
-        val_images: images of the validation in training.
-        vision_features: whether the observation has Sa2VA's pooled image features besides the image statistics.
-        reward: reward of a mask.
-        ppo: settings of PPO.
-        shuffle_rewards: the control: each training image has the rewards of another.
-        length: of the longest sequence of operations; 0 where the policy chooses prompts.
-    """
+    """Settings of step 2, or of experiment 2; `images` and `val_images` are the most of training and validation."""
 
     mode: str
     preset: str
+    """default, or published: the settings of the original specification."""
     images: int
     val_images: int
     vision_features: bool
+    """Whether the observation has Sa2VA's pooled image features besides the image statistics."""
     reward: RewardName
     ppo: PPOSettings
     shuffle_rewards: bool = False
+    """The control: each training image has the rewards of another."""
     length: int = 0
+    """Of the longest sequence of operations; 0 where the policy chooses prompts."""
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> "PolicyPlan":
         """The plan in config.json of a run."""
         return cls(**{**saved, "ppo": PPOSettings.from_json(saved["ppo"])})
-
-    @property
-    def learned(self) -> bool:
-        """Whether more is in the reward than labels: the reward network's score, or a reward that needs none."""
-        return self.reward not in OF_LABELS
 
     @property
     def names(self) -> Names:
@@ -115,7 +102,8 @@ class PolicyPlan:
         """Of a new run: experiment 1 has its own beginning of the folder's name; POLICY_RUN finds both."""
         if self.length:
             return POST_RUN
-        return POLICY_RUN if self.learned else replace(POLICY_RUN, prefix=f"{POLICY_RUN.prefix}_experiment1")
+        of_labels = self.reward in OF_LABELS
+        return replace(POLICY_RUN, prefix=f"{POLICY_RUN.prefix}_experiment1") if of_labels else POLICY_RUN
 
 
 def policy_plan(
@@ -150,14 +138,8 @@ def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path | Non
     """Train the policy in `run`; in an interrupted run, PPO begins anew.
 
     Writes final_model/, reward_net/ (a copy), tables.json (what the policy learned from), config.json, split.json,
-    metrics.jsonl, cost.json and logs/; in experiment 2 sequences.json, too.
-
-    Args:
-        inputs: data, split, frozen model and its masks; with unlabelled images only if the reward needs no labels.
-        plan: settings.
-        reward_net: folder of a reward network; that of an interrupted run must be the one it began with. None: none, in
-            experiment 2.
-        run: new, or interrupted.
+    metrics.jsonl, cost.json and logs/; in experiment 2 sequences.json, too. `reward_net` is the folder of a network,
+    None only in experiment 2; that of an interrupted run must be the one it began with.
 
     Raises:
         ValueError: the reward network is missing, damaged, or was trained on the policy's, val or test patients; the
@@ -224,10 +206,7 @@ def _facts(plan: PolicyPlan, network: RewardNetwork | None, run: Run) -> dict[st
 def _scored(
     inputs: RunInputs, plan: PolicyPlan, samples: dict[str, list[Sample]], maps: ForegroundMaps | None, run: Run
 ) -> tuple[Tables, DomainCheck | None, tuple[tuple[str, ...], ...]]:
-    """Tables of the images, the check of the reward network's domain, and in experiment 2 the sequences.
-
-    A resumed run reads them from its folder.
-    """
+    """Tables, the check of the reward network's domain, and in experiment 2 the sequences; read if the run has them."""
     used, check = judged_samples(plan, samples, maps)
     if check is not None and check.outside:
         print(check.sentence)
@@ -312,7 +291,7 @@ def labels_used(tables: Tables, plan: PolicyPlan) -> Labels:
         rewarded = {"reward": count[SEARCH], **rewarded}
     uses = {
         "reward": rewarded if needs_truth(plan.reward) else {},
-        "weights": {"val": count["val"]} if plan.learned else {},
+        "weights": {} if plan.reward in OF_LABELS else {"val": count["val"]},
         "deployment": {name: count[name] for name in ("policy", "val")},
     }
     return {use: {name: images for name, images in of.items() if images} for use, of in uses.items()}
@@ -328,21 +307,14 @@ def policy_samples(inputs: RunInputs, plan: PolicyPlan) -> dict[str, list[Sample
     apart = plan.length > 0 and plan.reward not in LEARNED  # else a network has learned the patients of `reward`
     images = plan.images // 2 if apart else plan.images
     search = {SEARCH: inputs.pick("reward", images, labelled)} if apart else {}
-    return {
-        **search,
-        "policy": inputs.pick("policy", images, labelled),
-        "val": inputs.pick("val", plan.val_images),
-    }
+    policy, val = inputs.pick("policy", images, labelled), inputs.pick("val", plan.val_images)
+    return {**search, "policy": policy, "val": val}
 
 
 def judged_samples(
     plan: PolicyPlan, samples: dict[str, list[Sample]], maps: ForegroundMaps | None
 ) -> tuple[dict[str, list[Sample]], DomainCheck | None]:
-    """The samples without training images outside the network's domain, where the reward is learned, and their number.
-
-    Raises:
-        ValueError: an image cannot be read, or none is left.
-    """
+    """The samples without training images outside a learned reward's domain, and how many; none left: ValueError."""
     if plan.reward not in LEARNED or maps is None:
         return samples, None
     inside, check = in_domain(maps, (sample.load_image() for sample in samples["policy"]))

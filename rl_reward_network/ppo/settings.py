@@ -1,6 +1,5 @@
 """The settings of PPO, under the names of Stable-Baselines3: the flags of the commands, and what the training reads."""
 
-import math
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
@@ -47,7 +46,6 @@ class PPOSettings:
     """Seed of the policy's weights, the sampled actions and the order of the images; the seed of the run."""
 
     def __post_init__(self) -> None:
-        """Check ranges."""
         check_at_least(self, 1, "total_timesteps", "n_envs", "n_steps", "n_epochs", "max_steps")
         check_at_least(self, 2, "batch_size")  # advantages are normalised in it
         check_range(self, "learning_rate", "clip_range", above=True)
@@ -56,14 +54,11 @@ class PPOSettings:
             self._require(name, 0 <= getattr(self, name) <= 1, "0 to 1")
 
     def of_run(self, seed: int) -> "PPOSettings":
-        """These settings with the seed of a run.
-
-        Raises:
-            ValueError: settings do not fit each other.
-        """
+        """These settings with the seed of a run; a ValueError if they do not fit each other."""
         self._require("n_steps", self.n_steps >= self.max_steps, f"{self.max_steps} or more, the steps of an episode")
-        expected = f"{self.fewest_timesteps} or more, for {MIN_ROLLOUTS} rollouts of whole episodes in each environment"
-        self._require("total_timesteps", self.total_timesteps >= self.fewest_timesteps, expected)
+        fewest = MIN_ROLLOUTS * max(2, self.n_envs * self.max_steps)
+        expected = f"{fewest} or more, for {MIN_ROLLOUTS} rollouts of whole episodes in each environment"
+        self._require("total_timesteps", self.total_timesteps >= fewest, expected)
         return replace(self, seed=seed)
 
     def _require(self, field: str, holds: bool, expected: str) -> None:
@@ -76,11 +71,6 @@ class PPOSettings:
         return cls(**{field.name: saved[field.name] for field in fields(cls) if field.name in saved})
 
     @property
-    def fewest_timesteps(self) -> int:
-        """The least `total_timesteps`."""
-        return MIN_ROLLOUTS * max(2, self.n_envs * self.max_steps)
-
-    @property
     def rollout_steps(self) -> int:
         """Steps of each environment per rollout, after shrinking to `MIN_ROLLOUTS` rollouts."""
         return min(self.n_steps, self.total_timesteps // (MIN_ROLLOUTS * self.n_envs))
@@ -89,13 +79,13 @@ class PPOSettings:
     def whole_timesteps(self) -> int:
         """`total_timesteps` rounded up to whole rollouts."""
         rollout = self.rollout_steps * self.n_envs
-        return math.ceil(self.total_timesteps / rollout) * rollout
+        return -(-self.total_timesteps // rollout) * rollout
 
     @property
     def even_batch(self) -> int:
         """Mini-batch size that cuts a rollout into equal parts of at most `batch_size`."""
         rollout = self.rollout_steps * self.n_envs
-        return max(2, math.ceil(rollout / math.ceil(rollout / self.batch_size)))
+        return max(2, -(-rollout // -(-rollout // self.batch_size)))
 
 
 def prompt_settings(mode: Mode, preset: Preset = "default") -> PPOSettings:

@@ -29,6 +29,7 @@ from rl_reward_network.rewards.table import LEARNED, OF_LABELS, RewardName
 LAST_WEIGHTS = "last_weights.zip"  # in the folder of a run whose policy went back to earlier weights
 LEAST_STD = 1e-4  # of a feature's range: a feature that is constant in training must not amplify rounding noise
 KEEP = "custom/val_gt_dice"  # the curve whose highest mean decides which weights are the best
+AS_SET = ("learning_rate", "n_epochs", "gamma", "gae_lambda", "clip_range", "ent_coef", "vf_coef", "seed")
 
 
 def train_prompt_policy(
@@ -41,15 +42,8 @@ def train_prompt_policy(
     """Train a policy with SB3's PPO; it ends early when the reward is over-optimised (`curves.over_optimised`).
 
     Writes `run_dir`/logs (TensorBoard) and metrics.jsonl, anew. If the policy went back from over-optimised weights,
-    these are in `LAST_WEIGHTS`.
-
-    Args:
-        train_contexts: training images; the observations are standardised by their features.
-        val_contexts: images for validating the greedy policy after each rollout; may be empty. The stop rule uses the
-            labelled ones.
-        settings: of PPO.
-        run_dir: run folder; made when missing.
-        reward: reward of a mask, see `prompt_rewards`.
+    these are in `LAST_WEIGHTS`. The observations are standardised by the training images. The greedy policy is
+    validated after each rollout on the validation images, if any; the stop rule uses the labelled ones.
 
     Raises:
         ValueError: contexts that do not fit together or to the reward.
@@ -105,18 +99,11 @@ def new_ppo(venv: VecEnv, policy_kwargs: dict[str, Any], settings: PPOSettings) 
         return PPO(
             "MlpPolicy",
             venv,
-            learning_rate=settings.learning_rate,
             n_steps=settings.rollout_steps,
             batch_size=settings.even_batch,
-            n_epochs=settings.n_epochs,
-            gamma=settings.gamma,
-            gae_lambda=settings.gae_lambda,
-            clip_range=settings.clip_range,
-            ent_coef=settings.ent_coef,
-            vf_coef=settings.vf_coef,
             policy_kwargs=policy_kwargs,
-            seed=settings.seed,
             device="cpu",
+            **{name: getattr(settings, name) for name in AS_SET},
         )
 
 
@@ -132,14 +119,10 @@ def one_thread() -> Iterator[None]:
 
 
 class CentredReward(VecEnvWrapper):
-    """Subtracts the mean reward of the image's prompts from each reward.
+    """Subtracts the mean reward of the image's prompts (image -> mean) from each reward, in episodes of one step.
 
     Most of the variance of the reward lies between images, not between prompts. The mean does not depend on the action,
-    so the best policy stays the same. Only for episodes of one step.
-
-    Args:
-        venv: environments whose step info names the image as `sample_id`.
-        means: mean reward of each image.
+    so the best policy stays the same.
     """
 
     def __init__(self, venv: VecEnv, means: dict[str, float]) -> None:
@@ -163,9 +146,7 @@ def make_vector_env(
     """`n_envs` `Sa2VAFinetuneEnv` over the same images, each with a different order (seeds `seed`, `seed` + 1, ...).
 
     The reward is centred per image when episodes have one prompt; `info["episode"]["r"]` and `info["score"]` stay raw.
-
-    Raises:
-        ValueError: `n_envs` < 1, or contexts that do not fit together or to the reward.
+    A ValueError if `n_envs` < 1, or contexts do not fit together or to the reward.
     """
     if n_envs < 1:
         raise ValueError(f"n_envs is {n_envs}, expected 1 or more")
@@ -197,12 +178,7 @@ class CurvesWriter(KVWriter):
 
 
 class RolloutCurves(BaseCallback):
-    """Logs the raw scores and Dice of each rollout, and moves the progress bar.
-
-    Args:
-        curves: the curves so far.
-        bar: progress in steps of all environments.
-    """
+    """Logs the raw scores and Dice of each rollout, and moves the progress bar."""
 
     def __init__(self, curves: Curves, bar: "tqdm[Any]") -> None:
         super().__init__()
@@ -226,10 +202,8 @@ class RolloutCurves(BaseCallback):
 class Validation(BaseCallback):
     """Logs the greedy policy on the validation images, keeps the best weights, and applies the stop rule.
 
-    Args:
-        validate: greedy policy -> the curves of validation, tag -> a value per patient; may be empty.
-        curves: the curves so far.
-        may_stop: whether the training ends, with the best weights, when the reward is over-optimised.
+    `validate`: greedy policy -> curve -> a value per patient; may be empty. `may_stop`: whether the training ends, with
+    the best weights, when the reward is over-optimised.
     """
 
     def __init__(

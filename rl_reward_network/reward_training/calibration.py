@@ -76,13 +76,8 @@ def calibrated(
     masks that know the truth need a higher level than masks that do not, and one curve serves both. The network's own
     segmentation has an interval alone: it shares the network's errors, and no curve could correct that for it.
 
-    Args:
-        network: an ensemble; its previous values of these fields are ignored.
-        examples: validation images, at least one.
-        groups: patient of each of `examples`.
-        masks: damaged masks per image and kind, beside the segmenter's masks.
-        seed: seed of the damage.
-        train_images: uint8 (H, W, 3), which belong to the domain.
+    The previous values of these fields are ignored. `groups` are the patients of the examples, `masks` the number of
+    damaged masks per image and kind, beside the segmenter's. `train_images`, uint8 (H, W, 3), belong to the domain.
     """
     network = reconfigured(network, replace(network.config, level=(), intervals={}, domain=None))
     table, climbs, seen = measure(network, examples, masks, seed)
@@ -132,11 +127,9 @@ def fit_levels(table: QualityTable) -> tuple[LevelCurve, ...]:
 
 
 def fit_level(predicted: np.ndarray, true: np.ndarray, weights: np.ndarray) -> LevelCurve:
-    """The curve with the smallest weighted absolute error of the mean over members, each of them on the curve.
+    """The curve with the smallest weighted absolute error of the mean over members (N, K), each of them on the curve.
 
-    Args:
-        predicted: float (N, K), by each member.
-        true, weights: float (N,). Two parameters are fitted, so few masks suffice.
+    Two parameters are fitted, so few masks suffice.
     """
     numbers = torch.from_numpy(predicted.astype(np.float64))
 
@@ -174,10 +167,6 @@ def fit_interval(dice: np.ndarray, true: np.ndarray, patients: np.ndarray) -> Di
     of 90 % is not exact.
 
     Source: Lee, Barber and Willett, Distribution-free inference with hierarchical data, 2023.
-
-    Args:
-        dice, true: predicted by each member, and true.
-        patients: (N,), patient of each mask.
     """
     _, index, counts = np.unique(patients, return_inverse=True, return_counts=True)
     errors, weights = (true - dice.mean(axis=1)) / interval_unit(dice), 1 / counts[index]
@@ -220,13 +209,7 @@ def given_interval(
 
 
 def choose_k(scores: np.ndarray, true: np.ndarray, image_ids: np.ndarray) -> float:
-    """The k with the lowest top-1 regret of the conservative score; of equal ones the largest.
-
-    Args:
-        scores: float (N, K), score (by default Dice) predicted by each member.
-        true: float (N,), true score.
-        image_ids: (N,), image of each mask.
-    """
+    """The k with the lowest top-1 regret of the conservative score (N, K); of equal ones the largest."""
     regrets = [agreement(scores.mean(1) - k * scores.std(1), true, image_ids)["top1_regret"] or 0.0 for k in KS]
     return max(k for k, regret in zip(KS, regrets, strict=True) if regret <= min(regrets) + EQUAL)
 

@@ -1,10 +1,6 @@
-"""The masks on which a reward network is calibrated and tested, and the labelled images that they belong to.
+"""The masks on which a reward network is calibrated and tested, by source: each is wrong in another way.
 
-Masks of real segmenters, damaged true masks, shifted ones, those of a ridge filter and the reward network's own differ
-in how they are wrong, so the numbers are reported for each source.
-
-Each family of damage is a pure function of a mask bool (H, W) and a random generator; the input is not modified. The
-result may be empty (an eroded vessel of one pixel disappears); empty masks are kept.
+Each family of damage is a pure function of a mask bool (H, W) and a random generator; an empty result is kept.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,12 +27,10 @@ Damage = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 
 class RewardExample(NamedTuple):
-    """One labelled image and the segmenter's masks of it."""
+    """One labelled image uint8 (H, W, 3), its truth bool (H, W), and the segmenter's masks of it."""
 
     image: np.ndarray
-    """uint8 (H, W, 3), RGB."""
     truth: np.ndarray
-    """bool (H, W)."""
     masks: np.ndarray
     """bool (P, H, W), one per prompt, the default prompt first; P may be 0."""
 
@@ -161,14 +155,10 @@ def damage(mask: np.ndarray, rng: np.random.Generator, families: Mapping[str, Da
 
 
 def ridge_masks(image: np.ndarray) -> np.ndarray:
-    """Masks without network or label: Sato's ridge filter at three thresholds around Otsu's.
+    """Masks without network or label: Sato's ridge filter at three thresholds around Otsu's, bool (6, H, W).
 
-    Args:
-        image: uint8 (H, W, 3), RGB.
-
-    Returns:
-        bool (6, H, W): dark tubes (X-ray contrast, retina), then bright ones, each from the lowest threshold to the
-        highest; empty for an image without ridges.
+    Of an image uint8 (H, W, 3): dark tubes (X-ray contrast, retina), then bright ones, each from the lowest threshold
+    to the highest; empty for an image without ridges.
     """
     both = ridge_strength(color.rgb2gray(image), RIDGE_SIGMAS)
     return np.stack([ridges > factor * filters.threshold_otsu(ridges) for ridges in both for factor in OTSU_FACTORS])

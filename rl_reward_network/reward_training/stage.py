@@ -1,7 +1,6 @@
 """Step 1 as a whole: training of a reward network on the patients of the `reward` split, and its test.
 
-The test compares predicted with true Dice on test patients, in numbers and as a sheet of masks with the predicted and
-the true error map beside each.
+The test compares predicted with true Dice on test patients, in numbers and as a sheet of masks with their error maps.
 """
 
 import warnings
@@ -96,11 +95,7 @@ def reward_plan(
     max_labelled: int | None = None,
     mean_teacher: bool = False,
 ) -> RewardPlan:
-    """The preset of the mode; `steps` replaces its steps, `max_labelled` its training images.
-
-    Raises:
-        ValueError: `max_labelled` is below 1.
-    """
+    """The preset of the mode; `steps` replaces its steps, `max_labelled` (at least 1) its training images."""
     if max_labelled is not None and max_labelled < 1:
         raise ValueError(f"max_labelled is {max_labelled}, expected 1 or more")
     given = {name: value for name, value in {"images": max_labelled, "steps": steps}.items() if value is not None}
@@ -113,11 +108,6 @@ def run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Run) -> RewardNet
 
     Writes best_reward_net/, sheet.png, agreement.json, cost.json, config.json, split.json, metrics.jsonl and logs/. An
     interrupted run is resumed from its last checkpoint.
-
-    Args:
-        inputs: data, split and frozen model.
-        plan: settings.
-        run: new, or interrupted.
 
     Raises:
         ValueError: a split has no labelled image, `run` is of another version, or another process works in it.
@@ -209,12 +199,7 @@ def run_settings(inputs: RunInputs, plan: RewardPlan) -> dict[str, Any]:
 
 
 def named(network: RewardNetwork, run: Path | None = None) -> str:
-    """Folder and time of writing of a reward network.
-
-    Args:
-        network: from `from_pretrained`.
-        run: a run folder; the path is then relative to it if both are in one project.
-    """
+    """Folder, relative to a run folder of the same project, and time of writing of a network from `from_pretrained`."""
     folder = network.source
     if folder is None:
         return "not from a folder"
@@ -223,10 +208,7 @@ def named(network: RewardNetwork, run: Path | None = None) -> str:
 
 
 def find_reward_network(inputs: RunInputs, plan: RewardPlan, seed: int | None = None) -> Path | None:
-    """The newest finished reward network under the output folder with the settings of this step 1.
-
-    Its seed is only compared if `seed` is given.
-    """
+    """The newest finished reward network under the output folder with these settings, and this seed where given."""
     wanted = origin(inputs, plan) | ({} if seed is None else {"seed": seed})
 
     def trained_alike(run: Run) -> bool:
@@ -241,12 +223,7 @@ def find_unfinished(inputs: RunInputs, plan: RewardPlan) -> Run | None:
     return Run.find(REWARD_RUN, inputs.config.output_dir, run_settings(inputs, plan), "interrupted")
 
 
-def check_no_leak(
-    split: Split,
-    network: RewardNetwork,
-    where: Path,
-    samples: Sequence[Sample] = (),
-) -> None:
+def check_no_leak(split: Split, network: RewardNetwork, where: Path, samples: Sequence[Sample] = ()) -> None:
     """Refuse a reward network that was trained or chosen on patients whose masks it will score.
 
     Patients are compared by name, and the images of `samples` with those it has seen, under any name.
@@ -298,17 +275,10 @@ def _count(samples: list[Sample]) -> dict[str, int]:
 def measure_agreement(
     network: RewardNetwork, examples: Iterable[RewardExample], mean: float, masks: int, seed: Sequence[int]
 ) -> dict[str, Any]:
-    """Agreement and intervals by source of masks, gradient ascent, and the network as a segmenter.
+    """Agreement and intervals by source of masks, gradient ascent, and the network as a segmenter, on test images.
 
-    Args:
-        network: the calibrated ensemble.
-        examples: test images.
-        mean: the Dice predicted by the baseline "the mean".
-        masks: damaged masks of each kind per image.
-        seed: seed of the damage.
-
-    Returns:
-        Fields of agreement.json; docs/reference/tensorboard.md explains each.
+    `mean` is the Dice predicted by the baseline "the mean"; `masks` the damaged masks of each kind per image. Returns
+    fields of agreement.json; docs/reference/tensorboard.md explains each.
     """
     measured, climbs, own_dice, favoured, outside = [], [], [], [], []
     for index, example in enumerate(examples):
@@ -379,9 +349,8 @@ def _rows(part: dict[str, np.ndarray], mean: float) -> dict[str, AgreementRow]:
 def interval_row(interval: DiceInterval | None, dice: np.ndarray, true: np.ndarray) -> dict[str, Any]:
     """Result of the intervals of one source, for members' Dice (n, K) and true Dice (n,).
 
-    Returns:
-        `refusal`: why no interval can be given, or None; `coverage`: share of true Dice inside, `half_width`: median
-        half width; both are None where no interval can be given.
+    `coverage` is the share of true Dice inside, `half_width` the median; both are None where `refusal` says why no
+    interval can be given.
     """
     refusal = "not fitted on validation masks" if interval is None else interval.refusal
     if interval is None or refusal or not len(true):

@@ -70,7 +70,6 @@ class RewardTrainingConfig:
     """Device for training: cpu, cuda:0, ..."""
 
     def __post_init__(self) -> None:
-        """Raise a ValueError for values out of range."""
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name not in ("seed", "device", "weight_decay", "dice_weight", "coarse") and not value > 0:
@@ -95,14 +94,8 @@ def train_reward_network(
 ) -> RewardNetwork:
     """Train every member, keep its weights with the best validation Dice, and return the ensemble on the CPU.
 
-    Args:
-        train: training images.
-        val: images of other patients, for the choice of weights.
-        config: settings.
-        run: folder for checkpoint.pt, logs/ (TensorBoard) and metrics.jsonl; training resumes from an existing
-            checkpoint.
-        network_config: sizes of the network.
-        unlabelled: images whose masks, all empty, are not read.
+    `val` are images of other patients, for the choice of weights. Training resumes from checkpoint.pt in `run`, which
+    gets logs/ (TensorBoard) and metrics.jsonl, too. The masks of `unlabelled` images are not read.
 
     Raises:
         ValueError: the loss is not finite; the message has the step and the remedy.
@@ -246,10 +239,7 @@ def train_step(
 ) -> dict[str, float]:
     """One optimiser step on windows float32 (B, 3, S, S) with truth (B, 1, S, S) in [0, 1]; returns the loss's terms.
 
-    `taught` are windows without masks, for a mean teacher.
-
-    Raises:
-        ValueError: the loss is not finite.
+    `taught` are windows without masks, for a mean teacher. A loss that is not finite is a ValueError.
     """
     image, truth = (x.to(config.device) for x in batch)
     member.train()
@@ -294,22 +284,16 @@ def own_scores(network: RewardNetwork, data: LabelledImages) -> dict[str, float]
 
 
 def _require_finite(value: float, step: int) -> None:
-    """Raise a ValueError if a loss or an error is not finite."""
     if not np.isfinite(value):
         raise ValueError(f"step {step}: loss or validation error is {value}: training diverged; try another seed")
 
 
 def _means(kind: str, rows: list[dict[str, float]]) -> dict[str, float]:
-    """Means over the members, by TensorBoard's tags."""
     return {f"{kind}/{name}": float(np.mean([row[name] for row in rows])) for name in rows[0]}
 
 
 def labelled_images(samples: Iterable[Sample]) -> LabelledImages:
-    """Samples in memory; the mask of an unlabelled one is empty.
-
-    Raises:
-        ValueError: a file cannot be read.
-    """
+    """Samples in memory; the mask of an unlabelled one is empty."""
     parts = [(sample.load_image(), sample.load_mask(), sample.group_id) for sample in samples]
     truths = [np.zeros(image.shape[:2], dtype=bool) if truth is None else truth for image, truth, _ in parts]
     return LabelledImages([image for image, _, _ in parts], truths, [group for _, _, group in parts])

@@ -22,19 +22,16 @@ METEOR_SHARE, JUDGE_SHARE = 0.25, 0.75
 
 @dataclass(frozen=True)
 class Advantages:
-    """Advantages of P groups of G generations.
-
-    Args:
-        values: float64 (P, G), the advantages; 0 in groups whose rewards do not differ.
-        rewards: float64 (P, G), weighted sum of the terms; NaN in groups without any value of a term.
-        differ: bool (P,), whether the rewards of the group differ.
-        below_noise: bool (P,), whether they differ by less than their noise; None where no term has a known noise.
-    """
+    """Advantages of P groups of G generations."""
 
     values: np.ndarray
+    """float64 (P, G); 0 in groups whose rewards do not differ."""
     rewards: np.ndarray
+    """float64 (P, G), weighted sum of the terms; NaN in groups without any value of a term."""
     differ: np.ndarray
+    """bool (P,), whether the rewards of the group differ."""
     below_noise: np.ndarray | None = None
+    """bool (P,), whether they differ by less than their noise; None where no term has a known noise."""
 
     def of(self, groups: slice) -> "Advantages":
         """Those of some groups."""
@@ -43,17 +40,10 @@ class Advantages:
 
 
 def caption_reward(meteor: np.ndarray, judge: np.ndarray) -> np.ndarray:
-    """0.25 METEOR + 0.75 judge of P groups of G captions, each of one prompt.
+    """0.25 METEOR + 0.75 judge of P groups of G captions, each of one prompt: float (P, G) in [-0.75, 1].
 
-    Missing scores of the judge are imputed with the mean of the group's other scores. A group without any score gets
-    METEOR alone.
-
-    Args:
-        meteor: float (P, G) in [0, 1].
-        judge: float (P, G) in [-1, 1], NaN where missing.
-
-    Returns:
-        float (P, G) in [-0.75, 1].
+    `meteor` is in [0, 1], `judge` in [-1, 1], NaN where missing: those are imputed with the mean of the group's other
+    scores, and a group without any gets METEOR alone.
     """
     judged = _filled(judge)
     return np.where(np.isnan(judged), meteor, METEOR_SHARE * meteor + JUDGE_SHARE * judged)
@@ -74,7 +64,7 @@ def group_advantages(
 
     Args:
         terms: name -> float (P, G), NaN where missing.
-        weights: name -> weight of the term.
+        weights: of the terms.
         how: "sum_then_normalize" centres and scales the weighted sum; "normalize_then_sum" divides each term by the
             deviation in its group first, so that a term with a small range counts as much, and then the sum by its
             deviation over all groups.
@@ -106,9 +96,8 @@ def group_advantages(
         full = np.sum([weights[name] * _scaled(values, 0.0) for name, values in apart.items()], axis=0)
         counted = np.any([whole_groups(values) for values in filled.values()], axis=0)
         centred = np.sum([weights[name] * _scaled(values, floors[name]) for name, values in apart.items()], axis=0)
-        values = centred / (
-            _deviation(full[counted]) + TINY
-        )  # without floors, or it would undo what they do to a group
+        # without floors, or it would undo what they do to a group
+        values = centred / (_deviation(full[counted]) + TINY)
     differ = np.ptp(centred, axis=1) > NO_DIFFERENCE
     below = known.std(axis=1, ddof=1) < error if noise else None
     return Advantages(np.where(differ[:, None], values, 0.0), rewards, differ, below)
@@ -121,7 +110,6 @@ def _scaled(values: np.ndarray, floor: float | np.ndarray) -> np.ndarray:
 
 
 def _deviation(values: np.ndarray) -> float:
-    """Standard deviation of all values (P, G) together; 0 without a group."""
     return float(values.std(ddof=1)) if len(values) else 0.0
 
 

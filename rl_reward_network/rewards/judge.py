@@ -119,27 +119,23 @@ SILENT_H = ("hour", "honest", "heir")
 class JudgeConfig:
     """Address, model and limits of an LLM judge.
 
-    Attributes:
-        base_url: http(s)://host[:port]/path, usually ending in /v1. Proxies are ignored for localhost.
-        model: name of the model on the server; None takes the only one that the server lists.
-        api_key_env: environment variable with the key; may be unset for servers without keys.
-        max_concurrency: maximum number of concurrent requests.
-        timeout_s: timeout of one attempt, in seconds.
-        max_retries: attempts after the first.
-        cache_path: folder of cached replies, which depend on the whole request, the model and the server; None caches
-            for this run only.
-
     Raises:
         ValueError: a value out of range; the message names it.
     """
 
     base_url: str
+    """http(s)://host[:port]/path, usually ending in /v1. Proxies are ignored for localhost."""
     model: str | None
+    """Its name on the server; None takes the only one that the server lists."""
     api_key_env: str = "OPENAI_API_KEY"
+    """Environment variable with the key; may be unset for servers without keys."""
     max_concurrency: int = 8
     timeout_s: float = 60.0
+    """Of one attempt."""
     max_retries: int = 2
+    """Attempts after the first."""
     cache_path: Path | None = None
+    """Folder of replies, which depend on the whole request, the model and the server; None caches for this run only."""
 
     def __post_init__(self) -> None:
         if set("@?#") & set(self.base_url):  # a secret that messages would show
@@ -175,12 +171,8 @@ class NoReply(Exception):
         self.status = status
 
 
-class JudgeClient:
-    """A thread-safe client of an LLM judge.
-
-    Attributes:
-        config: the configuration; a missing model is replaced by the only model of the server.
-        last_failure: reason of the latest failed call; empty without one.
+class Judge:
+    """An LLM judge of captions, thread-safe; `last_failure` is the reason of the latest failed call, or empty.
 
     Raises:
         ValueError: a package is missing, the key cannot be sent, the cache cannot be used, or no model is given and the
@@ -252,8 +244,7 @@ class JudgeClient:
     def check(self) -> None:
         """Send one short request without cache and retries, to find a wrong address, key or model before the run.
 
-        Raises:
-            ValueError: no reply within at most 20 s; the message has the base url, the reason and the remedy.
+        A ValueError with base url, reason and remedy without a reply within at most 20 s.
         """
         try:
             self._complete(Request("Reply with the letter A and nothing else.", str), self._impatient)
@@ -263,13 +254,30 @@ class JudgeClient:
             self._failed.clear()
             self._stopped = None
 
+    def scores(self, predictions: Sequence[str], references: Sequence[str]) -> list[float | None]:
+        """The score of each of N captions by its one reference, in [-1, 1]; None if a question has no readable answer.
+
+        The score of an empty caption is 0, without a call.
+
+        Raises:
+            ValueError: the lengths differ, a reference is empty, or the cache cannot be used.
+        """
+        check_pairs(predictions, references)
+        for number, reference in enumerate(references):
+            if not reference.strip():
+                raise ValueError(f"reference {number} is empty; leave the sample out")
+        unique = list(dict.fromkeys(ref for text, ref in zip(predictions, references, strict=True) if text.strip()))
+        found = dict(zip(unique, self.ask([exam_request(reference) for reference in unique]), strict=True))
+        exams: list[Exam | None] = [found.get(reference) for reference in references]
+        requests = [_requests(text, exam) for text, exam in zip(predictions, exams, strict=True)]
+        answers = self.ask([request for group in requests for request in group])
+        chosen = [list(islice(answers, len(group))) for group in requests]
+        return [_score(*scored) for scored in zip(predictions, exams, chosen, strict=True)]
+
     def ask(self, requests: Sequence[Request]) -> Iterator[Any]:
         """Yield what `parse` read, in the order of the requests, which are sent concurrently; equal ones are sent once.
 
-        It is None without a reply that can be read.
-
-        Raises:
-            ValueError: the cache cannot be used.
+        It is None without a reply that can be read. A ValueError if the cache cannot be used.
         """
         keys = [self._cache_key(request) for request in requests]
         unique = dict(zip(keys, requests, strict=True))
@@ -346,11 +354,7 @@ class JudgeClient:
         return str(names[0])
 
     def _sent(self, server: Any, send: Callable[[], Any], read: Callable[[Any], Any], unreadable: str) -> Any:
-        """What `read` finds in the parsed response of `send` to a server, after the retries of the package openai.
-
-        Raises:
-            NoReply: there is no response, or `read` cannot read it; the message has the reason.
-        """
+        """What `read` finds in the parsed response of `send`, after the retries of the package openai, or `NoReply`."""
         try:
             response = send()
         except self._openai.APIStatusError as error:
@@ -386,7 +390,6 @@ class JudgeClient:
                 self._stopped = self._message(share, status)
 
     def _message(self, reason: str, status: int = 0) -> str:
-        """An error message with judge, reason and remedy."""
         model = "" if self.config.model is None else f", model {self.config.model!r}"
         remedy = REMEDIES.get(status, REMEDY).format(api_key_env=self.config.api_key_env)
         return f"LLM judge {self.config.base_url}{model}: {reason}; {remedy}"
@@ -451,35 +454,6 @@ class Exam(NamedTuple):
 
     name: str
     questions: tuple[Question, ...]
-
-
-class Judge(JudgeClient):
-    """An LLM judge of captions; the module describes the score."""
-
-    def scores(self, predictions: Sequence[str], references: Sequence[str]) -> list[float | None]:
-        """The score of each prediction by its one reference.
-
-        Args:
-            predictions: N captions; the score of an empty one is 0, without a call.
-            references: N captions, none empty.
-
-        Returns:
-            N floats in [-1, 1]; None if any question has no readable answer.
-
-        Raises:
-            ValueError: the lengths differ, a reference is empty, or the cache cannot be used.
-        """
-        check_pairs(predictions, references)
-        for number, reference in enumerate(references):
-            if not reference.strip():
-                raise ValueError(f"reference {number} is empty; leave the sample out")
-        unique = list(dict.fromkeys(ref for text, ref in zip(predictions, references, strict=True) if text.strip()))
-        found = dict(zip(unique, self.ask([exam_request(reference) for reference in unique]), strict=True))
-        exams: list[Exam | None] = [found.get(reference) for reference in references]
-        requests = [_requests(text, exam) for text, exam in zip(predictions, exams, strict=True)]
-        answers = self.ask([request for group in requests for request in group])
-        chosen = [list(islice(answers, len(group))) for group in requests]
-        return [_score(*scored) for scored in zip(predictions, exams, chosen, strict=True)]
 
 
 def exam_request(reference: str) -> Request:

@@ -40,17 +40,10 @@ class MaskQualityModel(Protocol):
 
 
 class ImageScorer:
-    """A reward network applied to one image: the U-Nets run once, in the constructor.
+    """A reward network, or any object with its interface, applied to one image uint8 (H, W, 3), or a ValueError.
 
-    Args:
-        network: a RewardNetwork, or any object with its interface.
-        image: uint8 (H, W, 3), RGB.
-        probs: foreground probabilities (K, 1, 1, H, W) of the image, if they are known (`ForegroundMaps`); the U-Nets
-            then do not run.
-        reasons: digest of an image -> `outside`, where it is known; what is found is added.
-
-    Raises:
-        ValueError: another dtype or shape of the image.
+    The U-Nets run once, in the constructor, unless `probs`, the maps (K, 1, 1, H, W) of the image, are known. In
+    `reasons`, digest of an image -> `outside`, what is found is added.
     """
 
     def __init__(
@@ -85,10 +78,7 @@ class ImageScorer:
         return self._reasons[key]
 
     def quality(self, masks: np.ndarray) -> dict[str, np.ndarray]:
-        """The predicted quality of each mask.
-
-        Args:
-            masks: float32 (P, H, W) in [0, 1], binary or soft.
+        """The predicted quality of each mask, float32 (P, H, W) in [0, 1], binary or soft.
 
         Returns:
             float32 arrays: `score` (P,), the reward, clipped to [0, 1]; `dice` and `std` (P,); `members` (P, K, 4),
@@ -122,16 +112,7 @@ class ImageScorer:
     def ascend(self, masks: np.ndarray, step_size: float, steps: int) -> Iterator[np.ndarray]:
         """Gradient ascent on the score, each mask by itself: m <- clip(m + step_size * g / max |g|, 0, 1).
 
-        Args:
-            masks: float32 (P, H, W) in [0, 1], where to start.
-            step_size: largest change of a pixel in one step, in (0, 1].
-            steps: number of steps.
-
-        Yields:
-            The soft masks after each step, float32 (P, H, W) in [0, 1]; threshold them at 0.5.
-
-        Raises:
-            ValueError: as `quality`.
+        From masks float32 (P, H, W) in [0, 1]; `step_size` in (0, 1]. Yields the soft masks after each step.
         """
         _check_masks(masks, self.size)
         mask = self._like_probs(masks)
@@ -148,17 +129,8 @@ class ForegroundMaps:
 
     Maps are rounded to float16 (6 bytes per pixel with three members), whether they are computed or read, so a resumed
     run gets the same numbers. The error of a map is at most 2**-11 of its value; that of a score was below 5e-5. The
-    maps used last stay in memory. Files are written atomically, so several processes may share a folder; a damaged file
-    is computed again, with a warning.
-
-    Args:
-        network: a RewardNetwork, or any object with its interface; frozen.
-        folder: of this network's files, made with the first one; None keeps maps in memory only.
-        memory_bytes: limit of the maps in memory; the maps used last are always kept.
-        disk_bytes: limit of the files in `folder`.
-
-    Attributes:
-        computed: number of passes of the U-Nets.
+    maps used last stay in memory, within `memory_bytes`; the files in `folder` (None: no files) within `disk_bytes`.
+    Several processes may share a folder; a damaged file is computed again, with a warning.
     """
 
     def __init__(
@@ -172,7 +144,7 @@ class ForegroundMaps:
         self.memory_bytes, self.disk_bytes = memory_bytes, disk_bytes
         self.entries: OrderedDict[str, np.ndarray] = OrderedDict()
         self.reasons: dict[str, str | None] = {}  # why images are outside the domain
-        self.computed = self.nbytes = 0
+        self.computed = self.nbytes = 0  # passes of the U-Nets; size of the maps in memory
         files = folder.glob("[!.]*.safetensors") if folder is not None and folder.is_dir() else ()
         self.disk_used = sum(path.stat().st_size for path in files)  # unfinished files, .*, may vanish meanwhile
 
@@ -182,11 +154,7 @@ class ForegroundMaps:
         return cls(network, run.parent / FOLDER / network.fingerprint)
 
     def scorer(self, image: np.ndarray) -> ImageScorer:
-        """The network applied to an image, uint8 (H, W, 3).
-
-        Raises:
-            ValueError: another dtype or shape, or the disk is full.
-        """
+        """The network applied to an image, uint8 (H, W, 3); a ValueError for another form, or if the disk is full."""
         return ImageScorer(self.network, image, self.probs(image), self.reasons)
 
     def probs(self, image: np.ndarray) -> Tensor:
@@ -217,10 +185,7 @@ class ForegroundMaps:
 
 @dataclass(frozen=True)
 class DomainCheck:
-    """How many images a training uses.
-
-    Those `outside` cannot be judged by the reward network; `reason` says why of the first, None without any.
-    """
+    """How many images a training uses, how many of them the reward network cannot judge, and why the first of these."""
 
     images: int
     outside: int
@@ -275,7 +240,6 @@ def check_image(image: np.ndarray) -> None:
 
 
 def _check_masks(masks: np.ndarray, size: tuple[int, ...]) -> None:
-    """Raise a ValueError for a dtype, shape or range that would be misread."""
     if masks.ndim != 3 or masks.shape[1:] != size or not np.issubdtype(masks.dtype, np.floating):
         raise ValueError(f"masks must be float (P, H, W) of {size}, got {masks.dtype} {masks.shape}")
     if masks.size and not (masks.min() >= 0 and masks.max() <= 1):  # also refuses NaN

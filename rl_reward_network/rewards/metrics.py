@@ -88,26 +88,13 @@ def hd95(pred: np.ndarray, target: np.ndarray) -> np.ndarray:
     conventions: NaN (monai: infinity or NaN), which leaves the image out of means and so rewards a method that finds
     nothing, or the diagonal of the image. Here it is the diagonal, sqrt(H^2 + W^2), and every image counts.
     """
-    return _by_distances(pred, target, lambda *both: max(float(np.percentile(one, PERCENT)) for one in both))
-
-
-def border_distance(pred: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Average symmetric surface distance of each pair, in pixels: the mean over the boundary pixels of both masks.
-
-    Distances, boundary and empty masks are those of `hd95`. Equal to monai's
-    `compute_average_surface_distance(..., symmetric=True)`.
-    """
-    return _by_distances(pred, target, lambda *both: float(np.concatenate(both).mean()))
-
-
-def _by_distances(pred: np.ndarray, target: np.ndarray, summary: Callable[..., float]) -> np.ndarray:
-    """`summary` of the distances from the boundary of each mask to that of the other, pair by pair."""
 
     def of_pair(pred: np.ndarray, target: np.ndarray) -> float:
         if not pred.any() or not target.any():
             return 0.0 if pred.any() == target.any() else float(np.hypot(*pred.shape))
         first, second = boundary(pred), boundary(target)
-        return summary(_distances(first, second), _distances(second, first))
+        distances = (_distances(first, second), _distances(second, first))
+        return max(float(np.percentile(one, PERCENT)) for one in distances)
 
     return _pair_by_pair(of_pair, pred, target)
 
@@ -121,9 +108,7 @@ def boundary(mask: np.ndarray) -> np.ndarray:
 
 def _distances(start: np.ndarray, end: np.ndarray) -> np.ndarray:
     """float32 (N,): the distance from each pixel of `start` to the nearest of `end`, both bool (H, W)."""
-    distances: np.ndarray = cv2.distanceTransform((~end).astype(np.uint8), cv2.DIST_L2, cv2.DIST_MASK_PRECISE)
-    found: np.ndarray = distances[start]
-    return found
+    return cv2.distanceTransform((~end).astype(np.uint8), cv2.DIST_L2, cv2.DIST_MASK_PRECISE)[start]
 
 
 def betti0_error(pred: np.ndarray, target: np.ndarray) -> np.ndarray:
@@ -146,28 +131,21 @@ def betti_match(pred: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 def one_tree(masks: np.ndarray) -> np.ndarray:
-    """How nearly each mask is one connected tree without loops, in [0, 1]; needs no true mask.
+    """How nearly each mask, bool (N, H, W), is one connected tree without loops, in [0, 1]; needs no true mask.
 
     1 / (1 + further components + holes), as counted by `betti0_error`; 0 for an empty mask. It knows nothing of the
     image: a single pixel has 1, so it is a term beside others.
-
-    Args:
-        masks: bool (N, H, W).
     """
     check_masks(masks, masks)
     return np.array([1 / (components(mask) + holes(mask)) if mask.any() else 0.0 for mask in masks], dtype=np.float64)
 
 
 def calibration_error(soft: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Expected calibration error of each soft mask, in [0, 1]; lower is better.
+    """Expected calibration error of each soft mask, float (N, H, W) in [0, 1], in [0, 1]; lower is better.
 
     The pixels of an image are sorted into 15 bins of equal width by their foreground probability; the error is the mean
     over pixels of the distance between the mean probability of a bin and the share of its pixels that are true. As most
     pixels are surely background, values are small; they compare methods on the same images.
-
-    Args:
-        soft: float (N, H, W) in [0, 1].
-        target: bool (N, H, W).
 
     Source: Naeini et al., AAAI 2015; Guo et al., "On Calibration of Modern Neural Networks" (arXiv 1706.04599).
     """
@@ -200,7 +178,6 @@ def holes(mask: np.ndarray) -> int:
 def _pair_by_pair(
     function: Callable[[np.ndarray, np.ndarray], float], pred: np.ndarray, target: np.ndarray
 ) -> np.ndarray:
-    """float64 (N,): the function of each pair of masks (H, W)."""
     check_masks(pred, target)
     return np.array([function(*pair) for pair in zip(pred, target, strict=True)], dtype=np.float64)
 
@@ -213,11 +190,7 @@ def _counts(pred: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def check_masks(pred: np.ndarray, target: np.ndarray) -> None:
-    """Check two stacks of masks; N may be 0.
-
-    Raises:
-        ValueError: they are not bool (N, H, W) of one shape, H and W 1 or more.
-    """
+    """Raise a ValueError unless two stacks of masks are bool (N, H, W) of one shape, H and W 1 or more."""
     if pred.shape != target.shape or pred.ndim != 3:
         raise ValueError(f"masks must share one (N, H, W) shape, got {pred.shape} and {target.shape}")
     if 0 in pred.shape[1:]:
@@ -233,28 +206,23 @@ def _ratio(part: np.ndarray, whole: np.ndarray, predicted: np.ndarray, true: np.
 
 @dataclass(frozen=True)
 class Metric:
-    """What is known about a metric; see `METRICS`.
-
-    Args:
-        title: of its column.
-        function: predicted and true masks, bool (N, H, W), to float64 (N,).
-        higher_is_better: else lower is.
-        highest: upper limit of its range, which starts at 0; None without.
-        unit: such as "pixels"; empty for a ratio or a number.
-        main: whether it stands in the first table of a comparison and in table.tex.
-        in_training: whether GRPO measures it in its validation and its evaluation, too; those that thin masks or
-            measure distances take long.
-        note: what a reader of the table must know, empty masks included; empty for the rule of overlaps.
-    """
+    """What is known about a metric; see `METRICS`."""
 
     title: str
+    """Of its column."""
     function: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    """Predicted and true masks, bool (N, H, W), to float64 (N,)."""
     higher_is_better: bool = True
     highest: float | None = 1.0
+    """Upper limit of its range, which starts at 0; None without."""
     unit: str = ""
+    """Such as "pixels"; empty for a ratio or a number."""
     main: bool = False
+    """Whether it stands in the first table of a comparison and in table.tex."""
     in_training: bool = False
+    """Whether GRPO measures it in its validation and evaluation, too; thinning and distances take long."""
     note: str = ""
+    """What a reader of the table must know, empty masks included; empty for the rule of overlaps."""
 
     @property
     def column(self) -> str:
@@ -316,24 +284,18 @@ def empty_rules() -> str:
 
 
 def meteor(predictions: Sequence[str], references: Sequence[str], normalise: bool = False) -> np.ndarray:
-    """METEOR of each caption with its one reference, by NLTK, without any download.
+    """METEOR of each caption with its one reference, by NLTK, without any download: float64 (N,) in [0, 1].
 
     Formula, for m matched words in c chunks, p words predicted, r words in the reference: P = m / p, R = m / r,
     F = P R / (0.9 P + 0.1 R), METEOR = F (1 - 0.5 (c / m)^3). Words match when they are equal, have one stem (Porter),
     or, in the variant "full", are synonyms in WordNet. The variants give different numbers: report `meteor_variant()`
     with every number. The Java METEOR 1.5 has other parameters and is not comparable to either.
 
+    `normalise` divides by the score of the reference with itself, which is 0.5 for one word, 0.94 for two and nearly 1
+    for ten, so that a perfect prediction scores 1 at any length. A caption without a word has 0.
+
     Source: Lavie and Agarwal 2007, as in nltk.translate.meteor_score. NLTK aligns repeated words greedily from the
     right, so the number of chunks of a repetitive caption can be too high.
-
-    Args:
-        predictions: N captions; the score of a caption without a word is 0.
-        references: N captions, each with at least one word.
-        normalise: divide by the score of the reference with itself, which is 0.5 for one word, 0.94 for two and nearly
-            1 for ten, so that a perfect prediction scores 1 at any length.
-
-    Returns:
-        float64 (N,) in [0, 1].
 
     Raises:
         ValueError: the lengths differ, a reference has no word, or NLTK is not installed.

@@ -45,8 +45,7 @@ RESERVED = {
 def own_rewards(file: str | None) -> dict[str, ImageReward]:
     """Name -> reward, for each public function that a Python file defines; the file is run, its folder on the path.
 
-    Args:
-        file: its path; None or "": no rewards.
+    None or "" gives no rewards.
 
     Raises:
         ValueError: the file is missing, cannot be run, or defines no function; a function cannot be called as
@@ -109,11 +108,7 @@ def _checked(name: str, function: ImageReward, file: str) -> ImageReward:
 
 
 def _numbers(values: Any) -> np.ndarray:
-    """float64 array of numbers; tensors, also in a list, on any device and with a gradient, are their values.
-
-    Raises:
-        ValueError: other things than numbers, e.g. texts or None.
-    """
+    """float64 array of numbers, else a ValueError; tensors, also in a list, on any device, are their values."""
     if hasattr(values, "detach"):  # a tensor; torch is not imported for it
         return values.detach().cpu().double().numpy()
     if isinstance(values, list | tuple):
@@ -164,12 +159,10 @@ else:  # the choices of `--reward`, and of `--mask_rewards` and `--loop2_mask_re
 
 
 def prompt_reward(name: RewardName, scores: np.ndarray, metrics: Mapping[str, np.ndarray]) -> np.ndarray:
-    """float32 (P,) in [0, 1]: the reward of the masks of P prompts.
+    """float32 (P,) in [0, 1]: the reward `name` of `PROMPT_REWARDS` of the masks of P prompts.
 
-    Args:
-        name: one of `PROMPT_REWARDS`.
-        scores: float32 (P,), the reward network's scores.
-        metrics: mask reward -> float64 (P,); those that need the ground truth are missing without it.
+    `scores` are the reward network's; `metrics`, mask reward -> float64 (P,), lack those of the ground truth without
+    it.
 
     Raises:
         ValueError: an unknown name, or a reward that needs the ground truth where there is none.
@@ -203,12 +196,7 @@ def prompt_reward(name: RewardName, scores: np.ndarray, metrics: Mapping[str, np
 
 
 class EnsembleScores(NamedTuple):
-    """Rewards of N generations by an ensemble.
-
-    Args:
-        values: N rewards.
-        members: float (N, K), the rewards by each of its members.
-    """
+    """Rewards of N generations by an ensemble, and float (N, K), those by each of its members."""
 
     values: Sequence[float | None]
     members: np.ndarray
@@ -255,11 +243,7 @@ def meteor_reward(*, completions: Sequence[str], captions: Sequence[str], **_: A
 
 def judge_reward(judge: "Judge") -> RewardFunction:
     """The LLM judge's score in [-1, 1], below 0 for wrong statements; None where it is missing."""
-
-    def reward(*, completions: Sequence[str], captions: Sequence[str], **_: Any) -> list[float | None]:
-        return judge.scores(completions, captions)
-
-    return reward
+    return lambda *, completions, captions, **_: judge.scores(completions, captions)
 
 
 def judged_caption_reward(judge: "Judge") -> GroupFunction:

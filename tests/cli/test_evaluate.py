@@ -1,7 +1,6 @@
 """Which run is evaluated, and the tables on the terminal."""
 
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from rl_reward_network.report.table import Results, paired_rows
 from rl_reward_network.run import run_folders
 
 
-def test_a_pattern_names_the_newest_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pattern_names_the_newest_folder(tmp_path, capsys):
     for age, name in enumerate(("b", "a", "c")):
         (tmp_path / name).mkdir()
         os.utime(tmp_path / name, (1000 - age, 1000 - age))
@@ -23,7 +22,7 @@ def test_a_pattern_names_the_newest_folder(tmp_path: Path, capsys: pytest.Captur
     assert newest((str(tmp_path / "c"),)) == tmp_path / "c"
 
 
-def test_the_newest_run_is_the_one_that_began_last(tmp_path: Path) -> None:
+def test_the_newest_run_is_the_one_that_began_last(tmp_path):
     """As for --resume: by its name, whatever was written into it since; the clock of the first was wrong."""
     names = ("2099", "2024", "2025")
     for written, year in enumerate(names):
@@ -40,19 +39,17 @@ def test_the_newest_run_is_the_one_that_began_last(tmp_path: Path) -> None:
     assert newest((str(tmp_path / "sa2va_grpo_*" / "checkpoint-*"),)).name == "checkpoint-100"
 
 
-def test_a_folder_may_have_brackets_in_its_name(tmp_path: Path) -> None:
+def test_a_folder_may_have_brackets_in_its_name(tmp_path):
     (tmp_path / "run[1]").mkdir()
     assert newest((str(tmp_path / "run[1]"),)) == tmp_path / "run[1]"
 
 
-def test_a_missing_folder_is_named_with_the_command_that_makes_one(tmp_path: Path) -> None:
+def test_a_missing_folder_is_named_with_the_command_that_makes_one(tmp_path):
     with pytest.raises(ValueError, match=r"model_path .*nothing.*sa2va-rl prompts"):
         newest((str(tmp_path / "nothing"),))
 
 
-def test_both_models_and_their_difference_are_shown(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_models_and_their_difference_are_shown(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     before, after = {"dice": np.array([0.5, 0.6, 0.4] * 2)}, {"dice": np.array([0.6, 0.7, 0.5] * 2)}
     rows, ids = paired_rows(before, after, list("abcdef")), tuple(zip("abcdef", "abcdef", strict=True))

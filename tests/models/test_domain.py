@@ -1,8 +1,6 @@
 """The domain of a reward network: which images it can judge, in numbers that are known by construction."""
 
-from collections.abc import Callable
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import cv2
 import numpy as np
@@ -18,7 +16,7 @@ from rl_reward_network.rewards.table import learned_reward
 SIDE = 96
 
 
-def picture(seed: int, size: int = SIDE, empty: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def picture(seed, size=SIDE, empty=False):
     """A dark bar on a grey, noisy ground, and its mask."""
     rng = np.random.default_rng(seed)
     truth = np.zeros((size, size), bool)
@@ -32,13 +30,13 @@ def picture(seed: int, size: int = SIDE, empty: bool = False) -> tuple[np.ndarra
 class DarkIsObject(RewardNetwork):
     """Sees dark pixels, at the size at which it looks; the second member is a little less sure."""
 
-    def _probs_of(self, image: torch.Tensor) -> torch.Tensor:
+    def _probs_of(self, image):
         dark = ((0.4 - image.mean(dim=1, keepdim=True)) * 60).sigmoid()
         dark = torch.where(dark < 0.02, 0, dark)
         return torch.stack([dark, 0.97 * dark])
 
 
-def fitted(empties: int = 0, missed: int = 0) -> DarkIsObject:
+def fitted(empties=0, missed=0):
     """A network with a domain of 12 images with a bar, some without one, and some with a bar that it did not see."""
     network = DarkIsObject(RewardNetworkConfig(members=2, channels=(4, 4)))
     judged, images = [], []
@@ -53,15 +51,15 @@ def fitted(empties: int = 0, missed: int = 0) -> DarkIsObject:
 
 
 @pytest.fixture(scope="module")
-def network() -> DarkIsObject:
+def network():
     return fitted()
 
 
-def outside(network: RewardNetwork, image: np.ndarray) -> str | None:
+def outside(network, image):
     return ImageScorer(network, image).outside
 
 
-def test_images_like_those_of_validation_are_inside(network: DarkIsObject) -> None:
+def test_images_like_those_of_validation_are_inside(network):
     assert [outside(network, picture(seed)[0]) for seed in range(100, 140)] == [None] * 40
 
 
@@ -83,9 +81,7 @@ HALVES = np.where(np.arange(SIDE) < SIDE // 2, 130, 190)[None, :, None]  # as br
         ("width of what it sees", lambda image: np.where(SQUARE, 40, 160) + 0 * image),
     ],
 )
-def test_an_image_unlike_them_is_outside_in_one_sentence_and_has_no_number(
-    name: str, change: Callable[[np.ndarray], np.ndarray], network: DarkIsObject
-) -> None:
+def test_an_image_unlike_them_is_outside_in_one_sentence_and_has_no_number(name, change, network):
     image = np.ascontiguousarray(change(picture(3)[0])).astype(np.uint8)
     scorer = ImageScorer(network, image)
     assert scorer.outside is not None
@@ -98,11 +94,11 @@ def test_an_image_unlike_them_is_outside_in_one_sentence_and_has_no_number(
 class SeesBrightToo(DarkIsObject):
     """Takes what is bright for the object, too, and is a little less sure of it."""
 
-    def _probs_of(self, image: torch.Tensor) -> torch.Tensor:
+    def _probs_of(self, image):
         return super()._probs_of(image) + 0.9 * super()._probs_of(1 - image)
 
 
-def test_a_negative_is_outside_though_all_its_numbers_are_as_usual() -> None:
+def test_a_negative_is_outside_though_all_its_numbers_are_as_usual():
     known = fitted().config.domain
     network = SeesBrightToo(RewardNetworkConfig(members=2, channels=(4, 4)))
     network.config = replace(network.config, domain=replace(known, limits=dict.fromkeys(known.limits, (0.0, 1e9))))
@@ -117,15 +113,15 @@ def test_a_negative_is_outside_though_all_its_numbers_are_as_usual() -> None:
     assert {n: fit_domain(judged, [image], [True] + [False] * (n - 1)).knows_negatives for n in shares} == shares
 
 
-def test_the_domain_is_asked_once_for_an_image(network: DarkIsObject, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[np.ndarray] = []
+def test_the_domain_is_asked_once_for_an_image(network, monkeypatch):
+    asked = []
     monkeypatch.setattr(network, "outside", lambda image, probs: asked.append(image))
     maps = ForegroundMaps(network)
     assert [maps.scorer(picture(5)[0]).outside for _ in range(3)] == [None] * 3
     assert len(asked) == 1
 
 
-def test_nothing_seen_is_inside_only_where_it_was_right_in_validation() -> None:
+def test_nothing_seen_is_inside_only_where_it_was_right_in_validation():
     image, mask = picture(50, empty=True)[0], np.zeros((1, SIDE, SIDE), np.float32)
     assert "sees no object" in str(outside(fitted(empties=2), image))
     assert "sees no object" in str(outside(fitted(empties=6, missed=2), image)), "2 of 8 empty maps were wrong"
@@ -136,9 +132,9 @@ def test_nothing_seen_is_inside_only_where_it_was_right_in_validation() -> None:
 
 
 @pytest.mark.parametrize("scale", [0.5, 2, 4])
-def test_the_same_picture_at_another_size_is_seen_as_in_training(scale: float, network: DarkIsObject) -> None:
+def test_the_same_picture_at_another_size_is_seen_as_in_training(scale, network):
     image, truth = picture(7)
-    sizes: list[tuple[int, ...]] = []
+    sizes = []
     seen_by = network._probs_of
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(network, "_probs_of", lambda image: sizes.append(tuple(image.shape[-2:])) or seen_by(image))
@@ -156,7 +152,7 @@ def test_the_same_picture_at_another_size_is_seen_as_in_training(scale: float, n
     np.testing.assert_allclose(scorer.quality(wide.astype(np.float32))["dice"], usual, atol=0.06)
 
 
-def test_where_the_training_images_have_several_sizes_another_scale_is_outside() -> None:
+def test_where_the_training_images_have_several_sizes_another_scale_is_outside():
     network = fitted()
     domain = replace(network.config.domain, sides=(SIDE, 2 * SIDE))
     assert domain.seen_size(4 * SIDE, SIDE) == (4 * SIDE, SIDE)
@@ -165,9 +161,7 @@ def test_where_the_training_images_have_several_sizes_another_scale_is_outside()
     assert "longer side in pixels is 288" in str(outside(network, picture(1, 3 * SIDE)[0]))
 
 
-def test_a_domain_is_saved_and_networks_without_one_say_so_and_give_numbers(
-    network: DarkIsObject, tmp_path: Path
-) -> None:
+def test_a_domain_is_saved_and_networks_without_one_say_so_and_give_numbers(network, tmp_path):
     network.save_pretrained(tmp_path / "new")
     loaded = RewardNetwork.from_pretrained(tmp_path / "new")
     assert loaded.config == network.config
@@ -185,7 +179,7 @@ def test_a_domain_is_saved_and_networks_without_one_say_so_and_give_numbers(
         RewardNetwork.from_pretrained(tmp_path / "new")
 
 
-def test_the_learned_reward_of_an_image_outside_is_missing_and_not_zero(network: DarkIsObject) -> None:
+def test_the_learned_reward_of_an_image_outside_is_missing_and_not_zero(network):
     inside, blank = picture(5), np.full((SIDE, SIDE, 3), 160, np.uint8)
     images, masks = [inside[0], blank, blank], [inside[1], np.zeros((SIDE, SIDE), bool), None]
     scores = learned_reward(ForegroundMaps(network))(images=images, predicted_masks=masks)

@@ -44,7 +44,6 @@ RIGHT = np.arange(30) % 2
 
 
 def compared(val, test, chosen, ridge=None, choice="policy", best_fixed=0, last=None, **more):
-    """`compare` with a deployment made by hand."""
     picks = {POLICY: np.asarray(chosen), RIDGE: np.asarray(chosen if ridge is None else ridge)}
     picks |= {} if last is None else {LAST: np.asarray(last)}
     deployment = Deployment(choice, best_fixed, "somebody", 0, None, None, None, None, None, "why")

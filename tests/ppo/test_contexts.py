@@ -1,7 +1,6 @@
 """Contexts of a run, a model, or images and masks; the tables of a run on disk; the control with exchanged rewards."""
 
 import doctest
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -11,7 +10,6 @@ from stable_baselines3 import PPO
 from rl_reward_network.env import ENV_ID
 from rl_reward_network.env.observation import IMAGE_FEATURES, observe_image
 from rl_reward_network.env.sa2va_finetune_env import PromptContext
-from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.ppo import contexts as contexts_file
 from rl_reward_network.ppo.contexts import (
@@ -34,7 +32,7 @@ MASKS = np.stack([TRUTHS, ~TRUTHS, np.ones_like(TRUTHS)], axis=1)  # all right, 
 SCORES = RNG.random((2, 3))
 
 
-def entries(labelled: bool) -> list[PromptContext]:
+def entries(labelled):
     rng = np.random.default_rng(0)
     found = tables(rng.random((3, 4)), rng.random((3, 4), dtype=np.float32), labelled=labelled)
     return [
@@ -47,12 +45,12 @@ def entries(labelled: bool) -> list[PromptContext]:
     ]
 
 
-def test_the_example_of_the_docstring_runs() -> None:
+def test_the_example_of_the_docstring_runs():
     result = doctest.testmod(contexts_file)
     assert (result.failed, result.attempted > 5) == (0, True)
 
 
-def test_contexts_of_images_masks_and_scores() -> None:
+def test_contexts_of_images_masks_and_scores():
     labelled, unlabelled = contexts_from_masks(IMAGES, MASKS, SCORES, [TRUTHS[0], None])
     np.testing.assert_array_equal(labelled.features, observe_image(IMAGES[0]))
     np.testing.assert_allclose(labelled.scores, SCORES[0], rtol=1e-6)
@@ -76,12 +74,12 @@ def test_contexts_of_images_masks_and_scores() -> None:
         (IMAGES.astype(float), MASKS, SCORES, None, r"image.*float64"),
     ],
 )
-def test_images_and_masks_that_do_not_fit_are_named(images, masks, scores, truths, message):  # type: ignore[no-untyped-def]
+def test_images_and_masks_that_do_not_fit_are_named(images, masks, scores, truths, message):
     with pytest.raises(ValueError, match=message):
         contexts_from_masks(images, masks, scores, truths)
 
 
-def test_contexts_of_a_model_a_reward_network_and_data_train_ppo(tiny_inputs: RunInputs, tmp_path: Path) -> None:
+def test_contexts_of_a_model_a_reward_network_and_data_train_ppo(tiny_inputs, tmp_path):
     config = tiny_inputs.config
     network = RewardNetwork(RewardNetworkConfig(channels=(4, 4), packing=2))
     network.training_info |= {"train_groups": [], "val_groups": []}
@@ -96,7 +94,7 @@ def test_contexts_of_a_model_a_reward_network_and_data_train_ppo(tiny_inputs: Ru
         contexts_from_model(config, tmp_path / "leak")
 
 
-def test_tables_come_back_to_the_last_bit_and_play(tmp_path: Path) -> None:
+def test_tables_come_back_to_the_last_bit_and_play(tmp_path):
     saved = {"policy": entries(labelled=False), "val": entries(labelled=True)}
     save_tables(tmp_path / TABLES, saved)
     loaded = load_tables(tmp_path / TABLES)
@@ -120,14 +118,14 @@ def test_tables_come_back_to_the_last_bit_and_play(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["[]", '{"policy": [{"sample_id": "a"}]}', '{"policy": 3}', '{"policy": [[]]}', None])
-def test_a_file_that_is_no_table_is_named_with_the_remedy(tmp_path: Path, text: str | None) -> None:
+def test_a_file_that_is_no_table_is_named_with_the_remedy(tmp_path, text):
     if text:
         (tmp_path / TABLES).write_text(text)
     with pytest.raises(ValueError, match=r"tables\.json: (not a table of scores .*run step 2 again|file not found)"):
         contexts_from_run(tmp_path)
 
 
-def test_exchanged_rewards_are_of_another_image_and_of_the_same_set() -> None:
+def test_exchanged_rewards_are_of_another_image_and_of_the_same_set():
     images = entries(labelled=True)
     by_name = {entry.sample_id: entry for entry in images}
     control = exchange_rewards(images, seed=0)

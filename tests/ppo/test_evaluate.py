@@ -1,9 +1,7 @@
 """The notes of an evaluation; the stage as a whole is run in test_prompts.py and test_end_to_end.py."""
 
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,13 +9,13 @@ import pytest
 from rl_reward_network.env.observation import IMAGE_FEATURES
 from rl_reward_network.env.sa2va_finetune_env import PromptContext
 from rl_reward_network.inputs.config import RunConfig
-from rl_reward_network.ppo.baselines import POLICY, RIDGE, Comparison, compare
+from rl_reward_network.ppo.baselines import POLICY, RIDGE, compare
 from rl_reward_network.ppo.evaluate import pick_test_samples, rehearsal_note, segmenter_note
 from rl_reward_network.report.deployment import decide
 from tests.ppo.test_baselines import tables
 
 
-def compared(own_dice: float | None, count: int = 8) -> tuple[list[PromptContext], Comparison]:
+def compared(own_dice, count=8):
     """Images of a patient each, whose best prompt has Dice 0.8."""
     dice = np.tile([0.5, 0.8, 0.6, 0.1], (count, 1))
     rows = tables(dice, dice)
@@ -41,8 +39,7 @@ def compared(own_dice: float | None, count: int = 8) -> tuple[list[PromptContext
         (0.7, 8, "]."),
     ],
 )
-def test_the_report_says_when_a_plain_segmenter_serves_better(own_dice: float, images: int, advice: str) -> None:
-    """Few patients prove nothing."""
+def test_the_report_says_when_a_plain_segmenter_serves_better(own_dice, images, advice):
     (note,) = segmenter_note(*compared(own_dice, images))
     mean = "{:.3f} [" if images > 5 else "{:.2f}"
     assert f"own segmentation of these images has Dice {mean.format(own_dice)}" in note
@@ -50,13 +47,13 @@ def test_the_report_says_when_a_plain_segmenter_serves_better(own_dice: float, i
     assert note.endswith(advice)
 
 
-def test_unlabelled_images_tell_nothing_about_it() -> None:
+def test_unlabelled_images_tell_nothing_about_it():
     entries, comparison = compared(None)
     unlabelled = [replace(entry, metrics={}) for entry in entries]
     assert segmenter_note(unlabelled, comparison) == ()
 
 
-def test_images_without_foreground_say_nothing_about_a_segmenter() -> None:
+def test_images_without_foreground_say_nothing_about_a_segmenter():
     entries, comparison = compared(None)
     (note,) = segmenter_note(entries, comparison)
     assert "No true mask of these images has foreground" in note
@@ -67,9 +64,9 @@ def test_images_without_foreground_say_nothing_about_a_segmenter() -> None:
     assert note.endswith("(2 with an empty true mask are left out).")
 
 
-def test_the_rehearsal_model_is_named_on_images_that_are_not_its_own(tmp_path: Path) -> None:
-    def note(**config: Any) -> tuple[str, ...]:
-        inputs: Any = SimpleNamespace(config=RunConfig(data_root=tmp_path, **config))
+def test_the_rehearsal_model_is_named_on_images_that_are_not_its_own(tmp_path):
+    def note(**config):
+        inputs = SimpleNamespace(config=RunConfig(data_root=tmp_path, **config))
         return rehearsal_note(inputs)
 
     assert "sa2va-nano has learned rendered pictures only" in note()[0]
@@ -89,10 +86,8 @@ def test_the_rehearsal_model_is_named_on_images_that_are_not_its_own(tmp_path: P
         ("full", None, 240, 240, False),
     ],
 )
-def test_a_quick_evaluation_takes_eighty_images_and_says_so(
-    mode: str, asked: int | None, there: int, used: int, noted: bool
-) -> None:
-    inputs: Any = SimpleNamespace(samples=range(960), pick=lambda _, count: list(range(there))[:count])
+def test_a_quick_evaluation_takes_eighty_images_and_says_so(mode, asked, there, used, noted):
+    inputs = SimpleNamespace(samples=range(960), pick=lambda _, count: list(range(there))[:count])
     samples, notes = pick_test_samples(inputs, mode, asked)
     assert len(samples) == used
     assert notes == (("quick: 80 of 240 test images; evaluate --images 240 takes all.",) if noted else ())

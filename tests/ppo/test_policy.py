@@ -3,14 +3,11 @@
 import pickle
 import re
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from stable_baselines3 import PPO
 
 from rl_reward_network.atomic_io import write_json
 from rl_reward_network.env.observation import observation_table
@@ -24,16 +21,16 @@ PLAN = {"ppo": {"max_steps": 1}, "reward": "net", "vision_features": False}
 OWN = {"prompts": ["the vessel", "the rib", "the dark vessel", "the bright vessel"], "inputs": {}, "deployment": {}}
 
 
-def save(trained: PPO, folder: Path, vision: int = 0, **more: Any) -> Path:
+def save(trained, folder, vision=0, **more):
     names = [entry.name for entry in observation_table(vision)]
     config = {**OWN, "plan": PLAN, "observation": names, "vision_features": vision, **more}
     save_network(trained, folder, config)
     return folder
 
 
-def test_observations_are_standardised_by_the_training_images(tmp_path: Path) -> None:
+def test_observations_are_standardised_by_the_training_images(tmp_path):
     contexts = toy_contexts(20, seed=0)
-    extractor: Any = train(tmp_path, contexts).policy.features_extractor
+    extractor = train(tmp_path, contexts).policy.features_extractor
     standard = extractor(torch.tensor(observations(contexts))).numpy()
     raw = np.stack([context.features for context in contexts]).astype(np.float64)
     varied = np.flatnonzero(raw.std(axis=0) > 1e-3)
@@ -53,40 +50,40 @@ def test_observations_are_standardised_by_the_training_images(tmp_path: Path) ->
 class Scripted:
     """Chooses prompts in a fixed order by progress, and prompt 0 after a best score above 0.5."""
 
-    def __init__(self) -> None:
-        self.seen: list[np.ndarray] = []
+    def __init__(self):
+        self.seen = []
 
-    def predict(self, observation: np.ndarray, deterministic: bool) -> tuple[np.ndarray, None]:
+    def predict(self, observation, deterministic):
         assert deterministic
         self.seen.append(observation[:, -2:])
         return np.where(observation[:, -1] > 0.5, 0, np.round(observation[:, -2] * 3) + 1).astype(int), None
 
 
-def test_of_several_prompts_tried_the_best_scored_is_kept() -> None:
+def test_of_several_prompts_tried_the_best_scored_is_kept():
     contexts = make_contexts(count=2)
     object.__setattr__(contexts[0], "scores", np.array([0.9, 0.3, 0.2, 0.4], np.float32))
     object.__setattr__(contexts[1], "scores", np.array([0.1, 0.6, 0.7, 0.9], np.float32))
     with_score, without, one = Scripted(), Scripted(), Scripted()
     # image 0: 1, 2, 3; image 1: 1, then 0, 0
-    assert choose_prompts(with_score, contexts, max_steps=3).tolist() == [3, 1]  # type: ignore[arg-type]
+    assert choose_prompts(with_score, contexts, max_steps=3).tolist() == [3, 1]
     np.testing.assert_allclose(with_score.seen[2], [[2 / 3, 0.3], [2 / 3, 0.6]], rtol=1e-6)
-    assert choose_prompts(without, contexts, 3, observe_scores=False).tolist() == [3, 3]  # type: ignore[arg-type]
+    assert choose_prompts(without, contexts, 3, observe_scores=False).tolist() == [3, 3]
     assert all((seen[:, 1] == 0).all() for seen in without.seen)
-    never: Any = lambda tried: pytest.fail("one prompt needs no score")  # noqa: E731
-    assert choose_prompts(one, contexts, score=never).tolist() == [1, 1]  # type: ignore[arg-type]
+    never = lambda tried: pytest.fail("one prompt needs no score")  # noqa: E731
+    assert choose_prompts(one, contexts, score=never).tolist() == [1, 1]
 
 
-def test_on_a_new_image_the_policy_tries_and_scores_as_in_training() -> None:
+def test_on_a_new_image_the_policy_tries_and_scores_as_in_training():
     image = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
     names = [entry.name for entry in observation_table()]
     trained = {**OWN, "plan": {**PLAN, "ppo": {"max_steps": 3}}, "observation": names}
-    policy: Any = Scripted()
+    policy = Scripted()
     assert deployed_prompt(policy, trained, image, None, lambda prompt: [0.0, 0.3, 0.4, 0.2][prompt]) == 2
     with pytest.raises(ValueError, match="features of another width"):
         deployed_prompt(policy, {**trained, "observation": names[:-1]}, image, None, lambda prompt: 0.0)
 
 
-def test_a_saved_policy_loads_equal_without_unpickling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_saved_policy_loads_equal_without_unpickling(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     contexts = toy_contexts(8, seed=0)
     model = train(tmp_path, contexts)
@@ -98,7 +95,7 @@ def test_a_saved_policy_loads_equal_without_unpickling(tmp_path: Path, monkeypat
     policy = load_policy(folder)
     assert not Path("poisoned").exists()
     unseen = torch.tensor(observations(toy_contexts(30, seed=2)))
-    expected, loaded = (part.get_distribution(unseen).distribution.probs for part in (model.policy, policy))  # type: ignore[operator,union-attr]
+    expected, loaded = (part.get_distribution(unseen).distribution.probs for part in (model.policy, policy))
     torch.testing.assert_close(loaded, expected, rtol=0, atol=0)
     np.testing.assert_array_equal(choose_prompts(policy, contexts), choose_prompts(model, contexts))
     wide = make_contexts(count=8, vision=5)
@@ -110,11 +107,11 @@ def test_a_saved_policy_loads_equal_without_unpickling(tmp_path: Path, monkeypat
 class Poison:
     """Writes a file when it is unpickled."""
 
-    def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
+    def __reduce__(self):
         return Path.touch, (Path("poisoned"),)
 
 
-def poison_pickles(archive: Path) -> None:
+def poison_pickles(archive):
     """Replace everything but the weights of the policy by a pickle that writes a file when it is loaded."""
     with zipfile.ZipFile(archive) as file:
         weights = file.read("policy.pth")
@@ -123,7 +120,7 @@ def poison_pickles(archive: Path) -> None:
         file.writestr("data", pickle.dumps(Poison()))
 
 
-def test_foreign_or_damaged_weights_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_or_damaged_weights_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = save(train(tmp_path), tmp_path / "final_model")
     archive = folder / "policy.zip"
@@ -143,14 +140,11 @@ def test_foreign_or_damaged_weights_are_refused(tmp_path: Path, monkeypatch: pyt
     [
         ({"observation": ["grey_mean"]}, "observation: made for other observations"),
         ({"deployment": None}, "field deployment is missing; name the final_model folder of a run of this version"),
-        (
-            {"plan": {"ppo": {"stop": True}}},
-            "trained with --stop, which this version does not have",
-        ),
+        ({"plan": {"ppo": {"stop": True}}}, "trained with --stop, which this version does not have"),
         (None, "file not found; name the final_model folder"),
     ],
 )
-def test_another_config_is_refused(tmp_path: Path, change: dict[str, Any] | None, message: str) -> None:
+def test_another_config_is_refused(tmp_path, change, message):
     config = {**OWN, "plan": PLAN, "net_arch": [4], "vision_features": 0}
     config["observation"] = [entry.name for entry in observation_table()]
     if change is not None:

@@ -3,7 +3,6 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,16 +10,13 @@ import pytest
 from rl_reward_network.atomic_io import read_json, write_json
 from rl_reward_network.cli import evaluate
 from rl_reward_network.cli import operations as command
-from rl_reward_network.env.mask_bank import FrozenAnswer
 from rl_reward_network.env.observation import IMAGE_FEATURES, MASK_FEATURES, EdgeFeatures, features_of, observe_mask
 from rl_reward_network.flags import parse
-from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.ppo.contexts import SEARCH, Arms, contexts_from_run, load_tables, with_default_prompt
 from rl_reward_network.ppo.evaluate import PathOverrides, run_evaluation_stage
 from rl_reward_network.ppo.policy import EditingPolicy, edit, read_policy_config
 from rl_reward_network.ppo.prompts import (
     FOUND,
-    PolicyPlan,
     policy_samples,
     post_plan,
     run_policy_stage,
@@ -33,11 +29,11 @@ from tests.conftest import FEW_OPERATIONS
 pytestmark = pytest.mark.usefixtures("load_once")
 
 
-def plan(reward: str = "dice", **changes: Any) -> PolicyPlan:
+def plan(reward="dice", **changes):
     return post_plan("quick", reward, ppo=replace(FEW_OPERATIONS, **changes))
 
 
-def test_a_run_is_complete_and_found_again(tiny_inputs: RunInputs, post_run: Run) -> None:
+def test_a_run_is_complete_and_found_again(tiny_inputs, post_run):
     config = read_json(post_run / "final_model" / "config.json")
     counts = {name: len(tiny_inputs.pick(name, 99, labelled=True)) for name in ("reward", "policy", "val")}
     trained = {name: counts[name] for name in ("reward", "policy")}
@@ -57,7 +53,7 @@ def test_a_run_is_complete_and_found_again(tiny_inputs: RunInputs, post_run: Run
     assert not searched & (policy | val), "patients of the search decide nothing"
 
 
-def test_the_report_holds_every_row_and_what_is_deployed(post_run: Run) -> None:
+def test_the_report_holds_every_row_and_what_is_deployed(post_run):
     evaluate.main(evaluate.Args(model_path=(str(post_run),)))
     result = read_json(post_run / "evaluation" / "eval.json")
     rows = {row["name"]: row["means"]["dice"]["mean"] for row in result["rows"]}
@@ -78,9 +74,9 @@ def test_the_report_holds_every_row_and_what_is_deployed(post_run: Run) -> None:
         run_evaluation_stage(post_run / "final_model", PathOverrides(), images=0, edits=True)
 
 
-def test_what_is_deployed_edits_new_masks_as_in_training(tiny_inputs: RunInputs, post_run: Run, tmp_path: Path) -> None:
+def test_what_is_deployed_edits_new_masks_as_in_training(tiny_inputs, post_run, tmp_path):
     image = tiny_inputs.samples[0].load_image()
-    answer: FrozenAnswer = tiny_inputs.bank.answer(image)
+    answer = tiny_inputs.bank.answer(image)
     soft = tiny_inputs.probabilities(image)[0]
     features = features_of(EdgeFeatures(image), answer.vision_features, soft)
     assert len(features) == IMAGE_FEATURES + len(answer.vision_features) + MASK_FEATURES
@@ -91,7 +87,7 @@ def test_what_is_deployed_edits_new_masks_as_in_training(tiny_inputs: RunInputs,
     masks, seen = Arms(with_default_prompt(tiny_inputs), True, sequences).of(image)
     np.testing.assert_array_equal(seen, features)
 
-    def deploying(choice: str) -> EditingPolicy:
+    def deploying(choice):
         write_json(tmp_path / "config.json", config | {"deployment": config["deployment"] | {"choice": choice}})
         return EditingPolicy(tmp_path)
 
@@ -115,7 +111,7 @@ def test_what_is_deployed_edits_new_masks_as_in_training(tiny_inputs: RunInputs,
         ({"observation": ["grey_mean"]}, "made for other observations"),
     ],
 )
-def test_other_policies_are_refused(post_run: Run, tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_other_policies_are_refused(post_run, tmp_path, change, message):
     config = read_json(post_run / "final_model" / "config.json") | change
     (tmp_path / "policy.zip").write_bytes((post_run / "final_model" / "policy.zip").read_bytes())
     write_json(tmp_path / "config.json", {name: value for name, value in config.items() if value is not None})
@@ -137,16 +133,14 @@ def test_other_policies_are_refused(post_run: Run, tmp_path: Path, change: dict[
         ("quick --run_folder nowhere --resume", "nowhere holds no run; leave --resume out"),
     ],
 )
-def test_flags_that_cannot_be_are_refused_early(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, message: str
-) -> None:
+def test_flags_that_cannot_be_are_refused_early(tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
     Path("config.json").write_text("{}")
     with pytest.raises(ValueError, match=message):
         command.check(parse(command.Args, words.split()))
 
 
-def test_the_command_resumes_nothing_of_other_settings(tiny_inputs: RunInputs, post_run: Run, tmp_path: Path) -> None:
+def test_the_command_resumes_nothing_of_other_settings(tiny_inputs, post_run, tmp_path):
     config = tiny_inputs.config
     flags = f"quick --model_path {config.model_path} --data_root {config.data_root} --gpu -1 --resume"
     with pytest.raises(ValueError, match=r"no sa2va_post_process run .*\n.*differs in .*length was 2, now 5"):
@@ -156,9 +150,7 @@ def test_the_command_resumes_nothing_of_other_settings(tiny_inputs: RunInputs, p
     assert not (tmp_path / "run").exists()
 
 
-def test_a_network_rewards_without_labels_and_judges_nothing(
-    tiny_inputs: RunInputs, reward_run: Run, tmp_path: Path
-) -> None:
+def test_a_network_rewards_without_labels_and_judges_nothing(tiny_inputs, reward_run, tmp_path):
     run = Run(tiny_inputs.config.output_dir / "post_net", POST_RUN)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rl_reward_network.models.reward_network.RewardNetwork.outside", lambda *_: None)
@@ -176,12 +168,12 @@ def test_a_network_rewards_without_labels_and_judges_nothing(
 
 
 def test_in_the_control_only_ppo_is_rewarded_otherwise_and_a_resumed_run_searches_no_more(
-    tiny_inputs: RunInputs, post_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tiny_inputs, post_run, tmp_path, monkeypatch
+):
     control = Run(tmp_path / "control", POST_RUN)
     shuffled = replace(plan(), shuffle_rewards=True)
 
-    def killed(*_: Any) -> None:
+    def killed(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -196,7 +188,7 @@ def test_in_the_control_only_ppo_is_rewarded_otherwise_and_a_resumed_run_searche
     assert (control / "metrics.jsonl").read_text() != (post_run / "metrics.jsonl").read_text()
 
 
-def test_half_of_the_patients_are_for_the_search_where_a_network_rewards(tiny_inputs: RunInputs) -> None:
+def test_half_of_the_patients_are_for_the_search_where_a_network_rewards(tiny_inputs):
     samples = policy_samples(tiny_inputs, plan("net"))
     parts = with_search(samples)
     groups = {name: {sample.group_id for sample in part} for name, part in parts.items()}

@@ -35,7 +35,6 @@ def make_result(labelled=True, count=6, choice="policy"):
 
 @pytest.fixture(scope="module", params=[True, False], ids=["labelled", "unlabelled"])
 def report(request, tmp_path_factory):
-    """A result, its page, and its eval.json."""
     folder, result = tmp_path_factory.mktemp("report"), make_result(request.param)
     text = write_report(folder, result).read_text(encoding="utf-8")
     return result, text, folder

@@ -2,10 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,14 +16,13 @@ from rl_reward_network.cli import prompts as command
 from rl_reward_network.env.sa2va_finetune_env import PromptContext
 from rl_reward_network.flags import parse
 from rl_reward_network.inputs.config import RunConfig
-from rl_reward_network.inputs.loading import RunInputs, describe_run, open_inputs
+from rl_reward_network.inputs.loading import describe_run, open_inputs
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.ppo import prompts as stage
-from rl_reward_network.ppo.baselines import LAST, POLICY, RIDGE, Comparison, compare
-from rl_reward_network.ppo.contexts import Tables, load_tables, ridge_choices, table_of
+from rl_reward_network.ppo.baselines import LAST, POLICY, RIDGE, compare
+from rl_reward_network.ppo.contexts import load_tables, ridge_choices, table_of
 from rl_reward_network.ppo.policy import choose_prompts
 from rl_reward_network.ppo.prompts import (
-    PolicyPlan,
     decide_prompts,
     fit,
     has_network,
@@ -49,7 +46,7 @@ from tests.ppo.toys import toy_contexts
 PLAN, LONGER = policy_plan("quick", ppo=FEW_STEPS), replace(FEW_STEPS, total_timesteps=72)
 
 
-def entries(count: int, seed: int, scores: str = "true", labelled: bool = True) -> list[PromptContext]:
+def entries(count, seed, scores="true", labelled=True):
     """Images of one patient each; two prompts suit half of them each. Scores: the Dice, random, or all equal."""
     rng, made = np.random.default_rng(seed), []
     for context in toy_contexts(count, seed):
@@ -61,7 +58,7 @@ def entries(count: int, seed: int, scores: str = "true", labelled: bool = True) 
     return made
 
 
-def test_ppo_is_deployed_with_the_36_patients_of_a_first_user() -> None:
+def test_ppo_is_deployed_with_the_36_patients_of_a_first_user():
     """11 of the split `policy` and 5 of `val`: the latter alone can prove nothing."""
     found = decide_prompts({"policy": entries(11, 0), "val": entries(5, 1)}, policy_plan("quick", reward="dice"))
     assert (found.choice, found.patients) == ("policy", 16)
@@ -70,16 +67,16 @@ def test_ppo_is_deployed_with_the_36_patients_of_a_first_user() -> None:
 
 
 @pytest.mark.parametrize("reward", ["net", "dice"])
-def test_a_patient_who_judges_has_neither_trained_nor_chosen(reward: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_patient_who_judges_has_neither_trained_nor_chosen(reward, monkeypatch):
     tables = {"policy": entries(8, 0), "val": entries(6, 1)}
-    seen: list[set[str]] = []
-    judged: list[set[str]] = []
+    seen = []
+    judged = []
 
-    def training(contexts: Any, val: Any, *rest: Any) -> Any:
+    def training(contexts, val, *rest):
         seen.append({context.sample_id for context in (*contexts, *val)})
         return train_prompt_policy(contexts, val, *rest)
 
-    def choosing(model: Any, held: Any, *rest: Any) -> Any:
+    def choosing(model, held, *rest):
         if isinstance(model, PPO):  # of the validation
             judged.append({context.sample_id for context in held})
         return choose_prompts(model, held, *rest)
@@ -93,8 +90,7 @@ def test_a_patient_who_judges_has_neither_trained_nor_chosen(reward: Any, monkey
     assert set.union(*judged) == everybody
 
 
-def judged_on_test(tables: Tables, steps: int, run: Path) -> Comparison:
-    """The evaluation of a run with these tables."""
+def judged_on_test(tables, steps, run):
     test, plan = entries(60, 2), policy_plan("quick", ppo=PPOSettings(total_timesteps=steps))
     picks = choose_prompts(fit(tables, plan, run), test)
     val, rows = ([table_of(entry) for entry in part] for part in (tables["val"], test))
@@ -103,22 +99,22 @@ def judged_on_test(tables: Tables, steps: int, run: Path) -> Comparison:
 
 @pytest.mark.parametrize("scores", ["random", "constant"])
 @pytest.mark.parametrize("labelled", [True, False], ids=["labels", "no labels of policy patients"])
-def test_a_useless_reward_network_is_neither_deployed_nor_better(scores: str, labelled: bool, tmp_path: Path) -> None:
+def test_a_useless_reward_network_is_neither_deployed_nor_better(scores, labelled, tmp_path):
     tables = {"policy": entries(20, 10, scores, labelled), "val": entries(20, 20, scores)}
     comparison = judged_on_test(tables, 400, tmp_path)
     assert comparison.deployment.choice != "policy"
     assert comparison.verdict.label != "better"
 
 
-def test_a_useful_reward_network_is_both_although_no_policy_patient_is_labelled(tmp_path: Path) -> None:
+def test_a_useful_reward_network_is_both_although_no_policy_patient_is_labelled(tmp_path):
     comparison = judged_on_test({"policy": entries(20, 10, labelled=False), "val": entries(20, 20)}, 1200, tmp_path)
     assert (comparison.deployment.choice, comparison.verdict.label) == ("policy", "better")
 
 
-def test_labels_are_named_by_what_they_chose() -> None:
+def test_labels_are_named_by_what_they_chose():
     tables = {"policy": [*entries(4, 0, labelled=False), *entries(2, 1)], "val": entries(3, 2)}
     chosen = {"policy": 2, "val": 3}
-    expected: dict[Any, Any] = {
+    expected = {
         "net": {"reward": {}, "weights": {"val": 3}, "deployment": chosen},
         "net_and_dice": {"reward": {"policy": 2}, "weights": {"val": 3}, "deployment": chosen},
         "dice": {"reward": {"policy": 2}, "weights": {}, "deployment": chosen},
@@ -129,18 +125,18 @@ def test_labels_are_named_by_what_they_chose() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def load_segmenter_once(load_once: None) -> Iterator[None]:
+def load_segmenter_once(load_once):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rl_reward_network.segment.maker.load_sa2va_model", load_shared)
         yield
 
 
 @pytest.fixture
-def reward_net(reward_run: Run) -> Path:
+def reward_net(reward_run):
     return reward_run / "best_reward_net"
 
 
-def trained(inputs: RunInputs, reward_net: Path, folder: Path, **settings: Any) -> Run:
+def trained(inputs, reward_net, folder, **settings):
     run = Run(folder, POLICY_RUN)
     of_stage = {name: settings.pop(name) for name in ("reward", "preset", "shuffle_rewards") if name in settings}
     run_policy_stage(inputs, policy_plan("quick", **of_stage, ppo=replace(FEW_STEPS, **settings)), reward_net, run)
@@ -148,19 +144,19 @@ def trained(inputs: RunInputs, reward_net: Path, folder: Path, **settings: Any) 
 
 
 @pytest.fixture
-def run_copy(policy_run: Run) -> Iterator[Run]:
+def run_copy(policy_run):
     """A copy of the finished run beside it, which may be damaged."""
     folder = policy_run.path.with_name("sa2va_rl_finetune_2")
     yield Run(shutil.copytree(policy_run.path, folder), POLICY_RUN)
     shutil.rmtree(folder)
 
 
-def evaluated(run: Run) -> dict[str, Any]:
+def evaluated(run):
     evaluate.main(evaluate.Args(model_path=(str(run / "final_model"),)))
     return dict(read_json(run / "evaluation" / "eval.json"))
 
 
-def segmented(run: Run, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+def segmented(run, folder, capsys):
     Image.fromarray(np.full((50, 70, 3), 120, np.uint8)).save(folder / "new.png")
     capsys.readouterr()
     segment.main(segment.Args((folder / "new.png",), policy=run / "final_model", device="cpu"))
@@ -171,9 +167,9 @@ def segmented(run: Run, folder: Path, capsys: pytest.CaptureFixture[str]) -> str
     return capsys.readouterr().out
 
 
-def deploy(run: Run, choice: str) -> dict[str, Any]:
+def deploy(run, choice):
     """Change the decision by hand, to reach every way."""
-    config: dict[str, Any] = read_json(run / "final_model" / "config.json")
+    config = read_json(run / "final_model" / "config.json")
     config["deployment"]["choice"] = choice
     write_json(run / "final_model" / "config.json", config)
     return config
@@ -188,13 +184,7 @@ def deploy(run: Run, choice: str) -> dict[str, Any]:
         {"preset": "published", "learning_rate": 3e-4},
     ],
 )
-def test_every_way_of_training_ends_in_a_report_and_a_mask(
-    tiny_inputs: RunInputs,
-    reward_net: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    settings: dict[str, Any],
-) -> None:
+def test_every_way_of_training_ends_in_a_report_and_a_mask(tiny_inputs, reward_net, tmp_path, capsys, settings):
     folder = tiny_inputs.config.output_dir / "_".join(map(str, settings.values()))
     run = trained(tiny_inputs, reward_net, folder, **settings)
     config = deploy(run, "policy")
@@ -211,11 +201,7 @@ def test_every_way_of_training_ends_in_a_report_and_a_mask(
     assert rows["PPO"]["prompts_asked_per_image"] == settings.get("max_steps", 1)
     assert rows["deployed"]["means"] == rows["PPO"]["means"]
     used = {name: len(tables) for name, tables in load_tables(run / "tables.json").items()}
-    assert config["labels"] == {
-        "reward": {} if settings.get("reward", "net") == "net" else {"policy": used["policy"]},
-        "weights": {"val": used["val"]} if learned else {},
-        "deployment": used,
-    }
+    assert config["labels"]["deployment"] == used
     page = (run / "evaluation" / "report.html").read_text()
     assert f"{used['policy']} of policy and {used['val']} of val chose the best fixed choice" in page
     assert ("which no label has chosen" in page) == learned
@@ -223,9 +209,7 @@ def test_every_way_of_training_ends_in_a_report_and_a_mask(
     assert segmented(run, tmp_path, capsys).split("prompt: ")[1].splitlines()[0] in config["prompts"]
 
 
-def test_one_prompt_is_used_where_it_is_deployed(
-    run_copy: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_prompt_is_used_where_it_is_deployed(run_copy, tmp_path, capsys):
     config = read_json(run_copy / "final_model" / "config.json")
     assert config["deployment"]["choice"] == "as it is"
     assert "5 labelled patients outside the test split: below 6 no test can tell" in config["deployment"]["reason"]
@@ -241,9 +225,7 @@ def test_one_prompt_is_used_where_it_is_deployed(
         assert f"prompt: {config['prompts'][prompt]}" in output
 
 
-def test_a_second_run_calls_sa2va_never_and_equals_the_first(
-    tiny_inputs: RunInputs, reward_net: Path, policy_run: Run, tmp_path: Path
-) -> None:
+def test_a_second_run_calls_sa2va_never_and_equals_the_first(tiny_inputs, reward_net, policy_run, tmp_path):
     again = open_inputs(tiny_inputs.config)
     second = trained(again, reward_net, tmp_path / "second")
     tables = load_tables(second / "tables.json")
@@ -253,9 +235,7 @@ def test_a_second_run_calls_sa2va_never_and_equals_the_first(
         assert (second / name).read_text() == (policy_run / name).read_text()
 
 
-def test_unlabelled_data_train_and_are_evaluated_without_dice(
-    tiny_checkpoint: Path, reward_net: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unlabelled_data_train_and_are_evaluated_without_dice(tiny_checkpoint, reward_net, tmp_path, capsys):
     data = write_tiny_data(tmp_path / "data", images=28, size=64)
     records = json.loads((data / "annotations.json").read_text())
     bare = [{key: value for key, value in record.items() if key != "mask_png"} for record in records[12:]]
@@ -271,22 +251,20 @@ def test_unlabelled_data_train_and_are_evaluated_without_dice(
     assert any("unlabelled: there are no Dice columns" in note for note in summary["notes"])
     assert summary["deployment"]["fixed_by"].startswith("the reward net on ")
     assert summary["deployment"]["reason"].startswith("no labelled patient outside the test split")
-    assert "Dice" not in (run / "evaluation" / "report.html").read_text().split("Note:")[0]
+    assert "Dice" not in (run / "evaluation" / "report.html").read_text().split('<ul class="notes">')[0]
     segmented(run, tmp_path, capsys)
     with pytest.raises(ValueError, match=r"no labelled images in the policy split; .* or use --reward net"):
         trained(inputs, reward_net, tmp_path / "impossible", reward="dice")
 
 
-def found(inputs: RunInputs, plan: PolicyPlan = PLAN, network: Path | None = None, steps: int = 2) -> Run | None:
+def found(inputs, plan=PLAN, network=None, steps=2):
     """The run that `--resume` continues."""
     of_network = has_network(inputs, tiny_reward_plan(inputs, steps=steps), network)
     return Run.find(POLICY_RUN, inputs.config.output_dir, run_settings(inputs, plan), also=of_network)
 
 
-def test_a_killed_run_is_found_and_ends_in_the_same_table(
-    tiny_inputs: RunInputs, reward_net: Path, policy_run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def killed(self: RolloutCurves) -> None:
+def test_a_killed_run_is_found_and_ends_in_the_same_table(tiny_inputs, reward_net, policy_run, monkeypatch):
+    def killed(self):
         raise KeyboardInterrupt
 
     assert found(tiny_inputs) == found(tiny_inputs, network=reward_net) == policy_run
@@ -311,8 +289,8 @@ def test_a_killed_run_is_found_and_ends_in_the_same_table(
 
 
 def test_a_run_goes_on_with_the_settings_and_the_reward_network_it_began_with(
-    tiny_inputs: RunInputs, reward_net: Path, run_copy: Run, tmp_path: Path
-) -> None:
+    tiny_inputs, reward_net, run_copy, tmp_path
+):
     shutil.rmtree(run_copy / "final_model")
     (run_copy / "done.json").unlink()
     other = RewardNetwork.from_pretrained(reward_net)
@@ -332,17 +310,15 @@ def test_a_run_goes_on_with_the_settings_and_the_reward_network_it_began_with(
     assert found(tiny_inputs) == run_copy
 
 
-def test_in_the_control_ppo_and_ridge_get_the_rewards_of_other_images(
-    tiny_inputs: RunInputs, reward_net: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_the_control_ppo_and_ridge_get_the_rewards_of_other_images(tiny_inputs, reward_net, tmp_path, monkeypatch):
     """The tables stay true, so that the best fixed prompt is the same."""
-    given: list[Any] = []
+    given = []
 
-    def train(contexts: Any, *rest: Any) -> Any:
+    def train(contexts, *rest):
         given.append(contexts)
         return train_prompt_policy(contexts, *rest)
 
-    def ridge(train: Any, new: Any, reward: Any) -> Any:
+    def ridge(train, new, reward):
         given.append(train)
         return ridge_choices(train, new, reward)
 
@@ -356,13 +332,11 @@ def test_in_the_control_ppo_and_ridge_get_the_rewards_of_other_images(
         assert not np.array_equal(context.features, true[context.sample_id])
 
 
-def test_the_command_goes_on_with_step_1_says_so_and_never_begins_by_itself(
-    tiny_inputs: RunInputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_goes_on_with_step_1_says_so_and_never_begins_by_itself(tiny_inputs, tmp_path, monkeypatch, capsys):
     """Both stages are replaced: what is tested is the folders that they get, and the output."""
-    given: list[Run] = []
+    given = []
 
-    def step_1(inputs: RunInputs, plan: Any, run: Run) -> None:
+    def step_1(inputs, plan, run):
         given.append(run)
         RewardNetwork(RewardNetworkConfig(channels=(4, 4), packing=2)).save_pretrained(run / "best_reward_net")
 
@@ -372,7 +346,7 @@ def test_the_command_goes_on_with_step_1_says_so_and_never_begins_by_itself(
     config = tiny_inputs.config
     flags = ["--model_path", config.model_path, "--data_root", str(config.data_root), "--gpu", "-1"]
 
-    def call(*more: str) -> list[str]:
+    def call(*more):
         words = ["quick", *flags, "--output_dir", str(tmp_path), "--reward_steps", "2", *more]
         command.main(parse(command.Args, words))
         return capsys.readouterr().out.splitlines()
@@ -396,7 +370,7 @@ def test_the_command_goes_on_with_step_1_says_so_and_never_begins_by_itself(
     assert any("/sa2va_rl_finetune_experiment1_20" in line for line in experiment_1)
 
 
-def test_an_evaluation_refuses_what_it_cannot_mean(run_copy: Run) -> None:
+def test_an_evaluation_refuses_what_it_cannot_mean(run_copy):
     final_model = run_copy / "final_model"
     args = evaluate.Args(model_path=(str(final_model),))
     with pytest.raises(ValueError, match="images is 0, expected 1 or more"):
@@ -423,8 +397,7 @@ def test_an_evaluation_refuses_what_it_cannot_mean(run_copy: Run) -> None:
         evaluate.main(args)
 
 
-def write_new_patients(folder: Path, count: int = 6) -> Path:
-    """A data folder of other patients, all with masks."""
+def write_new_patients(folder, count=6):
     write_tiny_data(folder, images=count, size=64)
     records = json.loads((folder / "annotations.json").read_text())
     for number, record in enumerate(records):
@@ -435,14 +408,13 @@ def write_new_patients(folder: Path, count: int = 6) -> Path:
 
 
 @pytest.fixture(scope="module")
-def with_new(tiny_inputs: RunInputs, tmp_path_factory: pytest.TempPathFactory) -> RunInputs:
-    """The inputs with unlabelled images of new patients."""
+def with_new(tiny_inputs, tmp_path_factory):
     folder = write_new_patients(tmp_path_factory.mktemp("new") / "new")
     return open_inputs(replace(tiny_inputs.config, unlabelled_root=folder, output_dir=folder.parent / "outputs"))
 
 
 @pytest.fixture(scope="module")
-def run_with_new(with_new: RunInputs, reward_run: Run) -> Run:
+def run_with_new(with_new, reward_run):
     assert with_new.config.unlabelled_root is not None
     masks = {mask: mask.read_bytes() for mask in with_new.config.unlabelled_root.glob("masks/*.png")}
     assert len(masks) == 6
@@ -456,7 +428,7 @@ def run_with_new(with_new: RunInputs, reward_run: Run) -> Run:
     return run
 
 
-def test_half_of_the_training_images_are_unlabelled(with_new: RunInputs, run_with_new: Run) -> None:
+def test_half_of_the_training_images_are_unlabelled(with_new, run_with_new):
     new = {sample.sample_id for sample in with_new.samples if sample.joined}
     tables = read_json(run_with_new / "tables.json")
     used = [entry for entry in tables["policy"] if entry["sample_id"] in new]
@@ -471,20 +443,18 @@ def test_half_of_the_training_images_are_unlabelled(with_new: RunInputs, run_wit
     assert "6 unlabelled images of 6 groups" in with_new.summary
 
 
-def test_a_resumed_run_has_the_same_unlabelled_images(with_new: RunInputs, run_with_new: Run) -> None:
+def test_a_resumed_run_has_the_same_unlabelled_images(with_new, run_with_new):
     run_with_new.check_same(run_settings(with_new, PLAN))
     with pytest.raises(ValueError, match=r"--resume: it began with other settings .*unlabelled"):
         run_with_new.check_same(run_settings(replace(with_new, unlabelled=None), PLAN))
 
 
-def test_images_outside_the_domain_are_left_out(
-    with_new: RunInputs, reward_net: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_outside_the_domain_are_left_out(with_new, reward_net, monkeypatch):
     network = RewardNetwork.from_pretrained(reward_net)
     samples = {"policy": with_new.pick("policy", 4), "val": with_new.pick("val", 9)}
     own = [sample.load_image().mean() for sample in samples["policy"][:2]]
 
-    def left() -> Any:
+    def left():
         found, _ = judged_samples(PLAN, samples, ForegroundMaps(network))  # keeps why an image is outside
         assert found["val"] == samples["val"]
         return found["policy"]
@@ -499,6 +469,6 @@ def test_images_outside_the_domain_are_left_out(
 
 
 @pytest.mark.parametrize("reward", ["dice", "net_and_dice"])
-def test_a_reward_that_needs_masks_is_refused(reward: Any, tmp_path: Path) -> None:
+def test_a_reward_that_needs_masks_is_refused(reward, tmp_path):
     with pytest.raises(ValueError, match=f"--unlabelled_root has no masks, but --reward {reward}"):
         command.check(command.Args("quick", RunConfig(unlabelled_root=tmp_path), reward=reward))

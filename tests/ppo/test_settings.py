@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import asdict, replace
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,7 @@ from rl_reward_network.ppo.settings import PPOSettings, operation_settings, prom
 
 @pytest.mark.parametrize("n_envs", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("total", [64, 500, 2000, 10000])
-def test_rollouts_are_at_least_eight_and_batches_nearly_equal(n_envs: int, total: int) -> None:
+def test_rollouts_are_at_least_eight_and_batches_nearly_equal(n_envs, total):
     settings = PPOSettings(total_timesteps=total, n_envs=n_envs)
     rollout = settings.rollout_steps * n_envs
     assert settings.whole_timesteps // rollout >= 8
@@ -39,7 +38,7 @@ def test_rollouts_are_at_least_eight_and_batches_nearly_equal(n_envs: int, total
         ({"seed": -1}, "seed is -1"),
     ],
 )
-def test_bad_settings_name_field_value_and_remedy(settings: dict[str, Any], message: str) -> None:
+def test_bad_settings_name_field_value_and_remedy(settings, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         PPOSettings(**settings).of_run(seed=0)
 
@@ -57,14 +56,12 @@ def test_bad_settings_name_field_value_and_remedy(settings: dict[str, Any], mess
         (operations, "full --learning_rate 1e-4", {"total_timesteps": 60000, "learning_rate": 1e-4, "max_steps": 5}),
     ],
 )
-def test_defaults_are_those_of_the_mode_and_flags_replace_them(
-    command: Any, words: str, expected: dict[str, Any]
-) -> None:
+def test_defaults_are_those_of_the_mode_and_flags_replace_them(command, words, expected):
     settings = parse(command.Args, words.split()).ppo
     assert {name: getattr(settings, name) for name in expected} == expected
 
 
-def test_settings_come_back_from_json_of_this_version_and_of_others() -> None:
+def test_settings_come_back_from_json_of_this_version_and_of_others():
     for settings in (prompt_settings("full"), operation_settings("quick")):
         assert PPOSettings.from_json({**asdict(settings), "stop": False}) == settings
     assert prompt_settings("quick") == PPOSettings()

@@ -1,10 +1,6 @@
 """Images of which the best prompt is known, and short trainings on them."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
-from stable_baselines3 import PPO
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rl_reward_network.env.observation import observe_image
@@ -13,7 +9,7 @@ from rl_reward_network.ppo.settings import PPOSettings
 from rl_reward_network.ppo.train import train_prompt_policy
 
 
-def toy_contexts(count: int, seed: int, labelled: bool = True) -> list[PromptContext]:
+def toy_contexts(count, seed, labelled=True):
     """Images of one dark or one bright bar; the toy segmenter finds it best under the prompt that names it."""
     rng, contexts = np.random.default_rng(seed), []
     for index in range(count):
@@ -29,13 +25,12 @@ def toy_contexts(count: int, seed: int, labelled: bool = True) -> list[PromptCon
     return contexts
 
 
-def train(run: Path, contexts: Any = None, val: Any = (), reward: Any = "net", **settings: Any) -> PPO:
+def train(run, contexts=None, val=(), reward="net", **settings):
     """64 steps, unless `settings` say otherwise."""
     ppo = PPOSettings(**{"total_timesteps": 64, "learning_rate": 3e-4, **settings})
     return train_prompt_policy(contexts or toy_contexts(8, seed=0), val, ppo, run, reward)
 
 
-def curves(run: Path) -> dict[str, list[tuple[int, float]]]:
-    """TensorBoard's curves: tag -> (step, value) of each point."""
+def curves(run):
     events = EventAccumulator(str(run / "logs")).Reload()
     return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}

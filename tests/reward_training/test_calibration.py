@@ -131,7 +131,7 @@ def test_the_level_is_fitted_to_the_mean_that_is_used_also_where_members_disagre
     predicted = np.clip(true[:, None] ** 2 + np.stack([apart, -apart], axis=1), 0, 1)[..., None].repeat(4, axis=2)
     table = QualityTable(predicted, true[:, None].repeat(4, axis=1), np.arange(400), np.full(400, SEGMENTER))
 
-    def error(level: LevelCurve) -> float:
+    def error(level):
         return float(np.abs(levelled([level] * 4, predicted)[..., 0].mean(axis=1) - true).mean())
 
     grid = [LevelCurve(steepness, midpoint) for steepness in (0.05, 1, 2, 4, 8) for midpoint in (0, 0.25, 0.5, 0.75, 1)]
@@ -212,14 +212,10 @@ def test_every_mask_of_every_image_is_measured_and_each_image_once(network, exam
     assert len(passes) == 3
     passes.clear()
     calibrated(network, examples, GROUPS, 4, [0])
-    assert len(passes) == 3 + 2, (
-        "level, caution, intervals and step sizes share the maps; one negative turns the rule off"
-    )
+    assert len(passes) == 3 + 2, "all that is fitted shares the maps; one negative turns the rule off"
 
 
-def test_the_step_size_that_improves_most_masks_is_chosen_and_of_equal_ones_the_largest_gain(
-    network, examples, monkeypatch
-):
+def test_the_step_size_that_improves_most_masks_and_then_gains_most_is_chosen(network, examples, monkeypatch):
     _, climbs, _ = measure(network, examples, 3, [0])
     assert choose_ascent_step(network, climbs) == 0.4
     mask = np.zeros((1, 40, 48), dtype=bool)
@@ -228,9 +224,8 @@ def test_the_step_size_that_improves_most_masks_is_chosen_and_of_equal_ones_the_
     assert dice_after_ascent(scorer, examples[0].truth, mask, 0.4)[0] > 0.95
     gains = {0.05: [1, 1, -9], 0.1: [3, 3, 3], 0.2: [2, 2, 2], 0.4: [9, 9, -1]}
     assert set(gains) == set(STEP_SIZES)
-    monkeypatch.setattr(
-        calibration, "dice_after_ascent", lambda _, truth, masks, size: true_dice(masks, truth) + np.array(gains[size])
-    )
+    after = lambda _, truth, masks, size: true_dice(masks, truth) + np.array(gains[size])  # noqa: E731
+    monkeypatch.setattr(calibration, "dice_after_ascent", after)
     assert choose_ascent_step(network, climbs) == 0.1
 
 

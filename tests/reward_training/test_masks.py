@@ -2,7 +2,6 @@
 
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -134,7 +133,7 @@ def test_each_source_has_its_masks_and_only_the_named_ones_are_made(monkeypatch)
 def test_examples_are_labelled_samples_with_every_prompts_mask():
     truth, probabilities = np.ones((4, 5), bool), np.stack([np.full((4, 5), 0.4), np.full((4, 5), 0.6)])
     load = {"load_image": lambda: np.zeros((4, 5, 3), np.uint8), "load_mask": lambda: truth}
-    inputs: Any = SimpleNamespace(probabilities=lambda image: probabilities)
+    inputs = SimpleNamespace(probabilities=lambda image: probabilities)
     (example,) = reward_examples(inputs, [SimpleNamespace(**load)], "examples")
     assert example.masks.tolist() == (probabilities > 0.5).tolist()
     assert example.truth.all()

@@ -4,7 +4,6 @@ import shutil
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from rl_reward_network.atomic_io import read_json
 from rl_reward_network.cli.reward import agreement_lines
 from rl_reward_network.data.windows import LabelledImages
 from rl_reward_network.inputs.doctor import check_reward_network
-from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.models.reward_network import DiceInterval, RewardNetwork, RewardNetworkConfig
 from rl_reward_network.reward_training import calibration
 from rl_reward_network.reward_training import stage as reward_stage
@@ -39,7 +37,6 @@ from rl_reward_network.reward_training.stage import (
     NETWORK,
     SCALE,
     SOURCE_MEAN,
-    RewardPlan,
     SheetRow,
     _ascent,
     check_no_leak,
@@ -61,17 +58,16 @@ from tests.conftest import tiny_reward_plan as plan_of
 
 
 @pytest.fixture
-def inputs(tiny_inputs: RunInputs, tmp_path: Path) -> RunInputs:
-    """With an output folder of its own."""
+def inputs(tiny_inputs, tmp_path):
     return replace(tiny_inputs, config=replace(tiny_inputs.config, output_dir=tmp_path))
 
 
 @pytest.fixture
-def plan(tiny_inputs: RunInputs) -> RewardPlan:
+def plan(tiny_inputs):
     return plan_of(tiny_inputs)
 
 
-def test_a_budget_of_labels_replaces_the_presets_images(inputs: RunInputs) -> None:
+def test_a_budget_of_labels_replaces_the_presets_images(inputs):
     assert reward_plan(inputs.config, "quick", max_labelled=20).config.images == 20
     assert reward_plan(inputs.config, "quick").config.images == 50
     with pytest.raises(ValueError, match="max_labelled is 0, expected 1 or more"):
@@ -79,17 +75,15 @@ def test_a_budget_of_labels_replaces_the_presets_images(inputs: RunInputs) -> No
 
 
 @pytest.mark.parametrize(("size", "packing"), [((256, 100), 2), ((100, 257), 4)])
-def test_the_packing_follows_the_largest_image(size: tuple[int, int], packing: int) -> None:
+def test_the_packing_follows_the_largest_image(size, packing):
     small = np.zeros((64, 64), dtype=bool), np.zeros(size, dtype=bool)
     train = LabelledImages([np.repeat(truth[..., None], 3, axis=2).astype(np.uint8) for truth in small], list(small))
     assert sized(RewardNetworkConfig(members=2), train) == RewardNetworkConfig(members=2, packing=packing)
 
 
-def test_a_run_finds_the_network_it_would_train_again_and_no_other(tiny_inputs: RunInputs, reward_run: Run) -> None:
-    network, other_seed = (
-        reward_run / "best_reward_net",
-        replace(tiny_inputs, config=replace(tiny_inputs.config, seed=5)),
-    )
+def test_a_run_finds_the_network_it_would_train_again_and_no_other(tiny_inputs, reward_run):
+    network = reward_run / "best_reward_net"
+    other_seed = replace(tiny_inputs, config=replace(tiny_inputs.config, seed=5))
     plan, other = plan_of(tiny_inputs), plan_of(other_seed)
     assert find_reward_network(tiny_inputs, plan) == find_reward_network(tiny_inputs, plan, seed=0) == network
     assert find_reward_network(other_seed, other) == network, "any seed, unless one is named"
@@ -110,9 +104,7 @@ def test_a_run_finds_the_network_it_would_train_again_and_no_other(tiny_inputs: 
         assert find_reward_network(replace(tiny_inputs, **change), plan) is None, change
 
 
-def test_a_mean_teacher_is_trained_where_it_is_asked_for_and_judges_none_of_its_images(
-    tiny_inputs: RunInputs, tmp_path: Path
-) -> None:
+def test_a_mean_teacher_is_trained_where_it_is_asked_for_and_judges_none_of_its_images(tiny_inputs, tmp_path):
     known = {sample.group_id for name in ("reward", "val", "test") for sample in tiny_inputs.pick(name, 99)}
     further = [sample for sample in tiny_inputs.samples if sample.group_id not in known]
     joined = [replace(sample, mask_parts=None, joined=True) for sample in further]
@@ -130,9 +122,7 @@ def test_a_mean_teacher_is_trained_where_it_is_asked_for_and_judges_none_of_its_
         check_no_leak(inputs.split, RewardNetwork.from_pretrained(run / "best_reward_net"), run.path)
 
 
-def test_unfinished_and_damaged_networks_are_passed_over(
-    inputs: RunInputs, plan: RewardPlan, reward_run: Run, tmp_path: Path
-) -> None:
+def test_unfinished_and_damaged_networks_are_passed_over(inputs, plan, reward_run, tmp_path):
     copy = tmp_path / "reward_net_1"
     shutil.copytree(reward_run.path, copy)
     assert find_reward_network(inputs, plan) == copy / "best_reward_net"
@@ -145,9 +135,7 @@ def test_unfinished_and_damaged_networks_are_passed_over(
     assert find_reward_network(inputs, plan) is None
 
 
-def test_an_interrupted_run_is_found_and_ends_in_the_same_weights(
-    inputs: RunInputs, plan: RewardPlan, reward_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_is_found_and_ends_in_the_same_weights(inputs, plan, reward_run, tmp_path, monkeypatch):
     interrupted = Run(tmp_path / "reward_net_1", REWARD_RUN)
     with monkeypatch.context() as patch:
         patch.setattr(reward_stage, "calibrated", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -175,8 +163,8 @@ def test_an_interrupted_run_is_found_and_ends_in_the_same_weights(
 
 @pytest.mark.parametrize("field", ["train_groups", "val_groups"])
 @pytest.mark.parametrize("split", ["reward", "policy", "val", "test", "joined", None])
-def test_no_patient_is_judged_by_a_network_that_knows_it(inputs: RunInputs, field: str, split: str | None) -> None:
-    info: dict[str, Any] = {}
+def test_no_patient_is_judged_by_a_network_that_knows_it(inputs, field, split):
+    info = {}
     if split:
         patient = "new" if split == "joined" else inputs.split.groups[split][0]
         info = {"train_groups": [], "val_groups": [], field: [patient]}
@@ -186,9 +174,7 @@ def test_no_patient_is_judged_by_a_network_that_knows_it(inputs: RunInputs, fiel
         check_no_leak(replace(inputs.split, joined=("new",)), RewardNetwork(training_info=info), Path("net"))
 
 
-def test_images_under_other_names_are_not_judged_by_a_network_that_has_seen_them(
-    inputs: RunInputs, reward_run: Run, tmp_path: Path
-) -> None:
+def test_images_under_other_names_are_not_judged_by_a_network_that_has_seen_them(inputs, reward_run, tmp_path):
     network = RewardNetwork.from_pretrained(reward_run / "best_reward_net")
     check_no_leak(inputs.split, network, Path("net"), samples=inputs.samples)
     renamed = [replace(sample, group_id=f"other {sample.group_id}") for sample in inputs.samples]
@@ -217,16 +203,14 @@ def test_images_under_other_names_are_not_judged_by_a_network_that_has_seen_them
     assert "its images are not recorded" in check_reward_network(str(tmp_path / "old"), other).details
 
 
-def test_a_run_says_what_it_used_and_how_far_it_can_be_trusted(inputs: RunInputs, reward_run: Run) -> None:
+def test_a_run_says_what_it_used_and_how_far_it_can_be_trusted(inputs, reward_run):
     result = read_json(reward_run / "agreement.json")
     assert list(result["tables"]) == list(SOURCES)
     assert all(0 <= row["mae"] <= 1 for rows in result["tables"].values() for row in rows.values())
     picked = inputs.pick("reward", 50, labelled=True)
-    assert result["used"]["reward"] == {
-        "images": len(picked),
-        "patients": len({sample.group_id for sample in picked}),
-        "series": len({sample.series_id for sample in picked}),
-    }
+    patients, series = ({getattr(sample, name) for sample in picked} for name in ("group_id", "series_id"))
+    used = {"images": len(picked), "patients": len(patients), "series": len(series)}
+    assert result["used"]["reward"] == used
     assert {path.name for path in reward_run.path.iterdir()} == {
         *("agreement.json", "best_reward_net", "checkpoint.pt", "config.json", "cost.json", "done.json", "logs"),
         *(".lock", "metrics.jsonl", "sheet.png", "split.json"),
@@ -236,22 +220,17 @@ def test_a_run_says_what_it_used_and_how_far_it_can_be_trusted(inputs: RunInputs
     assert set(info["val_groups"]) <= set(inputs.split.groups["val"])
 
 
-def test_labelled_images_are_picked_first(inputs: RunInputs) -> None:
+def test_labelled_images_are_picked_first(inputs):
     unlabelled = [replace(sample, mask_parts=None) for sample in inputs.samples[:8]]
-    mixed = replace(
-        inputs,
-        samples=unlabelled + inputs.samples[8:],
-        split=replace(
-            inputs.split,
-            groups={"policy": tuple(sample.group_id for sample in inputs.samples), "reward": (), "val": (), "test": ()},
-        ),
-    )
+    groups = {"policy": tuple(sample.group_id for sample in inputs.samples), "reward": (), "val": (), "test": ()}
+    split = replace(inputs.split, groups=groups)
+    mixed = replace(inputs, samples=unlabelled + inputs.samples[8:], split=split)
     assert all(sample.labelled for sample in mixed.pick("policy", 4))
     assert sum(sample.labelled for sample in mixed.pick("policy", 6)) == 4
     assert len(mixed.pick("policy", 6, labelled=True)) == 4
 
 
-def test_a_run_that_is_still_going_is_not_taken_over(inputs: RunInputs, plan: RewardPlan, reward_run: Run) -> None:
+def test_a_run_that_is_still_going_is_not_taken_over(inputs, plan, reward_run):
     with reward_run.lock(), pytest.raises(ValueError, match="another process"):
         run_reward_stage(inputs, plan, reward_run)
 
@@ -348,11 +327,8 @@ def test_the_reward_is_compared_with_the_score_that_it_predicts():
 
 
 def test_masks_that_were_right_cannot_be_raised_and_do_not_count():
-    assert _ascent(np.array([1.0, 0.5, 0.5]), np.array([1.0, 0.75, 0.25])) == {
-        "raised": 0.5,
-        "dice_before": 0.5,
-        "dice_after": 0.5,
-    }
+    found = _ascent(np.array([1.0, 0.5, 0.5]), np.array([1.0, 0.75, 0.25]))
+    assert found == dict.fromkeys(("raised", "dice_before", "dice_after"), 0.5)
     assert _ascent(np.ones(2), np.ones(2))["raised"] is None
 
 

@@ -30,7 +30,6 @@ TINY = RewardTrainingConfig(steps=4, batch_size=2, eval_every=2)
 
 
 def bright_lines(seed, size=(64, 64)):
-    """Bright lines on noise."""
     rng = np.random.default_rng(seed)
     truth = np.zeros(size, dtype=bool)
     for _ in range(4):
@@ -96,7 +95,6 @@ def test_members_side_by_side_end_in_the_weights_of_one_after_the_other(tmp_path
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The folder of an uninterrupted run and its network."""
     folder = tmp_path_factory.mktemp("whole")
     return folder, train_reward_network(TRAIN, VAL, TINY, folder, SMALL)
 
@@ -114,7 +112,6 @@ UNLABELLED = training.LabelledImages(
 
 @pytest.fixture(scope="module")
 def taught(tmp_path_factory):
-    """As `whole`, with a mean teacher."""
     folder = tmp_path_factory.mktemp("taught")
     return folder, train_reward_network(TRAIN, VAL, TINY, folder, SMALL, UNLABELLED)
 

@@ -2,7 +2,6 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,7 +22,7 @@ class Server:
     most_at_once: int = 0
 
     @property
-    def prompts(self) -> list[str]:
+    def prompts(self):
         return [body["messages"][0]["content"] for body in self.bodies]
 
 
@@ -36,20 +35,20 @@ class Reply:
     body: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
 
-    def content(self) -> bytes:
+    def content(self):
         message = {"role": "assistant", "content": self.text}
         usage = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}
         whole = {"model": "served-model", "choices": [{"index": 0, "message": message}], "usage": usage}
         return (json.dumps(whole) if self.body is None else self.body).encode()
 
 
-def listing(*names: str) -> Reply:
+def listing(*names):
     """A list of models, as vLLM sends it."""
     return Reply(body=json.dumps({"object": "list", "data": [{"id": name, "object": "model"} for name in names]}))
 
 
 @contextmanager
-def judge_server(answer: Callable[[str], Reply | str], models: Reply | None = None) -> Iterator[Server]:
+def judge_server(answer, models=None):
     """A server whose reply to a prompt is `answer(prompt)`: a string is the text of a good reply.
 
     Its list of models is `models`, by default of one; asking for it is no request in `Server`.
@@ -60,7 +59,7 @@ def judge_server(answer: Callable[[str], Reply | str], models: Reply | None = No
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True  # 40 ms for each reply
 
-        def do_POST(self) -> None:
+        def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             with lock:
                 server.bodies.append({**body, "path": self.path})
@@ -72,11 +71,11 @@ def judge_server(answer: Callable[[str], Reply | str], models: Reply | None = No
                 server.now -= 1
             self.send(Reply(reply) if isinstance(reply, str) else reply)
 
-        def do_GET(self) -> None:
+        def do_GET(self):
             good = self.path == "/v1/models"
             self.send((models or listing("judge-model")) if good else Reply(status=404, body="no such path"))
 
-        def send(self, reply: Reply) -> None:
+        def send(self, reply):
             content = reply.content()
             try:
                 self.send_response(reply.status)
@@ -88,7 +87,7 @@ def judge_server(answer: Callable[[str], Reply | str], models: Reply | None = No
             except (BrokenPipeError, ConnectionResetError):  # the client had waited long enough
                 pass
 
-        def log_message(self, *_: Any) -> None:
+        def log_message(self, *_):
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:

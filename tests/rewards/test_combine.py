@@ -22,7 +22,7 @@ def test_group_scale_by_hand():
     assert result.differ.tolist() == [True, False]
 
 
-def trl_advantages(terms: dict[str, np.ndarray], weights: dict[str, float], how: str, scale: str) -> np.ndarray:
+def trl_advantages(terms, weights, how, scale):
     """What TRL makes of the same rewards (P, G), with a stand-in for everything that is not the advantages."""
     from trl.trainer.grpo_trainer import GRPOTrainer
 

@@ -10,9 +10,8 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import diskcache
 import pytest
@@ -21,9 +20,7 @@ from rl_reward_network.rewards import judge as judging
 from rl_reward_network.rewards.judge import (
     MAX_QUESTIONS,
     NO_KEY,
-    Exam,
     Judge,
-    JudgeClient,
     JudgeConfig,
     Question,
     Request,
@@ -47,7 +44,7 @@ WRITTEN = {
 EXAM = parse_exam(json.dumps(WRITTEN))
 
 
-def play(prompt: str) -> str | Reply:
+def play(prompt):
     """A judge of vessels (dark, bright, thin, thick) by the words of the caption."""
     if prompt == exam_request(REFERENCE).prompt:
         return f"Here it is:\n```json\n{json.dumps(WRITTEN)}\n```"
@@ -64,30 +61,30 @@ def play(prompt: str) -> str | Reply:
     return "D. It is." if right in caption else "C" if wrong in caption else "A. It is not said."
 
 
-def client_of(url: str, **options: Any) -> Judge:
+def client_of(url, **options):
     return Judge(JudgeConfig(url, "judge-model", **({"max_retries": 0} | options)))
 
 
-def echo(text: str) -> str | None:
+def echo(text):
     """A parser that reads everything but "?"."""
     return None if text == "?" else text
 
 
-def ask(client: JudgeClient, *prompts: str) -> list[Any]:
+def ask(client, *prompts):
     return list(client.ask([Request(prompt, echo) for prompt in prompts]))
 
 
-def numbers(count: int) -> list[str]:
+def numbers(count):
     return [str(number) for number in range(count)]
 
 
 @pytest.fixture(autouse=True)
-def key_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def key_in_the_environment(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
 
 
 @pytest.fixture
-def good() -> Iterator[Server]:
+def good():
     """A server that answers well: it plays the judge of vessels, and says other prompts in capitals."""
     with judge_server(lambda prompt: play(prompt) if "vessel" in prompt else prompt.upper()) as server:
         yield server
@@ -97,15 +94,15 @@ Bad = Callable[[Reply], Server]
 
 
 @pytest.fixture
-def bad() -> Iterator[Bad]:
+def bad():
     """A server that answers badly: "good" gets "A", every other prompt the reply in question."""
-    replies: list[Reply] = []
+    replies = []
     with judge_server(lambda prompt: "A" if prompt == "good" else replies[-1]) as server:
-        yield lambda reply: replies.append(reply) or server  # type: ignore[func-returns-value]
+        yield lambda reply: replies.append(reply) or server
 
 
 @pytest.fixture
-def silent() -> Iterator[str]:
+def silent():
     """The address of a server that accepts every connection and never replies."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
@@ -114,7 +111,7 @@ def silent() -> Iterator[str]:
 # ---- a server that answers well --------------------------------------------------------------------------------------
 
 
-def test_scores_by_hand(good: Server, tmp_path: Path) -> None:
+def test_scores_by_hand(good, tmp_path):
     captions = {
         "a dark thin vessel": 1.0,  # (1 + 1) / 2
         "a dark vessel": 0.5,  # (1 + 0) / 2
@@ -133,7 +130,7 @@ def test_scores_by_hand(good: Server, tmp_path: Path) -> None:
     assert (again.counts["cache_hits"], again.counts["calls"], again.counts["prompt_tokens"]) == (4, 0, 0)
 
 
-def test_what_the_judge_could_not_say_is_none_and_never_zero(good: Server) -> None:
+def test_what_the_judge_could_not_say_is_none_and_never_zero(good):
     captions = ["a dark vessel", "a garbled dark vessel", "a vessel, going down", "", " \n"]
     judge = client_of(good.url)
     assert judge.scores(captions, [REFERENCE] * 5) == [0.5, None, None, 0.0, 0.0]
@@ -145,7 +142,7 @@ def test_what_the_judge_could_not_say_is_none_and_never_zero(good: Server) -> No
     assert len(good.bodies) == asked, "an empty prediction costs nothing"
 
 
-def test_it_is_asked_with_the_key_past_any_proxy(good: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_asked_with_the_key_past_any_proxy(good, monkeypatch):
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     for name in ("NO_PROXY", "no_proxy"):
@@ -170,7 +167,7 @@ def test_it_is_asked_with_the_key_past_any_proxy(good: Server, monkeypatch: pyte
     }
 
 
-def test_no_more_requests_at_once_than_allowed() -> None:
+def test_no_more_requests_at_once_than_allowed():
     with judge_server(lambda prompt: time.sleep(0.02) or prompt) as server:
         client = client_of(server.url, max_concurrency=3)
         both = [threading.Thread(target=ask, args=(client, *(f"{k}{n}" for n in range(12)))) for k in "ab"]
@@ -181,7 +178,7 @@ def test_no_more_requests_at_once_than_allowed() -> None:
     assert (len(server.bodies), server.most_at_once) == (24, 3)
 
 
-def test_reasoning_is_cut_off_half_characters_become_question_marks_and_a_busy_server_is_asked_again() -> None:
+def test_reasoning_is_cut_off_half_characters_become_question_marks_and_a_busy_server_is_asked_again():
     odd = Reply("x").content().decode().replace('"x"', r'"<think>A or B?</think>half \ud83d"')
     without_usage = '{"choices": [{"message": {"content": "A"}}], "usage": null}'
     busy = Reply(status=503, body="busy", headers=SOON)
@@ -197,13 +194,13 @@ def test_reasoning_is_cut_off_half_characters_become_question_marks_and_a_busy_s
 # ---- cache -----------------------------------------------------------------------------------------------------------
 
 
-def test_cached_replies_are_not_asked_again(good: Server, tmp_path: Path) -> None:
+def test_cached_replies_are_not_asked_again(good, tmp_path):
     cache = tmp_path / "new" / "folder"
     ask(client_of(good.url, cache_path=cache), "one", "two")
     again = client_of(good.url, cache_path=cache)
     assert ask(again, "two", "one", "three") == ["TWO", "ONE", "THREE"]
     assert (again.counts["calls"], again.counts["cache_hits"], again.counts["prompt_tokens"]) == (1, 2, 10)
-    other = JudgeClient(JudgeConfig(good.url, "another-model", cache_path=cache))
+    other = Judge(JudgeConfig(good.url, "another-model", cache_path=cache))
     ask(other, "one")
     list(other.ask([Request("one", echo, max_tokens=20)]))
     assert len(good.bodies) == 5, "another model or length is another question"
@@ -216,7 +213,7 @@ def test_cached_replies_are_not_asked_again(good: Server, tmp_path: Path) -> Non
     assert all(stored[key].keys() == {"reply", "model", "time"} for key in stored)
 
 
-def test_threads_and_processes_share_a_cache(good: Server, tmp_path: Path) -> None:
+def test_threads_and_processes_share_a_cache(good, tmp_path):
     code = "import sys; from tests.rewards.test_judge import *; client = client_of(sys.argv[1], cache_path=Path("
     code += "sys.argv[2])); ask(client, *numbers(30))"
     words = [sys.executable, "-c", code, good.url, str(tmp_path / "cache")]
@@ -227,7 +224,7 @@ def test_threads_and_processes_share_a_cache(good: Server, tmp_path: Path) -> No
     assert client.counts["cache_hits"] == 30
 
 
-def test_neither_errors_nor_unreadable_replies_are_cached(tmp_path: Path) -> None:
+def test_neither_errors_nor_unreadable_replies_are_cached(tmp_path):
     replies = iter([Reply(status=500, body="{}"), Reply("?"), Reply("good")])
     with judge_server(lambda prompt: next(replies)) as server:
         client = client_of(server.url, cache_path=tmp_path)
@@ -236,9 +233,7 @@ def test_neither_errors_nor_unreadable_replies_are_cached(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("mode", "value"), [(4, b"cos\nabort\n(tR."), (1, b"\x00"), (1, zlib.compress(b"[1, 2]"))])
-def test_a_pickled_or_damaged_value_in_the_cache_is_never_loaded(
-    good: Server, tmp_path: Path, mode: int, value: bytes
-) -> None:
+def test_a_pickled_or_damaged_value_in_the_cache_is_never_loaded(good, tmp_path, mode, value):
     ask(client_of(good.url, cache_path=tmp_path), "one")
     with sqlite3.connect(tmp_path / "cache.db") as base:
         base.execute("UPDATE Cache SET mode = ?, value = ?", (mode, value))
@@ -268,7 +263,7 @@ FAILURES = [  # reply, reason, remedy
 
 
 @pytest.mark.parametrize(("reply", "reason", "remedy"), FAILURES)
-def test_a_failure_is_no_answer_and_is_named_with_its_remedy(bad: Bad, reply: Reply, reason: str, remedy: str) -> None:
+def test_a_failure_is_no_answer_and_is_named_with_its_remedy(bad, reply, reason, remedy):
     server, final = bad(reply), reply.status in (401, 403, 404)
     with pytest.raises(ValueError, match=re.escape(reason)) as refused:
         client_of(server.url).check()
@@ -283,7 +278,7 @@ def test_a_failure_is_no_answer_and_is_named_with_its_remedy(bad: Bad, reply: Re
     assert (len(server.bodies) == sent) == final, "after a permanent refusal nothing more is asked"
 
 
-def test_half_of_50_calls_may_fail_and_not_one_more(tmp_path: Path) -> None:
+def test_half_of_50_calls_may_fail_and_not_one_more(tmp_path):
     """Failures and replies by turns; then a reply leaves the window, and a failure takes its place."""
     replies = iter([True, False] * 25 + [False] + [True] * 100)
     down = Reply(status=500, body="out of memory")
@@ -304,7 +299,7 @@ def test_half_of_50_calls_may_fail_and_not_one_more(tmp_path: Path) -> None:
         assert ask(client, "unasked") == ["A"]
 
 
-def test_replies_that_cannot_be_read_end_the_asking_with_their_own_remedy(bad: Bad) -> None:
+def test_replies_that_cannot_be_read_end_the_asking_with_their_own_remedy(bad):
     server = bad(Reply("?"))
     client = client_of(server.url, max_concurrency=1)
     ask(client, *numbers(40))
@@ -313,7 +308,7 @@ def test_replies_that_cannot_be_read_end_the_asking_with_their_own_remedy(bad: B
     assert str(client.failing()).endswith(f"26 of the last 26 calls failed, the latest by {said}")
 
 
-def test_the_key_is_nowhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_key_is_nowhere(tmp_path, caplog):
     caplog.set_level(logging.DEBUG)
     replies = iter([Reply("A"), *[Reply(status=code, body="x" * 190 + KEY, headers=SOON) for code in (500, 401)]])
     with judge_server(lambda prompt: next(replies)) as server:
@@ -332,7 +327,7 @@ def test_the_key_is_nowhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
 # ---- a server that is down, slow or silent ---------------------------------------------------------------------------
 
 
-def test_a_slow_server_is_not_waited_for_and_one_that_is_down_is_named() -> None:
+def test_a_slow_server_is_not_waited_for_and_one_that_is_down_is_named():
     end = threading.Event()
     with judge_server(lambda prompt: "A" if prompt == "good" or end.wait(10) else "B") as server:
         client = client_of(server.url, timeout_s=0.2)
@@ -347,9 +342,7 @@ def test_a_slow_server_is_not_waited_for_and_one_that_is_down_is_named() -> None
         client.check()
 
 
-def test_a_silent_server_is_named_long_before_its_time_is_up(
-    silent: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_silent_server_is_named_long_before_its_time_is_up(silent, monkeypatch, capsys):
     monkeypatch.setattr(judging, "SILENT_S", 0.15)
     client = client_of(silent, timeout_s=0.6)
     assert ask(client, "one", "two") == [None] * 2
@@ -362,7 +355,7 @@ def test_a_silent_server_is_named_long_before_its_time_is_up(
     start = time.monotonic()
     for model in ("judge-model", None):
         with pytest.raises(ValueError, match=rf"LLM judge {silent}.*: no reply within 0\.1 s; check"):
-            JudgeClient(JudgeConfig(silent, model, timeout_s=600, max_retries=5)).check()
+            Judge(JudgeConfig(silent, model, timeout_s=600, max_retries=5)).check()
     assert time.monotonic() - start < 2
 
 
@@ -386,13 +379,13 @@ SECRET = "put the key in the environment"
         ({"max_retries": -1}, "max_retries is -1"),
     ],
 )
-def test_bad_settings_are_refused_without_showing_a_secret(wrong: dict[str, Any], message: str) -> None:
+def test_bad_settings_are_refused_without_showing_a_secret(wrong, message):
     with pytest.raises(ValueError, match=message) as refused:
         JudgeConfig(**({"base_url": "http://host/v1", "model": "m"} | wrong))
     assert "secret" not in str(refused.value)
 
 
-def test_what_cannot_be_a_key_a_cache_or_captions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_a_key_a_cache_or_captions(tmp_path, monkeypatch):
     for bad_key in ("sk-sécret", "sk-secret\nsecond line"):
         monkeypatch.setenv("MY_KEY", bad_key)
         with pytest.raises(ValueError, match="MY_KEY has characters") as refused:
@@ -415,9 +408,9 @@ def test_what_cannot_be_a_key_a_cache_or_captions(tmp_path: Path, monkeypatch: p
     ("model", "models", "used"),
     [(None, listing("the-only-one"), "the-only-one"), ("mine", Reply(status=500, body="no list"), "mine")],
 )
-def test_a_judge_without_a_name_is_the_only_one_of_the_server(model: str | None, models: Reply, used: str) -> None:
+def test_a_judge_without_a_name_is_the_only_one_of_the_server(model, models, used):
     with judge_server(lambda prompt: "A", models) as server:
-        client = JudgeClient(JudgeConfig(server.url, model))
+        client = Judge(JudgeConfig(server.url, model))
         assert client.config.model == used
         client.check()
     assert [body["model"] for body in server.bodies] == [used]
@@ -438,16 +431,16 @@ KEY_MISSING = "set the key in the environment variable OPENAI_API_KEY"
         (Reply(status=401, body="no"), KEY_MISSING),  # for which a name is no remedy
     ],
 )
-def test_a_server_that_does_not_say_which_model(models: Reply, said: str) -> None:
+def test_a_server_that_does_not_say_which_model(models, said):
     with judge_server(lambda prompt: "A", models) as server, pytest.raises(ValueError) as refused:
-        JudgeClient(JudgeConfig(server.url, None))
+        Judge(JudgeConfig(server.url, None))
     assert str(refused.value).startswith(f"LLM judge {server.url}: ")
     assert said in str(refused.value)
     assert ("--llm_judge_model" in str(refused.value)) == (said != KEY_MISSING)
 
 
 @pytest.mark.parametrize("package", ["openai", "diskcache"])
-def test_a_package_is_missing(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_is_missing(package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ValueError, match=rf"package {package}; .*/python\S* -m pip install -e '\.\[judge\]'"):
         client_of(DOWN)
@@ -456,7 +449,7 @@ def test_a_package_is_missing(package: str, monkeypatch: pytest.MonkeyPatch) -> 
 # ---- prompts, exams and answers --------------------------------------------------------------------------------------
 
 
-def test_prompts_have_the_caption_or_the_reference_and_lettered_choices_in_this_order() -> None:
+def test_prompts_have_the_caption_or_the_reference_and_lettered_choices_in_this_order():
     question = Question("Which holds for {it}?", (("Red {x}.", 1.0), ("Not red.", -1.0), ("Not said.", 0.0)))
     request = answer_request("A {red} bird.\nIt sings.", question)
     rules, _, rest = request.prompt.partition("A {red} bird.\nIt sings.")
@@ -482,9 +475,9 @@ def test_an_exam_is_found_among_other_words():
     assert as_words.questions[0].choices == (("right", 1.0), ("wrong", -1.0)), "scores may be written as strings"
 
 
-def exam_with(**changes: Any) -> Exam | None:
+def exam_with(**changes):
     """The exam whose first question is changed, as JSON of a judge."""
-    first = WRITTEN["questions"][0] | changes  # type: ignore[index]
+    first = WRITTEN["questions"][0] | changes
     return parse_exam(json.dumps({"object": "x", "questions": [first, WRITTEN["questions"][1]]}))
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig, soft_overlap
 from rl_reward_network.rewards import learned
@@ -43,9 +42,8 @@ def test_numbers_and_order_are_those_of_the_network_and_the_image_is_in_unit_ran
     network = BrightIsObject(SMALL)
     result = predict_mask_quality(network, IMAGE, MASKS)
     maps = network.foreground_probs(torch.from_numpy(IMAGE.transpose(2, 0, 1)[None] / 255).float())
-    expected = torch.stack(
-        [soft_overlap(torch.from_numpy(MASKS)[:, None], truth) for truth in maps], dim=1
-    )  # (4, K, P)
+    masks = torch.from_numpy(MASKS)[:, None]
+    expected = torch.stack([soft_overlap(masks, truth) for truth in maps], dim=1)  # (4, K, P)
     np.testing.assert_allclose(result["members"], expected.permute(2, 1, 0), rtol=1e-4)
     np.testing.assert_allclose(result["dice"], expected[0].mean(dim=0), rtol=1e-4)
     np.testing.assert_allclose(result["score"], result["dice"] - 0.5 * result["std"], rtol=1e-4)
@@ -72,9 +70,7 @@ def test_many_masks_of_a_large_image_keep_no_maps(monkeypatch):
 
     class Recording(BrightIsObject):
         def mask_quality(self, mask, foreground_probs):
-            assert sum(reference() is not None for reference in maps) <= 1, (
-                "the maps of earlier masks are still referenced"
-            )
+            assert sum(reference() is not None for reference in maps) <= 1, "those of earlier masks are gone"
             output = super().mask_quality(mask, foreground_probs)
             maps.append(weakref.ref(output.error_map))
             return output
@@ -143,13 +139,13 @@ IMAGES = [smooth_image(32, 48, seed) for seed in range(4)]
 ONE = 2 * 32 * 48 * 2  # bytes of one image's maps: two members, float16
 
 
-def masks(height: int, width: int) -> np.ndarray:
+def masks(height, width):
     """Soft, binary, empty and full."""
     soft = np.random.default_rng(0).random((2, height, width), dtype=np.float32)
     return np.concatenate([soft, soft > 0.7, np.zeros_like(soft[:1]), np.ones_like(soft[:1])]).astype(np.float32)
 
 
-def scores(maps: ForegroundMaps, image: np.ndarray) -> np.ndarray:
+def scores(maps, image):
     return maps.scorer(image).quality(masks(*image.shape[:2]))["score"]
 
 
@@ -171,7 +167,7 @@ def test_float16_does_not_change_scores_or_gradients(size):
     for name, values in exact.quality(masks(*size)).items():
         np.testing.assert_allclose(kept.quality(masks(*size))[name], values, atol=5e-5, err_msg=name)
 
-    def gradient(probs: Tensor) -> Tensor:
+    def gradient(probs):
         mask = torch.from_numpy(masks(*size)[:, None]).requires_grad_()
         return torch.autograd.grad(network.mask_quality(mask, probs).score.sum(), mask)[0]
 

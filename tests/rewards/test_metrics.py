@@ -1,7 +1,6 @@
 """Checks over `METRICS`, closed forms of each, and METEOR against published and hand-computed pairs."""
 
 import sys
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,14 +9,12 @@ from monai.metrics.confusion_matrix import compute_confusion_matrix_metric, get_
 from monai.metrics.hausdorff_distance import compute_hausdorff_distance
 from monai.metrics.meandice import compute_dice
 from monai.metrics.meaniou import compute_iou
-from monai.metrics.surface_distance import compute_average_surface_distance
 from monai.metrics.utils import get_mask_edges
 from torch import from_numpy
 
 from rl_reward_network.rewards import metrics
 from rl_reward_network.rewards.metrics import (
     METRICS,
-    border_distance,
     boundary,
     calibration_error,
     components,
@@ -107,16 +104,6 @@ class TestEveryMetric:
 def test_parity_with_monai(name):
     pred, target = random_pairs()
     np.testing.assert_allclose(METRICS[name].function(pred, target), by_monai(name, pred, target), rtol=1e-5, atol=1e-6)
-
-
-def test_border_distance_has_parity_with_monai():
-    pred, target = random_pairs()
-    pairs = (from_numpy(np.stack(2 * [mask], axis=1)).float() for mask in (pred, target))  # the first is background
-    expected = compute_average_surface_distance(*pairs, symmetric=True).numpy()[:, 0]
-    found = border_distance(pred, target)
-    known = np.isfinite(expected) & pred.any(axis=(1, 2)) & target.any(axis=(1, 2))
-    assert known.sum() > 3
-    np.testing.assert_allclose(found[known], expected[known], rtol=1e-5)
 
 
 def test_closed_form_of_all_columns():
@@ -242,7 +229,7 @@ BY_HAND = [  # prediction, reference, score; words that WordNet may know as syno
 
 
 @pytest.fixture
-def fresh_probe() -> Iterator[None]:
+def fresh_probe():
     metrics._wordnet.cache_clear()
     yield
     metrics._wordnet.cache_clear()
@@ -309,7 +296,7 @@ def test_nltk_is_not_there(monkeypatch):
 def test_wordnet_is_looked_for_once_and_never_downloaded(fresh_probe, monkeypatch, tmp_path):
     import nltk
 
-    asked: list[str] = []
+    asked = []
     find = nltk.data.find
     monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
     monkeypatch.setattr(nltk.data, "find", lambda name, paths=None: asked.append(name) or find(name, paths))
