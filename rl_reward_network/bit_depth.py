@@ -19,10 +19,7 @@ from tqdm import tqdm
 DARKEST_SHARE, BRIGHTEST_SHARE = 0.001, 0.999  # of the pixels, so that hot pixels or bright letters move no end
 SPAN = 255  # the least from black to white: what has no more values than 8 bit is not stretched
 WHITEST = 2**16 - 1
-MAX_IMAGES, MAX_FRAMES = (
-    64,
-    4,
-)  # measured of a data set, spread over all; of a series, whose frames are alike
+MAX_IMAGES, MAX_FRAMES = (64, 4)  # measured of a data set, spread over all; of a series, whose frames are alike
 DATA_SET = "data set"  # key of the window in a config.json
 
 

@@ -68,10 +68,7 @@ class _Notes:
 
 
 def read_annotations(
-    root: Path,
-    group_regex: str | None = None,
-    annotations: str = "annotations.json",
-    bit_depth: int | None = None,
+    root: Path, group_regex: str | None = None, annotations: str = "annotations.json", bit_depth: int | None = None
 ) -> list[Sample]:
     """Every (image, phrase) of an annotation file, in its order.
 

@@ -13,15 +13,7 @@ from threading import Lock
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from rl_reward_network.bit_depth import (
-    WHITEST,
-    GreyWindow,
-    common_window,
-    grey_to_rgb,
-    is_cut,
-    is_deep,
-    window_of_bits,
-)
+from rl_reward_network.bit_depth import WHITEST, GreyWindow, common_window, grey_to_rgb, is_cut, is_deep, window_of_bits
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")  # of images in a folder
 SMALLEST = 8  # pixels of a side; the observation of the prompt policy needs as many

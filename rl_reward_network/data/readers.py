@@ -63,9 +63,7 @@ ReadRegions = Callable[..., list[RegionSample]]
 """(folder, limit, bit_depth): at most `limit` captioned regions, bit_depth as `decode_image` takes it."""
 
 NAMES = "names"
-IMAGES: dict[str, tuple[Recognise, ReadImages]] = {
-    "annotations": (recognise_annotations, read_annotations),
-}
+IMAGES: dict[str, tuple[Recognise, ReadImages]] = {"annotations": (recognise_annotations, read_annotations)}
 REGIONS: dict[str, tuple[Recognise, ReadRegions]] = {
     "gar": (recognise_grasp_any_region, read_grasp_any_region),
     "dam": (recognise_describe_anything, read_describe_anything),

@@ -17,12 +17,7 @@ import numpy as np
 from pydicom.dataset import Dataset
 
 from rl_reward_network.bit_depth import MAX_FRAMES, GreyWindow, common_window, grey_to_rgb
-from rl_reward_network.data.images import (
-    IMAGE_SUFFIXES,
-    image_header,
-    load_deep,
-    load_image,
-)
+from rl_reward_network.data.images import IMAGE_SUFFIXES, image_header, load_deep, load_image
 from rl_reward_network.data_import.dicom import is_dicom, iter_frames, read_header
 
 VIDEO_SUFFIXES = (".avi", ".mp4", ".m4v", ".mov")

@@ -164,10 +164,7 @@ def _images(config: RunConfig) -> Finding:
         check_one_phrase(samples, root)
     samples, split, _ = join_unlabelled(config, samples, split)
     images = sample_statistics(samples)
-    few = {
-        ("policy", "val"): "step 2 will deploy the model as it is",
-        ("test",): "there will be no verdict",
-    }
+    few = {("policy", "val"): "step 2 will deploy the model as it is", ("test",): "there will be no verdict"}
     hints = "".join(
         f"; fewer than {MIN_PATIENTS} {' and '.join(names)} patients with masks: {meaning}"
         for names, meaning in few.items()

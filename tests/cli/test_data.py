@@ -34,8 +34,7 @@ def test_the_flags_name_one_data_set(
 
 
 @pytest.mark.parametrize(
-    ("flags", "field"),
-    [({"regions": True, "no_gap": True}, "no_gap"), ({"daylight": True}, "daylight is True")],
+    ("flags", "field"), [({"regions": True, "no_gap": True}, "no_gap"), ({"daylight": True}, "daylight is True")]
 )
 def test_flags_that_exclude_each_other_are_refused(flags: dict[str, Any], field: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=field):

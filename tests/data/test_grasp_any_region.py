@@ -297,10 +297,7 @@ def test_an_image_that_is_not_where_its_row_says_is_an_error(
     ("rows", "message"),
     [
         ([], r"^{folder}: no \*\.arrow file"),
-        (
-            [{"image": b"x", "mask_rle": BAD_RLE, "conversations": "dog"}],
-            "row 0: conversations .* got str",
-        ),
+        ([{"image": b"x", "mask_rle": BAD_RLE, "conversations": "dog"}], "row 0: conversations .* got str"),
         ([{"image": "x", "text": "a dog"}], "columns are image, text, expected image, mask_rle, conversations"),
     ],
 )

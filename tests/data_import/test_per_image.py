@@ -18,10 +18,7 @@ from rl_reward_network.data_import.per_image import (
 from rl_reward_network.data_import.survey import ImportOptions, survey_source
 from tests.data_import.sources import SIZE, drawing, line, picture, save, truth, write_json
 
-NAMES = {
-    "data.yaml": "train: images/train\nnames:\n  0: vessel\n  1: catheter\n",
-    "classes.txt": "vessel\ncatheter\n",
-}
+NAMES = {"data.yaml": "train: images/train\nnames:\n  0: vessel\n  1: catheter\n", "classes.txt": "vessel\ncatheter\n"}
 
 
 def write_labelme(source: Path, **changes: Any) -> Path:

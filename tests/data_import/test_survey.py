@@ -9,13 +9,7 @@ from PIL import Image
 
 from rl_reward_network.atomic_io import read_json
 from rl_reward_network.data.annotations import read_annotations
-from rl_reward_network.data_import.survey import (
-    ImportOptions,
-    Survey,
-    chosen_classes,
-    report_lines,
-    survey_source,
-)
+from rl_reward_network.data_import.survey import ImportOptions, Survey, chosen_classes, report_lines, survey_source
 from rl_reward_network.data_import.write import write_import
 from tests.data_import.sources import SIZE, as_255, picture, save, truth, write_dicom, write_pairs
 

@@ -17,9 +17,7 @@ from rl_reward_network.embedded import datasets as embedded
 from rl_reward_network.embedded.regions import write_regions
 from rl_reward_network.inputs import doctor
 from rl_reward_network.inputs.config import RegionConfig, RunConfig
-from rl_reward_network.inputs.doctor import (
-    check_data,
-)
+from rl_reward_network.inputs.doctor import check_data
 from tests.conftest import tube_image, write_deep_data, write_tiny_data
 
 Check = Callable[..., str]
