@@ -127,11 +127,7 @@ def needed_gib(config: Sa2VAConfig, device: str, small: bool) -> dict[str, float
 
 
 def available_gib(device: str) -> float:
-    """Memory of this machine (of a container, its limit) or of its first GPU, in GiB.
-
-    Raises:
-        ValueError: there is no GPU.
-    """
+    """Memory of this machine (of a container, its limit) or of its first GPU, in GiB; ValueError without a GPU."""
     if device == "cpu":
         limits = [file.read_text().strip() for file in LIMITS if file.is_file()]
         return min([psutil.virtual_memory().total, *map(int, filter(str.isdigit, limits))]) / GIB

@@ -52,13 +52,11 @@ class _Notes:
     other_keys: set[str] = field(default_factory=set)
     dropped: int = 0
     left_bare: int = 0
-    deep: dict[Path, str | None] = field(default_factory=dict)
-    """Image of more than 8 bit -> its series, where the record names it."""
-    patients: dict[str, str] = field(default_factory=dict)
-    """Name of a patient -> the spelling that stands for all of them, see `patients`."""
+    deep: dict[Path, str | None] = field(default_factory=dict)  # image of more than 8 bit -> series of its record
+    patients: dict[str, str] = field(default_factory=dict)  # name -> the spelling that stands for all of them
 
     def warn(self, file: str) -> None:
-        """Issue at most one warning of each kind; none names an image."""
+        """At most one warning of each kind; none names an image."""
         if self.other_keys:
             warnings.warn(f"{file}: keys that are not read: {', '.join(sorted(self.other_keys))}", stacklevel=3)
         if self.dropped:
@@ -70,15 +68,14 @@ class _Notes:
 def read_annotations(
     root: Path, group_regex: str | None = None, annotations: str = "annotations.json", bit_depth: int | None = None
 ) -> list[Sample]:
-    """Every (image, phrase) of an annotation file, in its order.
+    """Every (image, phrase) of the annotation file in `root`, in its order.
 
     Only image headers are read, and the pixels of some images of more than 8 bit, to measure their window.
 
     Args:
-        root: the data folder; holds `annotations` and `images/`.
+        root, annotations: the data folder, and the name of the file in it.
         group_regex: searched in `image` for what a record's fields do not give; its named group `group` is the patient,
             the optional `series` the sequence. Default: `VESSEL_NAME`. Without it each image is a series of one.
-        annotations: name of the annotation file inside `root`.
         bit_depth: whose range is the window of grey of more than 8 bit. By default it is measured, per series that
             records name by the field `series`, and for all other images together.
 
@@ -133,7 +130,6 @@ def compile_group_regex(group_regex: str | None) -> re.Pattern[str]:
 
 
 def _read_records(path: Path) -> list[Any]:
-    """The non-empty list in an annotation file."""
     if not path.is_file():
         raise ValueError(
             f"{path}: file not found; a data folder holds annotations.json and images/: name one by DATA_ROOT "
@@ -254,7 +250,6 @@ def _groups_named(records: list[Any], pattern: re.Pattern[str]) -> Iterator[str]
 
 
 def _name_field(record: dict[str, Any], key: str) -> str | None:
-    """A name given as text or as a whole number."""
     value = record.get(key)
     if value is not None and (isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip()):
         raise ValueError(f"`{key}` must be a non-empty text or a whole number, got {type(value).__name__}")
@@ -262,7 +257,6 @@ def _name_field(record: dict[str, Any], key: str) -> str | None:
 
 
 def _phrases(text: Any) -> list[str]:
-    """The phrases of a record, at least one, none empty."""
     phrases = [text] if isinstance(text, str) else text
     if not isinstance(phrases, list) or not phrases or not all(isinstance(p, str) and phrase_key(p) for p in phrases):
         raise ValueError('`text` must be a phrase or a list of phrases, none empty, e.g. ["blood vessel"]')

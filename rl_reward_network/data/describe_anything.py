@@ -50,7 +50,7 @@ class Member:
     size: int
 
     def open_image(self, bit_depth: int | None = None) -> np.ndarray:
-        """The image, uint8 (H, W, 3) RGB, read in one piece without unpacking the tar; see `decode_image`."""
+        """The image, uint8 (H, W, 3) RGB, without unpacking the tar; see `decode_image`."""
 
         def decode() -> np.ndarray:
             with self.tar.open("rb") as file:
@@ -75,11 +75,8 @@ def read_describe_anything(
 
     `annotations.json` is read whole (of subset SAM some gigabytes of memory); each needed tar is scanned once for its
     headers, which stay in memory. `root` is a subset, or the parent of subsets. Stops after `limit` regions (a frame of
-    a video is one); `bit_depth` is that of `decode_image`.
-
-    Raises:
-        ValueError: no such layout, a tar or member that is missing (with their count), a damaged tar, a caption that is
-            missing, or a damaged mask; the message names file and entry, and the remedy.
+    a video is one); `bit_depth` is that of `decode_image`. ValueError for another layout, missing or damaged tars,
+    members, captions and masks; it names file and entry, and the remedy.
     """
     subsets = subset_folders(Path(root))
     if not subsets:

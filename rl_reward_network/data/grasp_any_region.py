@@ -53,11 +53,9 @@ def read_grasp_any_region(
 ) -> list[RegionSample]:
     """Every captioned region, in the order of shards and rows; of images only the first and last bytes are read.
 
-    Stops after `limit` regions; `path` is what `locate` takes, `bit_depth` what `decode_image` takes.
-
-    Raises:
-        ValueError: no Arrow file, one that is cut off or has other columns, or a row without a caption, with a damaged
-            mask, or with more masks than captions; the message names shard and row, and the remedy.
+    Stops after `limit` regions; `path` is what `locate` takes, `bit_depth` what `decode_image` takes. ValueError for no
+    Arrow file, one that is cut off or has other columns, or a row without a caption, with a damaged mask, or with more
+    masks than captions; it names shard and row, and the remedy.
     """
     folder = locate(path)
     shards = arrow_shards(folder)
@@ -82,9 +80,7 @@ def read_grasp_any_region(
 class GraspAnyRegionDataset:
     """Captioned regions, each {image: PIL RGB, mask: bool (H, W), caption: str}, decoded on demand.
 
-    Args:
-        path: what `locate` takes.
-        parts: folders below it to read; None: all.
+    `path` is what `locate` takes, `parts` are the folders below it to read; None: all.
     """
 
     def __init__(self, path: Path | str, parts: Iterable[str] | None = None) -> None:
@@ -157,18 +153,13 @@ def _read_shard(
         elif captions := _captions(stored["conversations"], len(rles), where, left_out):
             with _image_file(shard, row) as file:
                 image_id = image_key(file, 0, file.seek(0, 2))
-            opened, group = partial(_open_image, shard, row, bit_depth), _group(stored, patients, where)
+            opened, group = partial(_open_image, shard, row, bit_depth), None
+            if GROUP in stored:
+                if stored[GROUP] in (None, ""):
+                    raise ValueError(f"{where}: group is empty; name the patient in each row, or leave the column out")
+                group = pseudonym("group", patients.get(str(stored[GROUP]), str(stored[GROUP])))
             for index, caption in captions:
                 yield make_region(caption, rles[index], image_id, f"{where}, region {index}", opened, group)
-
-
-def _group(stored: Mapping[str, Any], patients: Mapping[str, str], where: str) -> str | None:
-    """Pseudonym of the row's group; None without that column."""
-    if GROUP not in stored:
-        return None
-    if stored[GROUP] in (None, ""):
-        raise ValueError(f"{where}: group is empty; name the patient in each row, or leave the column out")
-    return pseudonym("group", patients.get(str(stored[GROUP]), str(stored[GROUP])))
 
 
 def _open_shard(shard: Path) -> "pa.Table":
@@ -286,8 +277,6 @@ def _bytes_in(cell: "pa.Array") -> "pa.Buffer":
 
 
 def _open_image(shard: Path, row: int, bit_depth: int | None) -> np.ndarray:
-    """The image of a row, uint8 (H, W, 3) RGB."""
-
     def decode() -> np.ndarray:
         with _image_file(shard, row) as file:
             return decode_image(file.read(), f"{shard}: row {row}", bit_depth)

@@ -35,8 +35,7 @@ S = TypeVar("S", bound=Sample)
 def thumbnail(image: np.ndarray) -> np.ndarray:
     """int8 (SIDE, SIDE): how each pixel differs from its surroundings, 0 of a blank image; equal for equal pixels.
 
-    Args:
-        image: grey (H, W) of any depth, or RGB (H, W, 3).
+    `image` is grey (H, W) of any depth, or RGB (H, W, 3).
     """
     channels = [image] if image.ndim == 2 else list(np.moveaxis(image, 2, 0))  # faster than a mean over axis 2
     grey = np.mean([channel.astype(np.float32) for channel in channels], axis=0)
@@ -168,7 +167,7 @@ def copy_pictures(trained: Path | None, folder: Path) -> None:
 
 
 def together(*pictures: Pictures) -> dict[str, np.ndarray]:
-    """The pictures of several trainings, one after the other."""
+    """The pictures of several trainings."""
     uses = dict.fromkeys(use for one in pictures for use in one)
     return {use: np.unique(np.concatenate([one[use] for one in pictures if use in one]), axis=0) for use in uses}
 
@@ -187,8 +186,7 @@ def check_apart(known: Pictures, parts: Mapping[str, Sequence[Sample]], whose: s
     Args:
         known: of the weights; {} checks nothing.
         parts: name, such as "the test split" -> its samples. Those of `VAL` may have chosen the weights.
-        whose: file and what the weights are, the beginning of the message.
-        remedy: the end of the message.
+        whose, remedy: begin and end of the message: file and what the weights are, and what to do.
 
     Raises:
         ValueError: images of a part trained the weights, or chose them; counts and names them.

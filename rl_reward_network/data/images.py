@@ -27,22 +27,14 @@ START = 200  # bytes that tell what a file is that is no image
 
 
 def load_image(path: Path, grey: GreyWindow | None = None) -> np.ndarray:
-    """The picture in an image file, upright and in RGB.
+    """The picture in an image file, upright and in RGB: uint8 (H, W, 3).
 
-    EXIF rotation is applied. Grey is repeated on the three channels. Alpha is dropped, not blended, as
-    by `convert("RGB")` in Sa2VA. 8-bit images are not scaled.
-
-    Args:
-        path: the file.
-        grey: window of grey of more than 8 bit; None: that of this image alone, so that frames of one series differ.
-
-    Returns:
-        uint8 (H, W, 3) RGB, 0..255.
+    Grey is repeated on the three channels. Alpha is dropped, not blended, as by `convert("RGB")` in Sa2VA. 8-bit images
+    are not scaled; `grey` is the window of more than 8 bit, None: that of this image alone, so that frames differ.
 
     Raises:
         ValueError: missing, empty, truncated, not an image, too large, animated or multi-page, colour of 16 bit per
-            channel, or grey that is not an integer in 0..65535 or whose 0 is white; the message names the file and the
-            remedy.
+            channel, or grey that is not an integer in 0..65535 or whose 0 is white; names the file and the remedy.
     """
     return _to_rgb(_read(path), path, grey)
 
@@ -84,14 +76,8 @@ _DECODED = _Decoded()
 def decoded_once(key: Hashable, decode: Callable[[], np.ndarray]) -> np.ndarray:
     """What `decode` returns, from memory where this process has it: checks, training and evaluation share one decoding.
 
-    At most `MOST_DECODED` bytes are kept, so that memory does not grow with the data.
-
-    Args:
-        key: tells the content, e.g. path, time stamp and window.
-        decode: gives uint8 (H, W, 3), or bool (H, W).
-
-    Returns:
-        An array of the caller's own.
+    At most `MOST_DECODED` bytes are kept, so that memory does not grow with the data. `key` tells the content, e.g.
+    path, time stamp and window; `decode` gives uint8 (H, W, 3), or bool (H, W). The array is the caller's own.
     """
     found = _DECODED.find(key)
     if found is None:
@@ -112,7 +98,7 @@ def file_stamp(path: Path) -> Hashable:
 def load_for_model(
     path: Path, grey: GreyWindow | None = None, most_pixels: int = MOST_PIXELS
 ) -> tuple[np.ndarray, str]:
-    """`load_image` for a single picture, and a line that states its window; "" for 8-bit images.
+    """`load_image`, and a line that states its window; "" for 8-bit images.
 
     A picture of more than `most_pixels` is refused before it is decoded.
     """
@@ -166,14 +152,11 @@ def _upright_size(image: Image.Image) -> tuple[int, int]:
 
 
 def load_grid(path: Path, palette_colours: bool = False) -> np.ndarray:
-    """The stored numbers of a mask file after EXIF rotation, (H, W) or (H, W, C).
+    """The stored numbers of a mask file after EXIF rotation, (H, W) or (H, W, C). Raises as `load_image`.
 
     A palette gives its indices if its first colour is black, the background. It gives its colours if it is grey or
-    begins with another colour, as PNG optimisers write them, in any order. A colour that is declared transparent gives
-    an alpha channel.
-
-    With `palette_colours`, every palette gives its colours; an index may have another meaning in another file. Raises
-    as `load_image`.
+    begins with another colour, as PNG optimisers write them, in any order; with `palette_colours` always, since an
+    index may have another meaning in another file. A colour that is declared transparent gives an alpha channel.
     """
     image = _read(path)
     if image.mode == "P":
@@ -288,7 +271,6 @@ def _unreadable(error: Exception, start: bytes) -> tuple[str, str]:
 
 
 def _to_rgb(image: Image.Image, name: Path | str, grey: GreyWindow | None = None) -> np.ndarray:
-    """uint8 (H, W, 3) RGB of a decoded image, by the rule in `load_image`."""
     return grey_to_rgb(_grey(image, name), grey) if is_deep(image) else np.array(image.convert("RGB"))
 
 
@@ -304,16 +286,10 @@ def _grey(image: Image.Image, name: Path | str) -> np.ndarray:
 
 
 def ridge_strength(grey: np.ndarray, sigmas: Sequence[float]) -> np.ndarray:
-    """Sato's tubeness of dark and of bright tubes.
+    """Sato's tubeness of float (H, W): float (2, H, W), at least 0, of dark tubes, then of bright ones.
 
-    Equal to two calls of `skimage.filters.sato`, which would compute the second derivatives twice.
-
-    Args:
-        grey: float (H, W).
-        sigmas: radii of the tubes, in pixels.
-
-    Returns:
-        float (2, H, W), at least 0: dark tubes, then bright ones.
+    Equal to two calls of `skimage.filters.sato`, which would compute the second derivatives twice. `sigmas` are the
+    radii of the tubes, in pixels.
     """
     from skimage import feature  # takes long to import
 

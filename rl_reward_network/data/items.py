@@ -22,8 +22,8 @@ SALT = "rl_reward_network/data/v1"
 def pseudonym(*names: str) -> str:
     """12 hex digits in place of names that may identify a person; equal names give equal digits on every machine.
 
-    The salt is public, so this is pseudonymisation, not anonymisation: it keeps names out of files and logs, but a list
-    of candidate names can be hashed and compared.
+    The salt is public, so this is pseudonymisation, not anonymisation: a list of candidate names can be hashed and
+    compared.
 
     >>> pseudonym("group", "patient 7") == pseudonym("group", "patient 7") != pseudonym("group", "patient 8")
     True
@@ -33,17 +33,14 @@ def pseudonym(*names: str) -> str:
 
 @dataclass(frozen=True)
 class Sample:
-    """One (image, phrase).
+    """One (image, phrase). Pseudonyms, 12 hex digits, are safe to write; names of files and `group` never are.
 
     Attributes:
-        image_path: the image file. Its name may contain a patient's name: never write it to a file or log.
-        text: the phrase, e.g. "blood vessel".
-        group_id: pseudonym of the patient or group, 12 hex digits, safe to write.
-        series_id: pseudonym of the series, whose frames are nearly identical, safe to write.
-        sample_id: pseudonym of image name and phrase, safe to write.
+        group_id, series_id: pseudonyms of the patient or group, and of the series, whose frames are nearly identical.
+        sample_id: pseudonym of image name and phrase.
         size: (H, W) in pixels after EXIF rotation.
         mask_parts: how the mask is stored; None when unlabelled.
-        group: the original group name; in memory only.
+        group: the original group name.
         grey: how grey of more than 8 bit becomes 8 bit; None for 8-bit images.
         joined: whether it is of `--unlabelled_root`, whose masks are not read.
     """
@@ -67,8 +64,7 @@ class Sample:
     def load_image(self) -> np.ndarray:
         """The image, uint8 (H, W, 3) RGB, decoded once per process.
 
-        Raises:
-            ValueError: the file cannot be read, or its size has changed since the annotations were read.
+        ValueError where it cannot be read, or its size has changed since the annotations were read.
         """
         key = file_stamp(self.image_path), self.grey
         image = decoded_once(key, lambda: load_image(self.image_path, self.grey))
@@ -80,11 +76,7 @@ class Sample:
         return image
 
     def load_mask(self) -> np.ndarray | None:
-        """The ground truth, bool (H, W); None when unlabelled.
-
-        Raises:
-            ValueError: a PNG mask cannot be read, has another size, or is not binary.
-        """
+        """The ground truth, bool (H, W); None when unlabelled. ValueError as `rasterise`."""
         parts = self.mask_parts
         if parts is None:
             return None
@@ -116,9 +108,8 @@ class RegionSample:
         group_id: pseudonym of the unit of the split (image, video or patient), 12 hex digits.
         series_id: pseudonym of a series of nearly identical images (a video); `group_id` without a video.
         image_id: pseudonym of the image, equal for all its regions, so that its features are computed once.
-        sample_id: pseudonym of image and region.
+        sample_id: pseudonym of image, mask and caption.
         where: file and row or key, for messages, without the caption.
-        mask_parts: how the mask is stored.
         open_image: decodes the image, uint8 (H, W, 3) RGB.
     """
 
@@ -139,8 +130,7 @@ class RegionSample:
     def load(self) -> tuple[np.ndarray, np.ndarray]:
         """Image, uint8 (H, W, 3) RGB, and mask, bool (H, W).
 
-        Raises:
-            ValueError: the image is damaged, or the mask is of another size, or empty.
+        ValueError where the image is damaged, or the mask is of another size, or empty.
         """
         try:
             image = self.open_image()
@@ -167,8 +157,7 @@ def make_region(
         caption: text; anything else counts as missing.
         rle: COCO RLE {"size": [H, W], "counts": ...}; `load` checks that it is the image's size.
         image_id: from `image_key`.
-        where: file and row or key, with which a ValueError begins: no caption, none with a word, or a damaged RLE.
-        open_image: decodes the image.
+        where: with which a ValueError begins: no caption, none with a word, or a damaged RLE.
         group_id: pseudonym of group and series, such as a video; None: `image_id`.
     """
     text = caption.strip() if isinstance(caption, str) else ""

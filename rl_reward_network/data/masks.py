@@ -78,10 +78,8 @@ def load_class_masks(path: Path, size: Size, palette_colours: bool = True) -> Cl
     A grey among colours has the name of its value. Transparent pixels are background; where all others are black, these
     are the object, "255". Soft edges of black and white, and lossy masks of these, are cut at 128.
 
-    Args:
-        path: the mask; ValueError if it is unreadable, of another size, or a picture rather than a mask.
-        size: (H, W) of its image, after EXIF rotation.
-        palette_colours: see `load_grid`; False where the indices of all files have one meaning.
+    `size` is that of its image, after EXIF rotation; `palette_colours` is False where the indices of all files have one
+    meaning, see `load_grid`. ValueError if it is unreadable, of another size, or a picture rather than a mask.
     """
     check_mask_size(path, size)
     suffix = path.suffix.lower()
@@ -172,7 +170,6 @@ def _colours(grid: np.ndarray, path: Path) -> ClassMasks:
 
 
 def _values(grid: np.ndarray, path: Path) -> list[int]:
-    """The distinct values of a grid; ValueError if they are too many for classes."""
     values: list[int] = np.unique(grid).tolist()
     if len(values) > MAX_CLASSES:
         raise ValueError(
@@ -217,7 +214,7 @@ class MaskParts:
     Attributes:
         polygons: each float64 (2n,), x1, y1, x2, y2, ... in original pixels, n >= 3.
         rles: compressed COCO RLE, each {"size": [H, W], "counts": bytes}, runs checked.
-        pngs: image files of 0 and 1, or 0 and 255, see `load_mask`.
+        pngs: image files, see `load_mask`.
     """
 
     polygons: tuple[np.ndarray, ...] = ()
@@ -240,16 +237,9 @@ class MaskParts:
 
 
 def rasterise(parts: MaskParts, size: tuple[int, int]) -> np.ndarray:
-    """The union of all parts, as pixels.
+    """The union of all parts, bool (H, W); polygons inside each other are a union too, not a hole.
 
-    Polygons inside each other are a union too, not a hole.
-
-    Args:
-        parts: what is stored; ValueError for a PNG that is unreadable, of another size, or not binary.
-        size: (H, W) of the image.
-
-    Returns:
-        bool (H, W).
+    ValueError for a PNG that is unreadable, of another size, or not binary.
     """
     mask = np.zeros(size, dtype=bool)
     if parts.polygons or parts.rles:
@@ -289,10 +279,8 @@ def check_outline(parts: MaskParts, size: Size, shares: bool = False) -> None:
 def parse_polygon(values: Any, size: tuple[int, int]) -> MaskParts:
     """One flat polygon [x1, y1, x2, y2, ...] in pixels; no part if it has fewer than 3 different points.
 
-    pycocotools reads 4 numbers as a box, so polygons of 2 points are dropped first.
-
-    Raises:
-        ValueError: not a flat list of finite numbers of even length, or a point more than 1 px outside the image.
+    pycocotools reads 4 numbers as a box, so polygons of 2 points are dropped first. ValueError for what is no flat list
+    of finite numbers of even length, or a point more than 1 px outside the image.
     """
     if not isinstance(values, list):
         raise ValueError(f"a polygon must be a flat list [x1, y1, x2, y2, ...], got {type(values).__name__}")
@@ -327,10 +315,8 @@ def _check_inside(points: np.ndarray, size: tuple[int, int]) -> None:
 def parse_rle(value: dict[str, Any], size: tuple[int, int]) -> MaskParts:
     """One COCO RLE {"size": [H, W], "counts": ...}, counts compressed (str, bytes) or a list of runs.
 
-    The sum of the runs is checked, since only some releases of pycocotools do so.
-
-    Raises:
-        ValueError: a key is missing, `size` is not the image's, `counts` is damaged or does not sum to H * W.
+    The sum of the runs is checked, since only some releases of pycocotools do so. ValueError for a missing key, another
+    size than the image's, and counts that are damaged or do not sum to H * W.
     """
     if not {"size", "counts"} <= value.keys():
         raise ValueError(f"an RLE needs the keys 'size' and 'counts', got {sorted(map(str, value))}")

@@ -32,11 +32,7 @@ LISTS = ("phrases", "ids", "asked_only_with", "asked_not_with", "absent_with")
 
 @dataclass(frozen=True)
 class NamedClass:
-    """A class and how it is asked for; the fields are those of `CLASSES_FILE`.
-
-    Attributes:
-        ids: names or numbers of categories; ("all",) are all of them; () outside of an import.
-    """
+    """A class and how it is asked for; the fields are those of `CLASSES_FILE`, `ids` are () outside of an import."""
 
     name: str
     phrases: tuple[str, ...]
@@ -97,7 +93,6 @@ def wordings_fingerprint(classes: Iterable[NamedClass]) -> str | None:
 
 
 def _parsed(entry: Any, where: str) -> NamedClass:
-    """A class of the file."""
     if not isinstance(entry, dict):
         raise ValueError(f"{where} is {entry!r:.40}, expected an object {{name, phrases, held_out}}")
     where = f"{where} ({entry['name']!r})" if isinstance(entry.get("name"), str) else where

@@ -35,8 +35,7 @@ def read_named_regions(
     """Regions of annotated images, captioned by their phrases: which object is this? The masks are decoded.
 
     Phrases with an empty mask, or without one, are left out. `GRPOInputs` splits the patients as it does for images.
-
-    Stops after `limit` regions; the other arguments are those of `read_annotations`. ValueError as it raises, and for a
+    Stops after `limit` regions; the other arguments and errors are those of `read_annotations`, and ValueError for a
     mask that cannot be read, or no region at all.
     """
     regions: list[RegionSample] = []
@@ -77,13 +76,9 @@ DATASET_NAMES = ("auto", *READERS)
 def recognise(path: Path | str, dataset_name: str = "auto") -> str:
     """The key of `READERS` for a folder or a hub id; file names decide, contents are not read.
 
-    Args:
-        path: a folder, or the hub id `owner/name` of a data set in the layout of Grasp-Any-Region.
-        dataset_name: "auto", or a key of `READERS`, which is returned unless the folder is of another format.
-
-    Raises:
-        ValueError: `dataset_name` is unknown or contradicts the folder, there is no such folder, or it is of no format
-            or of several.
+    `path` is a folder, or the hub id `owner/name` of a data set in the layout of Grasp-Any-Region; a `dataset_name` but
+    "auto" is returned unless the folder is of another format. ValueError if it is unknown or contradicts the folder, or
+    there is no such folder, or it is of no format or of several.
     """
     if dataset_name not in DATASET_NAMES:
         raise ValueError(f"dataset_name is {dataset_name!r}, expected {', '.join(DATASET_NAMES)}")
@@ -137,14 +132,9 @@ def read_region_data(
 ) -> tuple[list[RegionSample], str]:
     """The regions, and one line on what was read, e.g. "Grasp-Any-Region, 2 shards, 400 images, 1402 regions".
 
-    Args:
-        path, dataset_name: as `recognise` takes them; a hub id is downloaded whole.
-        limit: at most so many regions; None: all.
-        bit_depth: of grey images of more than 8 bit, as `decode_image` takes it.
-        group_regex: of `names`, as `read_annotations` takes it.
-
-    Raises:
-        ValueError: as `recognise` and the reader; or the folder holds images without captions.
+    `path` and `dataset_name` are as `recognise` takes them (a hub id is downloaded whole), at most `limit` regions are
+    read, `bit_depth` is as `decode_image` takes it, `group_regex` is for `names`. ValueError as `recognise` and the
+    reader, and for images without captions.
     """
     name = recognise(path, dataset_name)
     if name not in REGIONS:

@@ -55,11 +55,8 @@ S = TypeVar("S", bound=Grouped)
 class Split:
     """Which group is in which split.
 
-    Attributes:
-        groups: split name -> sorted group ids (pseudonyms, safe to write).
-        seed: of the shuffling of the groups.
-        fingerprint: `data_fingerprint` of the data that were split.
-        joined: further groups of `policy`, those of `--unlabelled_root`; not saved.
+    `groups` are split name -> sorted group ids (pseudonyms), `fingerprint` is the `data_fingerprint` of the data that
+    were split, and `joined` are further groups of `policy`, those of `--unlabelled_root`, which are not saved.
     """
 
     groups: dict[str, tuple[str, ...]]
@@ -106,7 +103,7 @@ def _counts(total: int) -> list[int]:
 
 
 def save_split(split: Split, path: Path) -> None:
-    """Write a split as JSON, whole or not at all; it holds no names."""
+    """Write a split as JSON, whole or not at all."""
     content = {"groups": split.groups, "seed": split.seed, "fingerprint": split.fingerprint}
     write_json(path, {"format_version": FORMAT_VERSION, **content})
 
@@ -128,7 +125,6 @@ def load_split(path: Path, samples: Sequence[Grouped], fingerprint: Callable[[An
 
 
 def _parse(value: Any, path: Path) -> Split:
-    """A Split from the content of its file."""
     version = value.get("format_version") if isinstance(value, dict) else None
     if version != FORMAT_VERSION:
         raise ValueError(f"{path}: format_version is {version!r}, this program reads {FORMAT_VERSION}; begin a new run")

@@ -64,13 +64,9 @@ def recognise_dicom(source: Path) -> str:
 def read_dicom(source: Path, frames: str = "middle") -> Found:
     """One item per chosen frame; frames without a mask are unlabelled.
 
-    Args:
-        source: the folder; masks are pictures or DICOM files in masks/ whose stem is that of the file, or `<stem>_<n>`
-            of its frame n (from 1), perhaps with an affix such as `_mask`.
-        frames: of files with several: "first", "middle" or "all".
-
-    Raises:
-        ValueError: `frames` is unknown.
+    Masks are pictures or DICOM files in masks/ whose stem is that of the file, or `<stem>_<n>` of its frame n (from 1),
+    perhaps with an affix such as `_mask`. `frames` of files with several are "first", "middle" or "all"; ValueError for
+    others.
     """
     if frames not in FRAMES:
         raise ValueError(f"frames is {frames!r}, expected {', '.join(FRAMES)}")
@@ -157,11 +153,8 @@ def _masks_by_stem(masks: list[Path], images: list[Path], source: Path) -> dict[
 def load_dicom_masks(path: Path, frame: int, total: int, size: Size) -> ClassMasks:
     """The classes of a DICOM file by its stored values, without window or inversion; see `load_class_masks`.
 
-    Args:
-        path: the file; ValueError if it cannot be decoded, or has another size or number of frames.
-        frame: of the image, from 0; a mask with a single frame is that of every image.
-        total: frames of the image.
-        size: (H, W) of the image.
+    `frame` (from 0), `total` and `size` (H, W) are of the image; a mask with a single frame is that of all. ValueError
+    if the file cannot be decoded, or has another size or number of frames.
     """
     header = read_header(path)
     own = int(header.get("NumberOfFrames") or 1)
@@ -175,12 +168,11 @@ def load_dicom_masks(path: Path, frame: int, total: int, size: Size) -> ClassMas
 
 
 def is_dicom(path: Path) -> bool:
-    """Whether a file has DICOM's suffix, or begins as DICOM files do."""
     return path.suffix.lower() in DICOM_SUFFIXES or begins_as_dicom(path)
 
 
 def _dicom_files(source: Path) -> list[Path]:
-    """Files of DICOM's suffix, and those of any other that no image has, or of none, that begin as DICOM files do."""
+    """Files of DICOM's suffix, and those that begin as DICOM files do, with another suffix than images or none."""
     others = (path for path in files_below(source) if path.suffix.lower() not in (*DICOM_SUFFIXES, *IMAGE_SUFFIXES))
     begun = [path for path in others if path.name != "DICOMDIR" and begins_as_dicom(path)]
     return sorted([*files_below(source, *DICOM_SUFFIXES), *begun])

@@ -50,9 +50,9 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def check_files(folder: Path) -> None:
-    """Refuse files that are named but cannot be used: links without a target, and pictures by their names.
+    """Refuse links without a target, and pictures whose name cannot be used.
 
-    The name of a picture must be UTF-8, and the same on Windows, since annotations.json may be written there.
+    It must be UTF-8, and the same on Windows, since annotations.json may be written there.
     """
     files = sorted(path for path in _walk(folder) if not path.name.startswith(HIDDEN))
     for path in files:
@@ -73,7 +73,6 @@ def check_files(folder: Path) -> None:
 
 
 def _refuse(error: OSError) -> None:
-    """Refuse a folder that is there and cannot be listed."""
     if not isinstance(error, FileNotFoundError):
         raise ValueError(f"{error.filename}: folder not read ({error.strerror}); check its permissions") from error
 
@@ -81,10 +80,8 @@ def _refuse(error: OSError) -> None:
 def unread_note(folder: Path, named: bool = True, read: Iterable[Path] | None = None) -> list[str]:
     """How many files are not read: images and masks of other kinds, and files that may say something; [] without any.
 
-    Args:
-        folder: holds them, also in subfolders.
-        named: whether the first of them are named.
-        read: files that are read beside pictures; None: no others than images and masks are counted.
+    With `named` the first of them are named. `read` are files that are read beside pictures; None: no others than
+    images and masks are counted.
     """
     kinds = grouped(files_below(folder), _kind)
     notes, rest = list[str](), {*IMAGE_SUFFIXES}

@@ -55,14 +55,13 @@ class Found:
     """The content of a source.
 
     Attributes:
-        items: the images.
         class_ids: number of a class in the source -> its name, where the source names its classes.
         faults: what is wrong, each with its file and remedy; nothing is written while there is one.
         notes: what is left out, or was decided.
-        read: files that were read beside pictures; others are named in a note.
-        remarks: notes that reports on the imported data repeat; they name no file.
         private: whether names of groups and series are written as keyed hashes only.
         broken: name -> fault of an image or its drawing that cannot be read; `items` lacks it, --skip leaves it out.
+        read: files that were read beside pictures; others are named in a note.
+        remarks: notes that reports on the imported data repeat; they name no file.
     """
 
     items: list[Item]
@@ -124,12 +123,9 @@ def file_aspect(path: Path) -> float:
 
 @dataclass(frozen=True)
 class Outline:
-    """One object of an image.
+    """One object of an image; `where` is file and object, for messages.
 
-    Attributes:
-        class_name: its class.
-        parts: flat polygons [x1, y1, x2, y2, ...] in pixels (or in shares of the size), or COCO RLEs.
-        where: file and object, for messages.
+    `parts` are flat polygons [x1, y1, x2, y2, ...] in pixels (or in shares of the size), or COCO RLEs.
     """
 
     class_name: str
@@ -150,11 +146,8 @@ def declared_size(height: Any, width: Any, where: str) -> Size:
 class OutlineMasks:
     """Called with an image's size (H, W), the masks of its classes: the union of the outlines of each.
 
-    Attributes:
-        outlines: of one image.
-        declared: (H, W) of the image on which they were drawn, if the source gives it.
-        where: the file with the outlines, for messages.
-        shares: whether coordinates are shares of width and height (YOLO).
+    `declared` is the (H, W) of the image on which they were drawn, if the source gives it; `where` is their file, for
+    messages; with `shares` coordinates are shares of width and height (YOLO).
     """
 
     outlines: tuple[Outline, ...]
@@ -163,7 +156,7 @@ class OutlineMasks:
     shares: bool = False
 
     def __call__(self, size: Size) -> ClassMasks:
-        """Class -> bool (H, W); ValueError for outlines on another size, or one that is none or covers no pixel."""
+        """ValueError for outlines on another size, or one that is none or covers no pixel."""
         if self.declared is not None and self.declared != size:
             drawn = f"{self.declared[1]} x {self.declared[0]}"
             raise ValueError(
@@ -184,7 +177,6 @@ class OutlineMasks:
         return classes
 
     def _parsed(self, part: Any, size: Size) -> MaskParts:
-        """A polygon or RLE as parts of a mask."""
         if isinstance(part, dict):
             return parse_rle(part, size)
         if self.shares:
@@ -210,12 +202,9 @@ def groups_of(
 ) -> tuple[Groups, str]:
     """Group and series of each item, a patient in one spelling, and where they are from.
 
-    Args:
-        items: the images.
-        patients_csv: a CSV file, "none", or None.
-        group_regex: with a named group `group` and perhaps `series`; searched in the path below the source; by default
-            `VESSEL_NAME`, where the layout does not give all groups.
-        own: whether an image whose group is not known is a group of its own, instead of an error.
+    `patients_csv` is a CSV file, "none", or None. `group_regex` has a group named `group` and perhaps `series`; it is
+    searched in the path below the source, by default `VESSEL_NAME`, where the layout does not give all groups. With
+    `own`, an image whose group is not known is a group of its own, instead of an error.
 
     Raises:
         ValueError: both are given, an image has no group, or the table does not fit the images.
@@ -319,5 +308,4 @@ def _names(item: Item) -> list[str]:
 
 
 def _some(names: list[str], total: int) -> str:
-    """How many, and the first of them."""
     return f"{len(names)} of {total} images ({some(names)})"

@@ -94,10 +94,8 @@ def read_paired_folders(source: Path, frames: str = "") -> Found:
 def pair_by_name(images: list[Path], masks: list[Path], source: Path) -> tuple[Pairs, list[str], list[str]]:
     """The masks of each image, the faults (two images or two masks of one name), and notes.
 
-    Args:
-        images, masks: files below `source`.
-        source: folder; two files fit if their paths below it differ in the folder "images" / "masks", in the suffix and
-            in an affix of the mask at most. Where that fits no mask of a folder, see `_loosely`.
+    Two files fit if their paths below `source` differ in the folder "images" / "masks", in the suffix and in an affix
+    of the mask at most. Where that fits no mask of a folder, see `_loosely`.
     """
     keys = {path: pair_key(relative_path(path, source)) for path in (*images, *masks)}
     by_key = grouped(images, keys.__getitem__)
@@ -172,12 +170,9 @@ def _rank(mask: Path) -> int:
 
 
 class Layout(NamedTuple):
-    """How a layout is recognised and read.
+    """How a layout is recognised and read: see the module's docstring; `words` say what it is, for messages.
 
-    Args:
-        recognise, read: see the module's docstring; `frames` is for files with several, see `dicom.FRAMES`.
-        words: what it is, for messages.
-        private: whether names in the source may be those of patients, as `Found.private`.
+    `private`: whether names in the source may be those of patients, as `Found.private`.
     """
 
     recognise: Callable[[Path], str]
@@ -200,8 +195,7 @@ AUTO = "auto"
 def recognise_layout(source: Path, layout: str = AUTO) -> tuple[str, str]:
     """Key of `LAYOUTS` for a folder, and the description of what it holds; a `layout` that is named is taken as it is.
 
-    Raises:
-        ValueError: no folder, no known layout, several, or `layout` is unknown.
+    ValueError for no folder, no known layout, several, or an unknown `layout`.
     """
     if layout not in (AUTO, *LAYOUTS):
         raise ValueError(f"layout is {layout!r}, expected {AUTO}, {', '.join(LAYOUTS)}")

@@ -99,7 +99,6 @@ def _class_values(source: Path) -> dict[str, list[int]]:
 
 
 def _is_value(value: Any) -> bool:
-    """Whether it is a whole number, as a number or as digits."""
     return str(value).isdecimal() if isinstance(value, str) else type(value) is int and value >= 0
 
 

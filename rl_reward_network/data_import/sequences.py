@@ -1,8 +1,7 @@
 """Sequences of frames (a folder of images, a DICOM file with several frames, a video file).
 
 Frames are decoded one at a time, so memory does not grow with the length. All frames have one size, and grey of more
-than 8 bit has one window for the whole sequence (see `bit_depth.py`). No DICOM tag is kept but the frame
-rate.
+than 8 bit has one window for the whole sequence (see `bit_depth.py`). No DICOM tag is kept but the frame rate.
 """
 
 import re
@@ -30,7 +29,6 @@ class FrameSequence:
     """The frames of one recording, on disk.
 
     Args:
-        path: folder or file.
         names: of the frames in their order: file names of a folder, else "frame 1", "frame 2", ...
         size: (H, W) of each frame.
         grey: window of grey of more than 8 bit; None: 8 bit.
@@ -50,13 +48,9 @@ class FrameSequence:
         return len(self.names)
 
     def frames(self, indices: Iterable[int] | None = None) -> Iterator[np.ndarray]:
-        """Frames as uint8 (H, W, 3) RGB, each decoded on demand.
+        """Frames at ascending `indices` (from 0; None: all) as uint8 (H, W, 3) RGB, each decoded on demand.
 
-        Args:
-            indices: ascending, from 0; None is all.
-
-        Raises:
-            ValueError: a frame cannot be decoded, or has another size; the message names it.
+        ValueError where one cannot be decoded, or has another size; it is named.
         """
         wanted = range(len(self)) if indices is None else list(indices)
         for index, pixels in zip(wanted, self.decode(wanted), strict=True):
@@ -68,15 +62,11 @@ class FrameSequence:
 def open_sequence(
     path: Path, grey: GreyWindow | None = None, is_frame: Callable[[Path], bool] = lambda file: True
 ) -> FrameSequence:
-    """Read the headers of a sequence.
+    """Read the headers of a folder of images, sorted by name with numbers as numbers, of a DICOM file, or of a video file.
 
-    Args:
-        path: folder of images, which are sorted by name with numbers as numbers; DICOM file; AVI, MP4 or MOV file.
-        grey: window of grey of more than 8 bit; None measures it on a few frames of the sequence.
-        is_frame: whether an image of a folder belongs to the sequence.
-
-    Raises:
-        ValueError: nothing is there, no frame is found, or frames differ in size or depth; the message names the file.
+    `grey` is the window of grey of more than 8 bit; None measures it on a few frames. `is_frame` tells whether an image
+    of a folder belongs to the sequence. ValueError where nothing is there, no frame is found, or frames differ in size
+    or depth; it names the file.
     """
     if path.is_dir():
         return _folder(path, grey, is_frame)
@@ -218,16 +208,10 @@ def _measured(decode: Decode, count: int) -> GreyWindow:
 
 
 def key_frames(count: int, how: Literal["first", "uniform"], most: int = 5) -> list[int]:
-    """Numbers of the frames that a language model sees, counted from 0, in order of time.
+    """Numbers of the frames that a language model sees, counted from 0, in order of time; all if there are at most `most`.
 
-    Args:
-        count: length of the sequence.
-        how: "first" is what the official prediction does; in an angiogram those frames may lie before the contrast
-            agent. "uniform" is evenly spaced, with the first and the last frame.
-        most: largest number of frames; all are chosen if there are fewer.
-
-    Raises:
-        ValueError: count or most below 1.
+    "first" is what the official prediction does; in an angiogram those frames may lie before the contrast agent.
+    "uniform" is evenly spaced, with the first and the last frame. ValueError for a count or `most` below 1.
 
     >>> key_frames(20, "first"), key_frames(20, "uniform", most=3)
     ([0, 1, 2, 3, 4], [0, 10, 19])

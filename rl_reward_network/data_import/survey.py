@@ -22,15 +22,10 @@ from rl_reward_network.data_import.layouts import AUTO, LAYOUTS, recognise_layou
 
 
 def chosen_classes(label: str | None, classes: Iterable[str], class_ids: dict[str, str]) -> list[str] | None:
-    """The classes whose union is the mask; None where the user has to choose.
+    """The classes whose union is the mask; None where the user has to choose. ValueError for no class of that name.
 
-    Args:
-        label: a class by name, number or colour; several with commas between; "all"; None: the only class there is.
-        classes: the classes that occur.
-        class_ids: number -> name, see `Found`.
-
-    Raises:
-        ValueError: no class of that name.
+    `label` is a class by name, number or colour, several with commas between, "all", or None: the only class there is.
+    `classes` are those that occur, `class_ids` number -> name, see `Found`.
     """
     occurring = sorted(set(classes), key=class_order)
     known = sorted({*classes, *class_ids.values()}, key=class_order)
@@ -94,13 +89,9 @@ class ImportOptions:
 
 @dataclass(frozen=True)
 class Seen:
-    """A decoded item.
+    """A decoded item, its size (H, W), the pixels of each class (None: unlabelled), and the aspect of `Item`.
 
-    Attributes:
-        size: (H, W).
-        pixels: of each class; None: unlabelled.
-        flat: whether it has no mask and looks like one.
-        aspect: height of a pixel in multiples of its width.
+    `flat`: whether it has no mask and looks like one.
     """
 
     item: Item
@@ -161,8 +152,7 @@ class Survey:
 def survey_source(source: Path, options: ImportOptions) -> Survey:
     """Recognise, read and decode a source.
 
-    Raises:
-        ValueError: the layout is not recognised, or the source cannot be read at all; other faults are `open_points`.
+    ValueError where the layout is not recognised, or the source cannot be read at all; other faults are `open_points`.
     """
     layout, description = recognise_layout(source, options.layout)
     found = LAYOUTS[layout].read(source, options.frames)
@@ -259,8 +249,7 @@ def _without_ignored(seen: list[Seen], found: Found, options: ImportOptions) -> 
 def _named_classes(path: Path, known: list[str], found: Found) -> tuple[NamedClass, ...]:
     """The classes of a file, their categories by the names that the masks have.
 
-    Raises:
-        ValueError: as `read_classes`, or a category that the source does not have; names class, field and remedy.
+    ValueError as `read_classes`, or for a category that the source does not have; names class, field and remedy.
     """
     resolved = []
     for number, one in enumerate(read_classes(path)):

@@ -183,7 +183,6 @@ def _write_item(folder: Path, item: Item, mask_name: str, asked: Asked) -> None:
 
 
 def _record(item: Item, group: str, series: str | None, mask_name: str, asked: Asked) -> dict[str, Any]:
-    """The record of annotations.json."""
     files = [f"{below}/{mask_name}" for below, _ in asked.values()]
     mask = {"mask_png": files[0] if len(files) == 1 else files} if item.load_masks else {}
     return {"image": item.name, "text": list(asked), **mask, "group": group, **({"series": series} if series else {})}

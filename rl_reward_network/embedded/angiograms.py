@@ -33,10 +33,7 @@ CLEARANCE = 5.0  # pixels between the walls of two tubes, so that they remain di
 class Tube:
     """One vessel, or the catheter.
 
-    Args:
-        points: float64 (n, 2), x and y of its centre line, about a pixel apart.
-        radius: float64 (n,), pixels.
-        part: TRUNK, BRANCH, THIN or CATHETER.
+    `points` are float64 (n, 2), x and y of its centre line, about a pixel apart; `radius` is float64 (n,), in pixels.
     """
 
     points: np.ndarray
@@ -83,12 +80,9 @@ LOOKS: dict[str, Look] = {
 
 @dataclass(frozen=True, eq=False)
 class Angiogram:
-    """One frame.
+    """One frame: grey image and part map, both uint8 (H, W), and a key of `LOOKS`.
 
-    Args:
-        image: uint8 (H, W), grey.
-        parts: uint8 (H, W), bits TRUNK, BRANCH, THIN, CATHETER; the ground truth is `parts & TREE > 0`.
-        look: key of `LOOKS`.
+    Bits of the parts are TRUNK, BRANCH, THIN, CATHETER; the ground truth is `parts & TREE > 0`.
     """
 
     image: np.ndarray

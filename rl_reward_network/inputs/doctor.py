@@ -137,14 +137,12 @@ def check_data(config: RunConfig, regions: RegionConfig) -> Finding:
 
 
 def _to_be_rendered(root: Path) -> bool:
-    """Whether these are embedded data that do not exist yet."""
     folders = (angiogram_folder, partial(angiogram_folder, no_gap=True), region_folder)
     embedded = [folder(parent).resolve() for parent in (DEFAULT_FOLDER, CLONE / "data") for folder in folders]
     return not root.exists() and root.resolve() in embedded
 
 
 def _captioned(config: RunConfig, regions: RegionConfig) -> bool:
-    """Whether these are captioned regions."""
     if regions.dataset_name != "auto":
         return regions.dataset_name in REGIONS
     try:

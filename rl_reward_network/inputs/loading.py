@@ -79,13 +79,10 @@ class RunInputs:
     """Data, split, frozen model and mask bank of a run of steps 1 and 2.
 
     Args:
-        config: settings.
         samples: all (image, phrase) pairs of the data, those of `--unlabelled_root` last.
         split: reward / policy / val / test, by patient.
         prompts: P prompts.
-        segmenter: the frozen Sa2VA.
-        bank: its masks, each computed once.
-        prompt_config: settings of prompts and segmenter.
+        bank: the model's masks, each computed once.
         unlabelled: fingerprint of the samples that have joined from `--unlabelled_root`; None without.
     """
 
@@ -116,10 +113,8 @@ class RunInputs:
     def pick(self, name: str, count: int, labelled: bool = False) -> list[Sample]:
         """At most `count` samples of one split, labelled ones first, one frame per series before a second.
 
-        Without `labelled` up to half of them are of `--unlabelled_root`.
-
-        Raises:
-            ValueError: the split has no such sample, or a file is damaged.
+        Without `labelled` up to half of them are of `--unlabelled_root`. ValueError where the split has no such sample,
+        or a file is damaged.
         """
         samples = select(self.samples, self.split, name)
         picked = subsample([s for s in samples if s.labelled], count, self.config.seed)
@@ -149,14 +144,9 @@ def open_inputs(
 ) -> RunInputs:
     """Read the data, split them and load the model.
 
-    Args:
-        config: model, data, seeds and device.
-        prompt_config: prompts and limits of the segmenter; by default the built-in ones.
-        split_file: split.json of an earlier run, used if it fits the data; by default the split is made by the seed.
-        prompts: prompts of an earlier run, in place of those of `prompt_config`.
-
-    Raises:
-        ValueError: data, split, prompts or model are refused, in this order.
+    `split_file` is split.json of an earlier run, used if it fits the data, in place of a split by the seed; `prompts`
+    are of an earlier run, in place of those of `prompt_config`. ValueError where data, split, prompts or model are
+    refused, in this order.
     """
     check_inputs(config)
     config = own_format(config)
@@ -173,8 +163,7 @@ def open_inputs(
 def open_samples(config: RunConfig, split_file: Path | None = None) -> tuple[list[Sample], Split]:
     """The annotated images of a run and their split; the model was trained on none of its val and test images.
 
-    Raises:
-        ValueError: the data or the split are refused, or as `check_model_apart`.
+    ValueError where the data or the split are refused, or as `check_model_apart`.
     """
     samples = read_samples(config.data_root, config.group_regex, config.bit_depth)
     if split_file is None:
@@ -266,14 +255,10 @@ def check_readable(reads: Sequence[Callable[[], object]]) -> None:
 
 
 def decode_files(reads: Sequence[Callable[[], Result]], keep: bool = True) -> list[Result]:
-    """Decode files in threads; memory holds only those being decoded, and the results.
+    """Decode files in threads; memory holds only those being decoded, and the results, if they are to be kept.
 
-    Args:
-        reads: each decodes a file or two, returns its result, and raises a ValueError where it cannot.
-        keep: whether the results are returned.
-
-    Raises:
-        ValueError: some files cannot be read: the first one's message, and how many there are.
+    Each of `reads` decodes a file or two, and raises a ValueError where it cannot. ValueError with the first one's
+    message, and how many there are.
     """
 
     def attempt(read: Callable[[], Result]) -> list[Result] | ValueError:
@@ -313,12 +298,9 @@ APART_FROM = ("reward", "val", "test")  # splits whose patients must not be amon
 def join_unlabelled(config: RunConfig, samples: list[Sample], split: Split) -> tuple[list[Sample], Split, str | None]:
     """The data with the images of `unlabelled_root`, without masks, as further ones of the split `policy`.
 
-    Groups are found as in `read_annotations`; an image of a plain folder whose name gives no group is one of its own.
-
-    Args:
-        config: names the folder: a plain one of images, or one that `read_images` reads; None changes nothing.
-        samples: of the data, all of one phrase.
-        split: of the data.
+    The folder is a plain one of images, or one that `read_images` reads; None changes nothing. Groups are found as in
+    `read_annotations`; an image of a plain folder whose name gives no group is one of its own. The data are of one
+    phrase.
 
     Returns:
         All samples, the split, and 64 hex digits that change with images, phrase and groups of the folder, or None.
@@ -431,8 +413,7 @@ IMPORTED = "imported"  # below the output folder
 def own_format(config: RunConfig) -> RunConfig:
     """The settings with `data_root` and `unlabelled_root` in a format of this project; others are imported first.
 
-    Raises:
-        ValueError: a source cannot be imported as it is, or flags of the import are given for other data.
+    ValueError where a source cannot be imported as it is, or flags of the import are given for other data.
     """
     if (other := config.unlabelled_root) is not None:
         options = ImportOptions(None, config.group_regex, config.label, own_groups=True, bit_depth=config.bit_depth)
@@ -507,11 +488,8 @@ def describe_run(
 ) -> dict[str, Any]:
     """Make the folder of a run on annotated images with config.json and split.json, and return the former.
 
-    Args:
-        run: a new run; ValueError if its folder holds one already.
-        inputs: of the run.
-        settings: those that a run to resume must share.
-        facts: further entries of the stage (plan, reward network, ...).
+    `settings` are those that a run to resume must share, `facts` further entries of the stage (plan, reward network,
+    ...). ValueError if the folder holds a run already.
     """
     run.check_new()
     described = {

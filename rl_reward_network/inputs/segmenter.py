@@ -26,10 +26,9 @@ MASK_RULES = 1  # increase when the computation of masks changes; stored masks a
 
 @dataclass(eq=False)
 class Sa2VASegmenter:
-    """A frozen Sa2VA that answers prompts with masks.
+    """A frozen Sa2VA, of one checkpoint, that answers prompts with masks.
 
     Args:
-        model, processor: of one checkpoint.
         batch_size: prompts decoded at once; halved once when the GPU's memory runs out.
         max_new_tokens: longest answer.
         fingerprint: changes when weights, preprocessing or limits do.
@@ -84,9 +83,7 @@ def load_segmenter(
     dtype: Dtype = "auto",
     image_resize: str | None = None,
 ) -> Sa2VASegmenter:
-    """The checkpoint at `model_path` as a segmenter.
-
-    A segmenter of the same files and settings that is still in use is shared, so that a process loads Sa2VA once.
+    """The checkpoint as a segmenter; one of the same files and settings that is still in use is shared.
 
     One tile by default: a choice among prompts does not need the 12 of prediction, which cost 7 to 10 times as much.
     """
@@ -103,8 +100,7 @@ def load_segmenter(
     return _LOADED.setdefault(key, Sa2VASegmenter(model, processor, batch_size, max_new_tokens, fingerprint))
 
 
-_LOADED: WeakValueDictionary[Hashable, Sa2VASegmenter] = WeakValueDictionary()
-"""The segmenters that are in use: steps that run in one process share one."""
+_LOADED: WeakValueDictionary[Hashable, Sa2VASegmenter] = WeakValueDictionary()  # those in use
 
 
 def answers_fingerprint(model: Sa2VAForConditionalGeneration, processor: Sa2VAProcessor, max_new_tokens: int) -> str:
