@@ -31,7 +31,6 @@ class GreyWindow(NamedTuple):
     of_series: bool = False  # alone
 
     def __str__(self) -> str:
-        """For messages."""
         return f"black is {self.black}, white is {self.white}"
 
 

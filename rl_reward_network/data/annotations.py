@@ -180,7 +180,11 @@ def _read_record(record: dict[str, Any], root: Path, pattern: re.Pattern[str], n
                 f"`{key}` is {record[key]!r}, but the image is {size[1]} x {size[0]} (width x height, after EXIF"
                 " rotation); rescale the mask to this image, or correct the field"
             )
-    phrases = _phrases(record.get("text"))
+    text = record.get("text")
+    phrases = [text] if isinstance(text, str) else text
+    if not isinstance(phrases, list) or not phrases or not all(isinstance(p, str) and phrase_key(p) for p in phrases):
+        raise ValueError('`text` must be a phrase or a list of phrases, none empty, e.g. ["blood vessel"]')
+    phrases = [phrase.strip() for phrase in phrases]
     objects: dict[str, MaskParts] = {}
     dropped_before = notes.dropped
     for phrase, parts in zip(phrases, _masks(record, root, len(phrases), size, notes), strict=True):
@@ -192,17 +196,9 @@ def _read_record(record: dict[str, Any], root: Path, pattern: re.Pattern[str], n
     series_id = pseudonym("series", patient, series)
     if deep:
         notes.deep[path] = None if record.get("series") is None else series_id
+    group_id = pseudonym("group", patient)
     return [
-        Sample(
-            image_path=path,
-            text=spelling[key],
-            group_id=pseudonym("group", patient),
-            series_id=series_id,
-            sample_id=pseudonym("sample", name, key),
-            size=size,
-            mask_parts=parts or None,
-            group=group,
-        )
+        Sample(path, spelling[key], group_id, series_id, pseudonym("sample", name, key), size, parts or None, group)
         for key, parts in objects.items()
     ]
 
@@ -228,8 +224,14 @@ def _inside(folder: Path, value: Any, key: str) -> tuple[str, Path]:
 def _group_and_series(record: dict[str, Any], name: str, pattern: re.Pattern[str]) -> tuple[str, str]:
     """Original names of group and series, from the fields or the file name; by default a series is one image."""
     match = pattern.search(name)
-    from_name = match.groupdict() if match else {}
-    group, series = (_name_field(record, key) or from_name.get(key) for key in ("group", "series"))
+    found = match.groupdict() if match else {}
+    for key in ("group", "series"):
+        if (value := record.get(key)) is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
+            raise ValueError(f"`{key}` must be a non-empty text or a whole number, got {type(value).__name__}")
+        found[key] = str(value).strip()
+    group, series = found.get("group"), found.get("series")
     if not group:
         raise ValueError(
             "no group (patient) in the file name; add a `group` field to each record, or give --group_regex with a"
@@ -247,20 +249,6 @@ def _groups_named(records: list[Any], pattern: re.Pattern[str]) -> Iterator[str]
             yield str(group).strip()
         elif isinstance(image, str) and (match := pattern.search(image)) and match["group"]:
             yield match["group"]
-
-
-def _name_field(record: dict[str, Any], key: str) -> str | None:
-    value = record.get(key)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip()):
-        raise ValueError(f"`{key}` must be a non-empty text or a whole number, got {type(value).__name__}")
-    return None if value is None else str(value).strip()
-
-
-def _phrases(text: Any) -> list[str]:
-    phrases = [text] if isinstance(text, str) else text
-    if not isinstance(phrases, list) or not phrases or not all(isinstance(p, str) and phrase_key(p) for p in phrases):
-        raise ValueError('`text` must be a phrase or a list of phrases, none empty, e.g. ["blood vessel"]')
-    return [phrase.strip() for phrase in phrases]
 
 
 def phrase_key(phrase: str) -> str:

@@ -89,7 +89,12 @@ def read_describe_anything(
     regions = collect(
         (region for subset in subsets for region in _read_subset(subset, tars, left_out, bit_depth)), limit, left_out
     )
-    tars.check_missing()
+    if tars.missing:
+        (tar, fault), damaged = tars.missing[0], {tar for tar, _ in tars.missing}
+        raise ValueError(
+            f"{tar}: {fault}; {len(tars.missing)} region(s) in {len(damaged)} tar(s) have no image: download "
+            "the tar(s) again, or delete those regions from annotations.json"
+        )
     report_left_out(root, regions, left_out)
     return regions
 
@@ -129,15 +134,6 @@ class _Tars:
         self.missing.append((tar, f"no {'frames' if video else 'image'} named {' or '.join(names)} in it"))
         return ()
 
-    def check_missing(self) -> None:
-        """Raise a ValueError if an image is missing."""
-        if self.missing:
-            (tar, fault), tars = self.missing[0], {tar for tar, _ in self.missing}
-            raise ValueError(
-                f"{tar}: {fault}; {len(self.missing)} region(s) in {len(tars)} tar(s) have no image: download "
-                "the tar(s) again, or delete those regions from annotations.json"
-            )
-
 
 def _index(tar: Path) -> tuple[Names, Names]:
     """The pictures and the videos in a tar; only the headers are read."""
@@ -166,9 +162,9 @@ def _with_bare_names(names: Names) -> Names:
 
 def _read_subset(subset: Path, tars: _Tars, left_out: Counter[str], bit_depth: int | None) -> Iterator[RegionSample]:
     """The regions of one subset; those without an image are counted in `tars`."""
-    path = subset / "annotations.json"
-    for key, index, region in tqdm(_entries(path), f"reading {subset.name}", unit="region", leave=False, delay=2):
-        where = f"{path}: entry {key!r}, region {index}"
+    file = subset / "annotations.json"
+    for key, index, region in tqdm(_entries(file), f"reading {subset.name}", unit="region", leave=False, delay=2):
+        where = f"{file}: entry {key!r}, region {index}"
         video = isinstance(region.get("mask_rle"), list)
         name = region.get("tar_file")
         if not isinstance(name, str) or not PurePosixPath(name).name:
@@ -176,7 +172,11 @@ def _read_subset(subset: Path, tars: _Tars, left_out: Counter[str], bit_depth: i
                 f"{where}: tar_file is {name!r}, expected the name of a tar in images/; download the file again"
             )
         tar = subset / "images" / PurePosixPath(name).name  # whatever folder is written before it
-        if members := tars.find(tar, _names(key, region), video):
+        stated = (region.get("image"), region.get("img_id"), key, region.get("video_id"))  # best first
+        paths = [PurePosixPath(str(one)) for one in stated if one is not None]
+        stems = [path.stem if path.suffix.lower() in ENDINGS else path.name for path in paths]
+        names = [one for one in dict.fromkeys(one for full in stems for one in (full, full.lstrip("0"))) if one]
+        if members := tars.find(tar, names, video):
             group = pseudonym("video", subset.name, str(region.get("video_id") or key)) if video else None
             for member, rle in _frames(members, region.get("mask_rle"), where, left_out):
                 place = f"{where} ({member.tar.name}: {member.name})"
@@ -214,11 +214,3 @@ def _entries(path: Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
                     f"{type(region).__name__}; download the file again"
                 )
             yield key, index, region
-
-
-def _names(key: str, region: dict[str, Any]) -> list[str]:
-    """What the picture may be called in its tar, best first, endings off."""
-    stated = (region.get("image"), region.get("img_id"), key, region.get("video_id"))
-    paths = [PurePosixPath(str(name)) for name in stated if name is not None]
-    names = [path.stem if path.suffix.lower() in ENDINGS else path.name for path in paths]
-    return [name for name in dict.fromkeys(name for full in names for name in (full, full.lstrip("0"))) if name]

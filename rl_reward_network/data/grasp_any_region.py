@@ -250,30 +250,20 @@ def _image_file(shard: Path, row: int) -> BinaryIO:
     if cell.null_count or cell.type not in (pa.binary(), pa.large_binary(), pa.string(), pa.large_string()):
         raise ValueError(f"{shard}: row {row}: column image holds no image file and no path; download the shard again")
     if cell.type in (pa.binary(), pa.large_binary()):
-        return pa.BufferReader(_bytes_in(cell))
+        _, offsets, data = cell.buffers()  # `cell[0]` would copy the bytes, and so read all of them from the disk
+        wide = np.int64 if cell.type == pa.large_binary() else np.int32
+        start, end = np.frombuffer(offsets, wide)[cell.offset : cell.offset + 2].tolist()
+        return pa.BufferReader(data.slice(start, end - start))
     text = cell[0].as_py()
     try:
         if text.startswith("data:"):
             return io.BytesIO(base64.b64decode(text.partition(",")[2], validate=True))
-        return _inside(shard.parent, text).open("rb")
+        path = shard.parent / PureWindowsPath(text).as_posix()  # with either slash
+        if PureWindowsPath(text).drive or not path.resolve().is_relative_to(shard.parent.resolve()):  # or by a link
+            raise ValueError(f"{text!r} leaves the folder {shard.parent}")
+        return path.open("rb")
     except (OSError, ValueError) as error:  # no such file, or not base64
         raise ValueError(f"{shard}: row {row}: the image cannot be opened ({error}); put the file there") from error
-
-
-def _inside(folder: Path, name: str) -> Path:
-    """The file of that name in the folder of a shard; ValueError for one outside of it, by its name or by a link."""
-    path = folder / PureWindowsPath(name).as_posix()  # with either slash
-    if PureWindowsPath(name).drive or not path.resolve().is_relative_to(folder.resolve()):
-        raise ValueError(f"{name!r} leaves the folder {folder}")
-    return path
-
-
-def _bytes_in(cell: "pa.Array") -> "pa.Buffer":
-    """The bytes of an array of length 1, not copied; `cell[0]` would copy, and so read all of them from the disk."""
-    _, offsets, data = cell.buffers()
-    wide = np.int64 if str(cell.type) == "large_binary" else np.int32
-    start, end = np.frombuffer(offsets, wide)[cell.offset : cell.offset + 2].tolist()
-    return data.slice(start, end - start)
 
 
 def _open_image(shard: Path, row: int, bit_depth: int | None) -> np.ndarray:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,7 +21,7 @@ from tqdm import tqdm
 
 from rl_reward_network.atomic_io import PICTURES
 from rl_reward_network.data.images import decoded_once, file_stamp
-from rl_reward_network.data.items import Sample
+from rl_reward_network.data.items import Sample, first_names
 from rl_reward_network.data.splits import Split, patient_key, select
 
 SIDE = 32  # pixels of a thumbnail
@@ -28,6 +29,7 @@ SURROUNDINGS = 3.0  # sigma in pixels of a thumbnail of the mean that is taken a
 BLANK = 0.5  # grey levels; a thumbnail that deviates less from its surroundings shows nothing
 SAME = 0.965  # correlation; different patients stay below 0.95 in five sets of real images
 BLOCK = 1000  # rows of the correlation matrix at once
+_mean_around = partial(gaussian_filter, sigma=SURROUNDINGS, mode="nearest")
 
 S = TypeVar("S", bound=Sample)
 
@@ -45,10 +47,6 @@ def thumbnail(image: np.ndarray) -> np.ndarray:
         return np.zeros((SIDE, SIDE), np.int8)
     local = np.sqrt(_mean_around(detail**2)) + 0.5 * overall  # an empty margin must not become noise
     return np.clip(np.rint(detail / local * 32), -127, 127).astype(np.int8)
-
-
-def _mean_around(values: np.ndarray) -> np.ndarray:
-    return np.asarray(gaussian_filter(values, SURROUNDINGS, mode="nearest"))
 
 
 def thumbnails(samples: Sequence[Sample]) -> np.ndarray:
@@ -117,9 +115,8 @@ def _likeness(
 
 def _coarse(flat: np.ndarray) -> np.ndarray:
     """float32 (N, 64): the averages of standardised thumbnails over 4 x 4 pixels, so scaled that no distance grows."""
-    return np.asarray(
-        flat.reshape(-1, SIDE // 4, 4, SIDE // 4, 4).sum(axis=(2, 4)).reshape(len(flat), (SIDE // 4) ** 2) / 4
-    )
+    sums = flat.reshape(-1, SIDE // 4, 4, SIDE // 4, 4).sum(axis=(2, 4))
+    return np.asarray(sums.reshape(len(flat), (SIDE // 4) ** 2) / 4)
 
 
 def _standardised(small: np.ndarray) -> np.ndarray:
@@ -201,11 +198,5 @@ def check_apart(known: Pictures, parts: Mapping[str, Sequence[Sample]], whose: s
                 total = len({sample.image_path for sample in samples})
                 raise ValueError(
                     f"{whose} was {USES[use]} on {len(shared)} of the {total} images of {part}, perhaps under other"
-                    f" names ({some_names(shared)}); {remedy}"
+                    f" names ({first_names({path.name for path in shared})}); {remedy}"
                 )
-
-
-def some_names(paths: Iterable[Path]) -> str:
-    """The names of the first three files, for a message on the screen: they may name a patient."""
-    names = sorted({path.name for path in paths})
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

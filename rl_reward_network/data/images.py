@@ -23,6 +23,8 @@ OTHER_COLOURS = ("CMYK", "YCbCr", "LAB", "RGBX")  # modes whose channels are nei
 WHITE_IS_ZERO = 0  # of PhotometricInterpretation, TIFF 6.0
 DICOM_MARK, GZIP_MARK = b"DICM", b"\x1f\x8b"  # the former after 128 bytes
 MOST_DECODED = 2**29  # bytes; 1200 grey images of 512 pixels with their masks need 0.7 of it
+_KEPT: OrderedDict[Hashable, tuple[np.ndarray, tuple[int, ...]]] = OrderedDict()  # grey as one channel, masks as bits
+_used, _LOCK = 0, Lock()  # bytes of them
 START = 200  # bytes that tell what a file is that is no image
 
 
@@ -39,50 +41,30 @@ def load_image(path: Path, grey: GreyWindow | None = None) -> np.ndarray:
     return _to_rgb(_read(path), path, grey)
 
 
-class _Decoded:
-    """Arrays of this process, the latest `MOST_DECODED` bytes of them: grey as one channel, masks as bits."""
-
-    def __init__(self) -> None:
-        self.kept: OrderedDict[Hashable, tuple[np.ndarray, tuple[int, ...]]] = OrderedDict()
-        self.bytes = 0
-        self.lock = Lock()
-
-    def find(self, key: Hashable) -> np.ndarray | None:
-        """A copy of the array of a key; None where it is not kept."""
-        with self.lock:
-            if key not in self.kept:
-                return None
-            self.kept.move_to_end(key)
-            packed, shape = self.kept[key]
-        if packed.ndim == 1:
-            return np.unpackbits(packed, count=math.prod(shape)).reshape(shape).astype(bool)
-        return np.broadcast_to(packed, shape).copy()
-
-    def keep(self, key: Hashable, array: np.ndarray) -> None:
-        """Keep an array, and drop those that were not used for the longest time."""
-        grey = array.ndim == 3 and bool((array == array[..., :1]).all())
-        packed = np.packbits(array) if array.dtype == bool else array[..., :1].copy() if grey else array.copy()
-        with self.lock:
-            if key not in self.kept and packed.nbytes <= MOST_DECODED:
-                self.kept[key] = packed, array.shape
-                self.bytes += packed.nbytes
-            while self.bytes > MOST_DECODED:
-                self.bytes -= self.kept.popitem(last=False)[1][0].nbytes
-
-
-_DECODED = _Decoded()
-
-
 def decoded_once(key: Hashable, decode: Callable[[], np.ndarray]) -> np.ndarray:
     """What `decode` returns, from memory where this process has it: checks, training and evaluation share one decoding.
 
     At most `MOST_DECODED` bytes are kept, so that memory does not grow with the data. `key` tells the content, e.g.
     path, time stamp and window; `decode` gives uint8 (H, W, 3), or bool (H, W). The array is the caller's own.
     """
-    found = _DECODED.find(key)
-    if found is None:
-        found = decode()
-        _DECODED.keep(key, found)
+    with _LOCK:
+        if kept := _KEPT.get(key):
+            _KEPT.move_to_end(key)
+    if kept:
+        packed, shape = kept
+        if packed.ndim == 1:
+            return np.unpackbits(packed, count=math.prod(shape)).reshape(shape).astype(bool)
+        return np.broadcast_to(packed, shape).copy()
+    found = decode()
+    grey = found.ndim == 3 and bool((found == found[..., :1]).all())
+    packed = np.packbits(found) if found.dtype == bool else found[..., :1].copy() if grey else found.copy()
+    global _used
+    with _LOCK:
+        if key not in _KEPT and packed.nbytes <= MOST_DECODED:
+            _KEPT[key] = packed, found.shape
+            _used += packed.nbytes
+        while _used > MOST_DECODED:
+            _used -= _KEPT.popitem(last=False)[1][0].nbytes
     return found
 
 

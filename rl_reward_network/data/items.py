@@ -19,6 +19,12 @@ from rl_reward_network.data.masks import MaskParts, parse_rle, rasterise
 SALT = "rl_reward_network/data/v1"
 
 
+def first_names(names: Iterable[str], most: int = 3) -> str:
+    """The first few names in sorted order, and how many more there are; on the screen only, if they name patients."""
+    ordered = sorted(names)
+    return ", ".join(ordered[:most]) + (f" and {len(ordered) - most} more" if len(ordered) > most else "")
+
+
 def pseudonym(*names: str) -> str:
     """12 hex digits in place of names that may identify a person; equal names give equal digits on every machine.
 

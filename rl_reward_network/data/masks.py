@@ -222,11 +222,9 @@ class MaskParts:
     pngs: tuple[Path, ...] = ()
 
     def __add__(self, other: "MaskParts") -> "MaskParts":
-        """The union of two masks."""
         return MaskParts(self.polygons + other.polygons, self.rles + other.rles, self.pngs + other.pngs)
 
     def __bool__(self) -> bool:
-        """Whether there is any part."""
         return bool(self.polygons or self.rles or self.pngs)
 
     def digest(self) -> str:
@@ -241,9 +239,8 @@ def rasterise(parts: MaskParts, size: tuple[int, int]) -> np.ndarray:
 
     ValueError for a PNG that is unreadable, of another size, or not binary.
     """
-    mask = np.zeros(size, dtype=bool)
-    if parts.polygons or parts.rles:
-        mask |= coco.decode(_encoded(parts, size)).astype(bool)
+    drawn = parts.polygons or parts.rles
+    mask = coco.decode(_encoded(parts, size)).astype(bool) if drawn else np.zeros(size, bool)
     for path in parts.pngs:
         mask |= load_mask(path, size)
     return mask
@@ -296,20 +293,14 @@ def parse_polygon(values: Any, size: tuple[int, int]) -> MaskParts:
     if len(flat) % 2:
         raise ValueError(f"a polygon has {len(flat)} numbers, expected pairs x, y; a coordinate is missing")
     points = flat.astype(np.float64).reshape(-1, 2)  # (n, 2) x, y
-    _check_inside(points, size)
-    return MaskParts(polygons=(points.ravel(),)) if len(np.unique(points, axis=0)) >= 3 else MaskParts()
-
-
-def _check_inside(points: np.ndarray, size: tuple[int, int]) -> None:
-    """Raise if a point (x, y) lies more than OVERSHOOT outside an image of size (H, W)."""
-    height, width = size
-    low, high = points.min(axis=0), points.max(axis=0)
+    (height, width), low, high = size, points.min(axis=0), points.max(axis=0)
     if (low < -OVERSHOOT).any() or high[0] > width + OVERSHOOT or high[1] > height + OVERSHOOT:
         raise ValueError(
             f"a polygon reaches x {low[0]:g}..{high[0]:g}, y {low[1]:g}..{high[1]:g}, but the image is {width} x"
             f" {height} (width x height, after EXIF rotation); it was drawn at another scale, or leaves the image:"
             " rescale it to this image, or cut it at the border"
         )
+    return MaskParts(polygons=(points.ravel(),)) if len(np.unique(points, axis=0)) >= 3 else MaskParts()
 
 
 def parse_rle(value: dict[str, Any], size: tuple[int, int]) -> MaskParts:

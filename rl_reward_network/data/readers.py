@@ -15,9 +15,8 @@ from rl_reward_network.data.annotations import read_annotations, recognise_annot
 from rl_reward_network.data.describe_anything import DOWNLOAD, read_describe_anything, recognise_describe_anything
 from rl_reward_network.data.grasp_any_region import is_hub_id, locate, read_grasp_any_region, recognise_grasp_any_region
 from rl_reward_network.data.images import IMAGE_SUFFIXES
-from rl_reward_network.data.items import RegionSample, Sample, image_key
+from rl_reward_network.data.items import RegionSample, Sample, first_names, image_key
 
-MAX_NAMES_LISTED = 6
 EXPECTED = (
     "expected Grasp-Any-Region (*.arrow files), describe-anything (<SUBSET>/annotations.json and <SUBSET>/images/*.tar)"
     " or annotated images (annotations.json and images/)"
@@ -99,9 +98,8 @@ def recognise(path: Path | str, dataset_name: str = "auto") -> str:
         descriptions.pop("annotations", None)  # the other formats have an annotations.json, too
     if not descriptions:
         _refuse_bare_images(folder)
-        names = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())
-        more = f" and {len(names) - MAX_NAMES_LISTED} more" if len(names) > MAX_NAMES_LISTED else ""
-        holds = f"it holds {', '.join(names[:MAX_NAMES_LISTED])}{more}" if names else "it is empty"
+        names = first_names((path.name + "/" * path.is_dir() for path in folder.iterdir()), most=6)
+        holds = f"it holds {names}" if names else "it is empty"
         raise ValueError(f"{folder}: no known data format ({holds}); {EXPECTED}")
     if len(descriptions) > 1:
         raise ValueError(

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from rl_reward_network.atomic_io import read_json, write_json
-from rl_reward_network.data.items import data_fingerprint
+from rl_reward_network.data.items import RegionSample, Sample, data_fingerprint, first_names
 
 SPLITS = ("reward", "policy", "val", "test")
 FRACTIONS = (0.30, 0.30, 0.15, 0.25)  # of the groups; 14 groups give 4, 4, 2, 4
@@ -28,26 +28,7 @@ OTHER_DATA = (
 )
 
 
-class Grouped(Protocol):
-    """Anything that can be split, such as a `Sample` or a `RegionSample`."""
-
-    @property
-    def sample_id(self) -> str:
-        """Pseudonym of the sample."""
-
-    @property
-    def group_id(self) -> str:
-        """Pseudonym of the unit that must not be in two splits."""
-
-    @property
-    def series_id(self) -> str:
-        """Pseudonym of a series of nearly identical images."""
-
-    @property
-    def labelled(self) -> bool:
-        """Whether there is ground truth."""
-
-
+Grouped = Sample | RegionSample
 S = TypeVar("S", bound=Grouped)
 
 
@@ -113,12 +94,12 @@ def load_split(path: Path, samples: Sequence[Grouped], fingerprint: Callable[[An
     split = _parse(read_json(path), path)
     owners = Counter(group for ids in split.groups.values() for group in ids)
     if leaks := [group for group, count in owners.items() if count > 1]:
-        raise ValueError(f"{path}: leak: group(s) {_some(leaks)} appear more than once; begin a new run")
+        raise ValueError(f"{path}: leak: group(s) {first_names(leaks)} appear more than once; begin a new run")
     present = {sample.group_id for sample in samples}
     if missing := present - owners.keys():
-        raise ValueError(f"{path}: group(s) {_some(missing)} of the data are in no split; {OTHER_DATA}")
+        raise ValueError(f"{path}: group(s) {first_names(missing)} of the data are in no split; {OTHER_DATA}")
     if absent := owners.keys() - present:
-        raise ValueError(f"{path}: group(s) {_some(absent)} are not in the data; {OTHER_DATA}")
+        raise ValueError(f"{path}: group(s) {first_names(absent)} are not in the data; {OTHER_DATA}")
     if split.fingerprint != (actual := fingerprint(samples)):
         raise ValueError(f"{path}: fingerprint is {split.fingerprint[:12]}, the data give {actual[:12]}; {OTHER_DATA}")
     return split
@@ -135,12 +116,6 @@ def _parse(value: Any, path: Path) -> Split:
     if not ids_valid or not isinstance(seed, int) or not isinstance(fingerprint, str):
         raise ValueError(f"{path}: each split needs a list of group ids, and `seed` and `fingerprint`; begin a new run")
     return Split({name: tuple(groups[name]) for name in SPLITS}, seed, fingerprint)
-
-
-def _some(ids: Iterable[str]) -> str:
-    """The first three ids (pseudonyms) and how many more."""
-    ordered = sorted(ids)
-    return ", ".join(ordered[:3]) + (f" and {len(ordered) - 3} more" if len(ordered) > 3 else "")
 
 
 def select(samples: Iterable[S], split: Split, name: str) -> list[S]:

@@ -167,10 +167,6 @@ def load_dicom_masks(path: Path, frame: int, total: int, size: Size) -> ClassMas
     return classes_of(stored, path)
 
 
-def is_dicom(path: Path) -> bool:
-    return path.suffix.lower() in DICOM_SUFFIXES or begins_as_dicom(path)
-
-
 def _dicom_files(source: Path) -> list[Path]:
     """Files of DICOM's suffix, and those that begin as DICOM files do, with another suffix than images or none."""
     others = (path for path in files_below(source) if path.suffix.lower() not in (*DICOM_SUFFIXES, *IMAGE_SUFFIXES))
@@ -220,11 +216,14 @@ def stored_values(path: Path, frame: int = 0, header: Dataset | None = None) -> 
     header = header or read_header(path)
     try:
         syntax = header.file_meta.get("TransferSyntaxUID")
-        shifted = header.get("HighBit", 0) >= header.get("BitsStored", 16) and (not syntax or _in_words(syntax))
+        # As whole words, unused bits included; other codecs store the used bits alone.
+        in_words = not syntax or not syntax.is_encapsulated or syntax == RLELossless
         source = path if syntax and not syntax.is_deflated else _whole(path)
-        if not shifted:
+        if not in_words or header.get("HighBit", 0) < header.get("BitsStored", 16):
             return pixel_array(source, index=frame)
-        return _without_unused_bits(pixel_array(source, index=frame, correct_unused_bits=False), header)
+        above = header.BitsAllocated - 1 - header.HighBit
+        values = pixel_array(source, index=frame, correct_unused_bits=False)
+        return values << above >> (header.BitsAllocated - header.BitsStored)  # with the sign, if there is one
     except Exception as error:  # decoders raise RuntimeError, NotImplementedError, ValueError, AttributeError, ...
         reason = (str(error).splitlines() or [""])[0]
         raise ValueError(
@@ -280,17 +279,6 @@ def _whole(path: Path) -> Dataset:
         explicit = ExplicitVRLittleEndian if little else ExplicitVRBigEndian
         dataset.file_meta.TransferSyntaxUID = ImplicitVRLittleEndian if implicit else explicit
     return dataset
-
-
-def _in_words(syntax: pydicom.uid.UID) -> bool:
-    """Whether pixels are stored as whole words, unused bits included; other codecs store the used bits alone."""
-    return not syntax.is_encapsulated or syntax == RLELossless
-
-
-def _without_unused_bits(values: np.ndarray, header: Dataset) -> np.ndarray:
-    """The values of words whose highest used bit is `HighBit`."""
-    above = header.BitsAllocated - 1 - header.HighBit
-    return values << above >> (header.BitsAllocated - header.BitsStored)  # with the sign, if there is one
 
 
 def _of_frame(header: Dataset, frame: int) -> Dataset:
@@ -361,15 +349,11 @@ def _range(dataset: Dataset, stored: np.ndarray) -> tuple[float, float]:
         if dataset.get(tables):
             return 0.0, float(2 ** dataset[tables][0].LUTDescriptor[2] - 1)
     windowed = "WindowWidth" in dataset
-    used = dataset.BitsStored if windowed else _used_bits(dataset, stored)
-    low = -(2 ** (used - 1)) if dataset.PixelRepresentation else 0
+    used, signed = dataset.BitsStored, bool(dataset.PixelRepresentation)
+    fewer = -signed * 2 ** (DEEPEST - 1)
+    if not windowed and fewer <= stored.min() and stored.max() < fewer + 2**DEEPEST:
+        used = min(used, DEEPEST)  # of more bits few greys would be left
+    low = -signed * 2 ** (used - 1)
     slope, intercept = float(dataset.get("RescaleSlope", 1)), float(dataset.get("RescaleIntercept", 0))
     ends = low * slope + intercept, (low + 2**used - 1) * slope + intercept
     return ends if windowed else (min(ends), max(ends))  # pydicom's window ends where the stored bits do
-
-
-def _used_bits(dataset: Dataset, stored: np.ndarray) -> int:
-    """The stored bits; of more than 16, 16 where these hold all values, of which few greys would be left."""
-    low = -(2 ** (DEEPEST - 1)) if dataset.PixelRepresentation else 0
-    few = low <= stored.min() and stored.max() < low + 2**DEEPEST
-    return min(dataset.BitsStored, DEEPEST) if few else dataset.BitsStored

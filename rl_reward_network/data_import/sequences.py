@@ -13,11 +13,11 @@ from typing import Literal
 
 import cv2
 import numpy as np
-from pydicom.dataset import Dataset
 
 from rl_reward_network.bit_depth import MAX_FRAMES, GreyWindow, common_window, grey_to_rgb
 from rl_reward_network.data.images import IMAGE_SUFFIXES, image_header, load_deep, load_image
-from rl_reward_network.data_import.dicom import is_dicom, iter_frames, read_header
+from rl_reward_network.data_import.dicom import begins_as_dicom, iter_frames, read_header
+from rl_reward_network.data_import.files import DICOM_SUFFIXES
 
 VIDEO_SUFFIXES = (".avi", ".mp4", ".m4v", ".mov")
 FRAMES_PER_SECOND = 10.0  # where the file does not say
@@ -44,7 +44,6 @@ class FrameSequence:
     decode: Decode
 
     def __len__(self) -> int:
-        """Number of frames."""
         return len(self.names)
 
     def frames(self, indices: Iterable[int] | None = None) -> Iterator[np.ndarray]:
@@ -62,7 +61,7 @@ class FrameSequence:
 def open_sequence(
     path: Path, grey: GreyWindow | None = None, is_frame: Callable[[Path], bool] = lambda file: True
 ) -> FrameSequence:
-    """Read the headers of a folder of images, sorted by name with numbers as numbers, of a DICOM file, or of a video file.
+    """Read the headers of a folder of images, sorted by name with numbers as numbers, of a DICOM or of a video file.
 
     `grey` is the window of grey of more than 8 bit; None measures it on a few frames. `is_frame` tells whether an image
     of a folder belongs to the sequence. ValueError where nothing is there, no frame is found, or frames differ in size
@@ -72,9 +71,9 @@ def open_sequence(
         return _folder(path, grey, is_frame)
     if not path.exists():
         raise ValueError(f"{path}: no such file or folder; name a folder of frames, a DICOM file or a video file")
-    if path.suffix.lower() in VIDEO_SUFFIXES:
+    if (suffix := path.suffix.lower()) in VIDEO_SUFFIXES:
         return _video(path)
-    if path.suffix.lower() not in IMAGE_SUFFIXES and is_dicom(path):
+    if suffix in DICOM_SUFFIXES or (suffix not in IMAGE_SUFFIXES and begins_as_dicom(path)):
         return _dicom(path, grey)
     kinds = ", ".join(VIDEO_SUFFIXES)
     raise ValueError(f"{path}: not a sequence; name a folder of frames, a DICOM file or a video file ({kinds})")
@@ -125,7 +124,8 @@ def _dicom(path: Path, grey: GreyWindow | None) -> FrameSequence:
         count, size = int(header.get("NumberOfFrames") or 1), (int(header.Rows), int(header.Columns))
         if count < 1:
             raise ValueError(f"NumberOfFrames is {count}")
-        rate = _rate(header)
+        rate, time = header.get("RecommendedDisplayFrameRate") or header.get("CineRate"), header.get("FrameTime")
+        rate = float(rate) if rate else 1000 / float(time) if time else FRAMES_PER_SECOND  # PS3.3, C.7.6.5; in ms
         deep = header.BitsStored > 8 and header.SamplesPerPixel == 1
     except Exception as error:  # of damaged tags: AttributeError, ValueError, TypeError, ...
         raise ValueError(
@@ -134,14 +134,6 @@ def _dicom(path: Path, grey: GreyWindow | None) -> FrameSequence:
     decode = partial(iter_frames, path)
     used = grey or _measured(decode, count) if deep else None
     return FrameSequence(path, _numbered(count), size, used, rate, decode)
-
-
-def _rate(header: Dataset) -> float:
-    """Frames per second, by DICOM PS3.3, C.7.6.5; FrameTime is in milliseconds."""
-    if rate := header.get("RecommendedDisplayFrameRate") or header.get("CineRate"):
-        return float(rate)
-    time = header.get("FrameTime")
-    return 1000 / float(time) if time else FRAMES_PER_SECOND
 
 
 def _video(path: Path) -> FrameSequence:
@@ -208,7 +200,7 @@ def _measured(decode: Decode, count: int) -> GreyWindow:
 
 
 def key_frames(count: int, how: Literal["first", "uniform"], most: int = 5) -> list[int]:
-    """Numbers of the frames that a language model sees, counted from 0, in order of time; all if there are at most `most`.
+    """Numbers of the frames that a language model sees, from 0, in order of time; all if there are at most `most`.
 
     "first" is what the official prediction does; in an angiogram those frames may lie before the contrast agent.
     "uniform" is evenly spaced, with the first and the last frame. ValueError for a count or `most` below 1.

@@ -76,7 +76,6 @@ class ImportOptions:
     bit_depth: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a negative limit, and a class beside those of a file."""
         for name in ("label", "phrase") if self.classes else ():
             if getattr(self, name) is not None:
                 raise ValueError(

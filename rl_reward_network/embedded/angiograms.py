@@ -131,22 +131,20 @@ def _contrast(tubes: list[Tube], filling: float, blur: float, angle: float) -> n
     vessels = 2 * np.sqrt(depth([tube for tube in tubes if tube.part != CATHETER]))
     wires = 2 * np.sqrt(depth([tube for tube in tubes if tube.part == CATHETER]))
     if blur >= 1:
-        vessels = _smear(vessels, blur, angle)
+        kernel = np.ones(int(np.rint(blur)) | 1)
+        along_x = rotate(vessels, angle, reshape=False, order=1, mode="nearest")
+        smeared = convolve1d(along_x, kernel / kernel.sum(), axis=1)
+        vessels = rotate(smeared, -angle, reshape=False, order=1, mode="nearest")
     return np.exp(-filling / 100 * vessels - 0.22 * wires)
-
-
-def _smear(picture: np.ndarray, length: float, angle: float) -> np.ndarray:
-    """Motion blur of `length` pixels along `angle` degrees."""
-    kernel = np.ones(int(np.rint(length)) | 1)
-    along_x = rotate(picture, angle, reshape=False, order=1, mode="nearest")
-    return rotate(convolve1d(along_x, kernel / kernel.sum(), axis=1), -angle, reshape=False, order=1, mode="nearest")
 
 
 def _tissue(rng: Generator) -> np.ndarray:
     """(H, W) share of light behind the vessels: soft tissue, ribs, spine, diaphragm, vignette."""
     rows, cols = np.mgrid[0:SIDE, 0:SIDE] / SIDE
     light = rng.uniform(0.62, 0.78) + 0.10 * _smooth(rng, 4) + 0.035 * _smooth(rng, 12) + 0.012 * _smooth(rng, 48)
-    light = light * _ribs(rng, rows, cols) * _diaphragm(rng, rows, cols)
+    light = light * _ribs(rng, rows, cols)
+    dome = rng.uniform(0.72, 1.15) + rng.uniform(0.3, 0.9) * (cols - rng.uniform(0.2, 0.8)) ** 2  # the diaphragm's
+    light = light * (1 - rng.uniform(0.1, 0.3) / (1 + np.exp((dome - rows) / 0.012)))
     spine, width = rng.uniform(-0.2, 1.2), rng.uniform(0.08, 0.14)
     light *= 1 - rng.uniform(0.05, 0.16) / (1 + np.exp((np.abs(cols - spine + 0.1 * rows) - width) / 0.02))
     radius = np.hypot(rows - 0.5, cols - 0.5)
@@ -171,12 +169,6 @@ def _ribs(rng: Generator, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
     band = 1 / (1 + np.exp((gap - width / 2) / 0.006))
     edge = np.exp(-(((gap - width / 2) / 0.008) ** 2))
     return 1 - rng.uniform(0.02, 0.09) * (band + 0.6 * edge)
-
-
-def _diaphragm(rng: Generator, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
-    """(H, W) factor: a dome at the lower edge, visible in some pictures."""
-    top = rng.uniform(0.72, 1.15) + rng.uniform(0.3, 0.9) * (cols - rng.uniform(0.2, 0.8)) ** 2
-    return 1 - rng.uniform(0.1, 0.3) / (1 + np.exp((top - rows) / 0.012))
 
 
 def grow_tree(rng: Generator, branches: int, thin_branches: int, calibre: float = 1.0) -> list[Tube]:
@@ -244,26 +236,26 @@ def _wire(rng: Generator, start: np.ndarray, headings: np.ndarray) -> Tube:
     return Tube(start + np.cumsum(steps, axis=0), np.full(len(steps), rng.uniform(4.3, 5.2)), CATHETER)
 
 
-def turned(tubes: list[Tube], angle: float, flip: bool, side: int = 256) -> list[Tube]:
+def turned(tubes: list[Tube], angle: float, flip: bool) -> list[Tube]:
     """The tubes turned about the picture's middle by `angle` radians, mirrored first if `flip`."""
-    middle = (side - 1) / 2
+    middle = (SIDE - 1) / 2
     turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
     mirror = np.array([-1.0 if flip else 1.0, 1.0])
     return [replace(tube, points=(tube.points - middle) * mirror @ turn + middle) for tube in tubes]
 
 
-def moved(tubes: list[Tube], shift: np.ndarray, swell: np.ndarray, side: int = 256) -> list[Tube]:
+def moved(tubes: list[Tube], shift: np.ndarray, swell: np.ndarray) -> list[Tube]:
     """The tubes at another phase of the heart beat: shifted by (x, y) pixels, stretched smoothly by `swell` pixels."""
-    wave = [np.sin(np.pi * tube.points[:, ::-1] / side) for tube in tubes]
+    wave = [np.sin(np.pi * tube.points[:, ::-1] / SIDE) for tube in tubes]
     return [replace(tube, points=tube.points + shift + w * swell) for tube, w in zip(tubes, wave, strict=True)]
 
 
-def depth(tubes: list[Tube], side: int = 256) -> np.ndarray:
-    """float64 (side, side): squared half-thickness of the tubes above each pixel centre, 0 outside.
+def depth(tubes: list[Tube]) -> np.ndarray:
+    """float64 (SIDE, SIDE): squared half-thickness of the tubes above each pixel centre, 0 outside.
 
     The union of discs: radius^2 - distance^2, largest over all points; a ray through a round tube is twice its root.
     """
-    grid = np.zeros((side, side))
+    grid = np.zeros((SIDE, SIDE))
     for tube in tubes:
         reach = int(np.ceil(tube.radius.max())) + 1
         offsets = np.arange(-reach, reach + 1)
@@ -272,14 +264,14 @@ def depth(tubes: list[Tube], side: int = 256) -> np.ndarray:
         gap = (ys - tube.points[:, 1:])[:, :, None] ** 2 + (xs - tube.points[:, :1])[:, None, :] ** 2  # (n, k, k)
         value = tube.radius[:, None, None] ** 2 - gap
         rows, cols = np.broadcast_to(ys[:, :, None], value.shape), np.broadcast_to(xs[:, None, :], value.shape)
-        inside = (value > 0) & (rows >= 0) & (rows < side) & (cols >= 0) & (cols < side)
+        inside = (value > 0) & (rows >= 0) & (rows < SIDE) & (cols >= 0) & (cols < SIDE)
         np.maximum.at(grid, (rows[inside], cols[inside]), value[inside])
     return grid
 
 
-def part_map(tubes: list[Tube], side: int = 256) -> np.ndarray:
-    """uint8 (side, side): the parts that cover each pixel, as bits; 0 is background."""
-    bits = np.zeros((side, side), dtype=np.uint8)
+def part_map(tubes: list[Tube]) -> np.ndarray:
+    """uint8 (SIDE, SIDE): the parts that cover each pixel, as bits; 0 is background."""
+    bits = np.zeros((SIDE, SIDE), dtype=np.uint8)
     for part in sorted({tube.part for tube in tubes}):
-        bits[depth([tube for tube in tubes if tube.part == part], side) > 0] |= part
+        bits[depth([tube for tube in tubes if tube.part == part]) > 0] |= part
     return bits

@@ -21,7 +21,7 @@ from skimage.morphology import skeletonize
 from rl_reward_network.atomic_io import NAMES_ALONE
 from rl_reward_network.data.annotations import recognise_annotations
 from rl_reward_network.data.identity import TRAIN_ANEW, check_apart, judged_parts, same_in_two_groups, thumbnail
-from rl_reward_network.data.items import RegionSample, Sample, region_fingerprint
+from rl_reward_network.data.items import Sample, region_fingerprint
 from rl_reward_network.data.names import classes_of
 from rl_reward_network.data.readers import REGIONS, read_region_data, recognise
 from rl_reward_network.data.splits import Split, make_split, patient_key, select, spellings
@@ -49,8 +49,7 @@ from rl_reward_network.inputs.loading import (
 )
 from rl_reward_network.models.default import is_small
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.models.sa2va.checkpoint_sa2va import CheckpointFolder, open_checkpoint
-from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
+from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
 from rl_reward_network.models.sa2va.modeling_sa2va import check_checkpoint
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.report.statistics import MIN_PATIENTS
@@ -109,21 +108,16 @@ def check_model(model_path: str, data_root: Path) -> Finding:
     folder = open_checkpoint(model_path)
     config = check_checkpoint(folder)
     folder.tensors()
-    text = config.text_config
+    text, template = config.text_config, f"template {config.template}"
+    if config.family.body == "qwen_vl":  # the released ones were trained without the system turn of some templates
+        processor = Sa2VAProcessor.from_config(config, folder.tokenizer(config), None, folder.image_processor(config))
+        template = f"chat template {'with a' if processor.system_turn else 'without'} system turn"
     user_data = data_root.exists() and not is_rendered(data_root)
     hint = "; a rehearsal model, of no use on your own images: set MODEL_PATH" if user_data else ""
     return Finding(
         f"{'official' if folder.original else 'our'} layout, {config.family.name}, {text.num_hidden_layers} x "
-        f"{text.hidden_size} language model, {_template(folder, config)}{hint if is_small(model_path) else ''}"
+        f"{text.hidden_size} language model, {template}{hint if is_small(model_path) else ''}"
     )
-
-
-def _template(folder: CheckpointFolder, config: Sa2VAConfig) -> str:
-    """The prompt format; the released Qwen-VL models were trained without the system turn that some templates have."""
-    if config.family.body != "qwen_vl":
-        return f"template {config.template}"
-    processor = Sa2VAProcessor.from_config(config, folder.tokenizer(config), None, folder.image_processor(config))
-    return f"chat template {'with a' if processor.system_turn else 'without'} system turn"
 
 
 def check_data(config: RunConfig, regions: RegionConfig) -> Finding:
@@ -183,7 +177,8 @@ def _regions(config: RunConfig, settings: RegionConfig) -> Finding:
         raise ValueError(f"{config.unlabelled_root}: {FLAG} is for images, but {root} holds captions")
     regions, summary = read_region_data(root, settings.dataset_name, settings.max_regions, config.bit_depth)
     split = make_split(regions, config.split_seed, region_fingerprint)
-    images = region_statistics(regions)
+    picked = regions[:: -(-len(regions) // CHECKED) or 1]
+    images = decode_files([lambda r=r: image_statistics(r.where, r.group_id, *r.load()) for r in picked])  # type: ignore[misc]
     words = [len(region.caption.split()) for region in regions]
     captions = f"captions: {min(words)} to {max(words)} words, median {median(words):g}"
     first = f"{regions_summary(summary, root)}, for GRPO; groups: {_sizes(split)}"
@@ -229,12 +224,6 @@ def has_filled_loops(mask: np.ndarray) -> bool:
         return False
     wide = (distance_transform_edt(~deep) <= WIDE * thin) & part
     return bool(wide.sum() > FILLED[1] * part.sum())
-
-
-def region_statistics(regions: Sequence[RegionSample]) -> list[ImageStatistics]:
-    """Statistics of captioned regions, `CHECKED` of them at most. Raises as `decode_files`."""
-    picked = regions[:: -(-len(regions) // CHECKED) or 1]
-    return decode_files([lambda r=r: image_statistics(r.where, r.group_id, *r.load()) for r in picked])  # type: ignore[misc]
 
 
 def image_statistics(

@@ -24,11 +24,10 @@ from rl_reward_network.data.identity import (
     join_groups,
     joined_note,
     judged_parts,
-    some_names,
     thumbnails,
 )
 from rl_reward_network.data.images import IMAGE_SUFFIXES, image_header
-from rl_reward_network.data.items import Sample, data_fingerprint, pseudonym, recorded_grey, with_windows
+from rl_reward_network.data.items import Sample, data_fingerprint, first_names, pseudonym, recorded_grey, with_windows
 from rl_reward_network.data.masks import looks_like_mask
 from rl_reward_network.data.readers import READERS, REGIONS, read_images
 from rl_reward_network.data.splits import (
@@ -386,7 +385,7 @@ def _check_unlabelled(root: Path, joined: Sequence[Sample], samples: Sequence[Sa
         found = set().union(*shared.values())
         raise ValueError(
             f"{root}: {FLAG}: {len(found)} images are also in the {' and '.join(shared)} split of the data, perhaps in"
-            f" another format or mirrored ({some_names(found)}); leave them out"
+            f" another format or mirrored ({first_names({path.name for path in found})}); leave them out"
         )
 
 

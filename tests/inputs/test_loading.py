@@ -1,7 +1,7 @@
 """Which data are read, which are rendered first, and their levels."""
 
 import json
-from collections import Counter
+from collections import Counter, OrderedDict
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -122,7 +122,8 @@ def answer(image: np.ndarray, prompts: list[str]) -> FrozenAnswer:
 
 
 def test_decoded_images_are_kept_up_to_a_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "_DECODED", kept := images._Decoded())
+    monkeypatch.setattr(images, "_KEPT", kept := OrderedDict[object, tuple[np.ndarray, tuple[int, ...]]]())
+    monkeypatch.setattr(images, "_used", 0)
     monkeypatch.setattr(images, "MOST_DECODED", 3 * 64)
     rng, calls = np.random.default_rng(0), Counter[int]()
     arrays: dict[int, np.ndarray] = {0: rng.integers(0, 2, (8, 8)).astype(bool)}
@@ -135,5 +136,5 @@ def test_decoded_images_are_kept_up_to_a_number_of_bytes(monkeypatch: pytest.Mon
 
     for number in (0, 1, 0, 1, 2, 0, 3, 3, 0):
         np.testing.assert_array_equal(images.decoded_once(number, lambda n=number: decode(n)), arrays[number])  # type: ignore[misc]
-        assert kept.bytes == sum(packed.nbytes for packed, _ in kept.kept.values()) <= 3 * 64
+        assert images._used == sum(packed.nbytes for packed, _ in kept.values()) <= 3 * 64
     assert calls == {0: 2, 1: 1, 2: 1, 3: 1}, "a mask of 64 pixels takes 8 bytes, a grey image 64"
