@@ -26,8 +26,7 @@ from rl_reward_network.bit_depth import (
 @pytest.mark.parametrize("black", [0, 500, 30_000, 61_000])
 def test_contrast_is_full_wherever_the_values_begin(black: int) -> None:
     grey = np.linspace(black, black + 3500, 64 * 64).round().astype(np.uint16).reshape(64, 64)
-    window = robust_window(np.bincount(grey.ravel()))
-    shown = grey_to_rgb(grey, window)[..., 0]
+    shown = grey_to_rgb(grey, robust_window(np.bincount(grey.ravel())))[..., 0]
     assert (shown.min(), shown.max()) == (0, 255)
     assert 73 < shown.std() < 75, "as of an even ramp, 255 / sqrt(12)"
 

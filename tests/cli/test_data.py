@@ -17,12 +17,7 @@ from rl_reward_network.cli import data
         ({"regions": True, "daylight": True}, ("regions", True)),
     ],
 )
-def test_the_flags_name_one_data_set(
-    flags: dict[str, Any],
-    expected: tuple[str, bool],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_flags_name_one_data_set(flags, expected, monkeypatch, capsys):
     calls: list[tuple[str, bool]] = []
     for name in ("angiograms", "regions"):
         monkeypatch.setattr(

@@ -84,8 +84,7 @@ def test_mask_png_wins_and_may_be_one_per_phrase(read, tmp_path):
     for name, width in (("m", 8), ("n", 16)):
         Image.fromarray(np.arange(W)[None].repeat(H, 0) < width).save(tmp_path / f"{name}.png")
     assert areas(read(record(mask_png="m.png", mask="not even looked at"))) == {"blood vessel": 8 * H}
-    both = read(record(mask_png=["m.png", "n.png"], text=["a", "b"]))
-    assert areas(both) == {"a": 8 * H, "b": 16 * H}
+    assert areas(read(record(mask_png=["m.png", "n.png"], text=["a", "b"]))) == {"a": 8 * H, "b": 16 * H}
     assert areas(read(record(mask_png=None))) == {"blood vessel": 100}
 
 

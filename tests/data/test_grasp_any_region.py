@@ -282,9 +282,7 @@ STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
         *((name, pa.string(), "leaves the folder") for name in ("a/../../s.png", "..\\s.png", "{root}/s.png")),
     ],
 )
-def test_an_image_that_is_not_where_its_row_says_is_an_error(
-    tmp_path: Path, image: str | None, kind: pa.DataType, message: str
-) -> None:
+def test_an_image_that_is_not_where_its_row_says_is_an_error(tmp_path, image, kind, message):
     (tmp_path / "s.png").write_bytes(b"secret")
     stored = image and image.format(root=tmp_path)
     folder = write_bare(tmp_path / "data", [fine(0, "a dog", image=stored)], kind)

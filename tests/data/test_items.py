@@ -38,7 +38,6 @@ def sample(tmp_path: Path) -> Sample:
 
 def test_a_sample_gives_image_and_mask_and_shows_no_name(sample: Sample) -> None:
     image, mask = sample.load_image(), sample.load_mask()
-    assert mask is not None
     assert (image.dtype, image.shape, image.max()) == (np.uint8, (32, 40, 3), 9)
     assert (mask.dtype, mask.shape, mask.sum()) == (bool, (32, 40), 100)
     bare = replace(sample, mask_parts=None)

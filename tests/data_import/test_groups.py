@@ -17,9 +17,7 @@ ITEMS = [item("images/a/1.png"), item("images/a/2.png"), item("images/b/1.png")]
 
 @pytest.mark.parametrize("names", [("a/1.png", "a/2", "images/b/1.png"), ("images\\a\\1.png", "a\\2", "b\\1")])
 @pytest.mark.parametrize("form", ["{},{}", "{};{}", "{}\t{}"])
-def test_a_table_names_images_with_or_without_folder_and_suffix(
-    tmp_path: Path, names: tuple[str, ...], form: str
-) -> None:
+def test_a_table_names_images_with_or_without_folder_and_suffix(tmp_path, names, form):
     rows = ["image,group", *map(",".join, zip(names, ("7", "7", "8"), strict=True)), "other.png,9"]
     (tmp_path / "patients.csv").write_text("\n".join(form.format(*row.split(",")) for row in rows), "utf-8-sig")
     assert groups_of(ITEMS, str(tmp_path / "patients.csv"), None) == ([("7", None), ("7", None), ("8", None)], "table")

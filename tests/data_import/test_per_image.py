@@ -85,7 +85,6 @@ def test_drawings_that_cannot_be_read_are_faults(tmp_path: Path, changes: dict[s
 def test_a_drawing_on_another_size_is_refused(tmp_path: Path) -> None:
     write_labelme(tmp_path, imageHeight=SIZE[0] * 2, imageWidth=SIZE[1] * 2)
     load = read_labelme(tmp_path).items[1].load_masks
-    assert load is not None
     with pytest.raises(ValueError, match=r"1\.json: drawn on 64 x 48, but the image is 32 x 24"):
         load(SIZE)
 
@@ -136,8 +135,6 @@ def test_polygons_are_read_with_the_names_of_their_classes(tmp_path: Path, part:
     assert (found.faults, found.class_ids) == ([], {"0": "vessel", "1": "catheter"})
     assert [item.name for item in found.items] == [f"{part}{number}.png" for number in range(4)]
     first, second, third, fourth = (item.load_masks and item.load_masks(SIZE) for item in found.items)
-    assert first is not None
-    assert second is not None
     assert (first["vessel"] == truth(0)).all()
     assert (second["vessel"] == truth(1)).all()
     assert (second["catheter"] == truth(8)).all()
@@ -209,7 +206,6 @@ def test_cases_are_read_with_the_names_of_their_classes(tmp_path: Path, labels: 
     ]
     assert found.items[4].load_masks is None
     for number, item in enumerate(found.items[:4]):
-        assert item.load_masks is not None
         ((name, mask),) = item.load_masks(SIZE).items()
         assert name == ("vessel", "catheter")[number % 2]
         assert (mask == truth(number)).all()
@@ -218,13 +214,10 @@ def test_cases_are_read_with_the_names_of_their_classes(tmp_path: Path, labels: 
 def test_regions_are_unions_and_unknown_values_are_refused(tmp_path: Path) -> None:
     write_nnunet(tmp_path, {"background": 0, "all of it": [1, 2], "core": 2})
     first, second, *_ = (item.load_masks for item in read_nnunet(tmp_path).items)
-    assert first is not None
-    assert second is not None
     assert sorted(first(SIZE)) == ["all of it"]
     assert sorted(second(SIZE)) == ["all of it", "core"]
     write_nnunet(tmp_path, {"background": 0, "vessel": 1})
     load = read_nnunet(tmp_path).items[1].load_masks
-    assert load is not None
     with pytest.raises(ValueError, match=r"case_1\.png: holds 2, which dataset\.json does not name"):
         load(SIZE)
 
@@ -261,9 +254,7 @@ def test_label_maps_with_a_palette_are_read_by_their_values(tmp_path: Path) -> N
     image = Image.open(tmp_path / "labelsTr/case_1.png").convert("P")
     image.putpalette([0, 0, 0, 255, 0, 0, 0, 255, 0])
     image.save(tmp_path / "labelsTr/case_1.png")
-    load = read_nnunet(tmp_path).items[1].load_masks
-    assert load is not None
-    assert (load(SIZE)["catheter"] == truth(1)).all()
+    assert (read_nnunet(tmp_path).items[1].load_masks(SIZE)["catheter"] == truth(1)).all()
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,7 @@ def test_images_masks_groups_and_series_arrive(tmp_path: Path) -> None:
     samples = read_annotations(to)
     assert [(sample.group, sample.text) for sample in samples] == [(f"p{number}", "tree") for number in range(5)]
     for number, sample in enumerate(samples):
-        mask = sample.load_mask()
-        assert mask is not None
-        assert (mask == truth(number)).all()
+        assert (sample.load_mask() == truth(number)).all()
         assert (sample.load_image() == picture(number)).all()
     assert import_notes(to) == ()
     assert sorted(path.name for path in to.iterdir()) == ["annotations.json", "images", "import.json", "masks"]

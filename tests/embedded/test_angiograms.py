@@ -83,8 +83,7 @@ def test_parts_keep_their_bits_where_they_cross() -> None:
 @pytest.mark.parametrize("offset", np.linspace(0, 0.99, 12))
 def test_the_thinnest_mask_is_two_cells_of_the_mask_grid_wide(offset: float) -> None:
     """Wherever it lies between pixel centres, and 8 pixels are two cells of a 64 x 64 grid."""
-    bits = part_map([straight(100.0 + offset, THINNEST_RADIUS)])
-    assert (bits[:, 100] > 0).sum() >= 2 * 256 / 64
+    assert (part_map([straight(100.0 + offset, THINNEST_RADIUS)])[:, 100] > 0).sum() >= 2 * 256 / 64
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -94,8 +93,7 @@ def test_vessels_keep_clear_of_each_other_but_where_they_branch_off(seed: int) -
         gaps = []
         for other in tree[:index]:
             walls = tube.radius[:, None] + other.radius[None]
-            distance = np.linalg.norm(tube.points[:, None] - other.points[None], axis=2) - walls
-            gaps.append(distance.min(axis=1))
+            gaps.append((np.linalg.norm(tube.points[:, None] - other.points[None], axis=2) - walls).min(axis=1))
         gaps = np.array(gaps)
         parent = int(gaps[:, 0].argmin())
         assert np.delete(gaps, parent, axis=0).min(initial=np.inf) > CLEARANCE - 3  # every third point is compared

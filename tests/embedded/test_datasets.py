@@ -88,9 +88,7 @@ def test_a_patients_two_series_have_different_looks_and_all_looks_come_equally_o
     assert FRACTIONS[SPLITS.index("test")] * embedded.PATIENTS >= 40, "enough test patients"
 
 
-def test_a_made_set_is_used_again_and_another_versions_set_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_made_set_is_used_again_and_another_versions_set_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(embedded, "PATIENTS", 4)
     made = embedded.embedded_angiograms(tmp_path, no_gap=True)
     assert made == tmp_path / "angiograms_no_gap"
@@ -104,9 +102,7 @@ def test_a_made_set_is_used_again_and_another_versions_set_is_refused(
 
 
 @pytest.mark.parametrize(("daylight", "name"), [(False, "regions_lamplight"), (True, "regions")])
-def test_the_scenes_are_made_once_and_read_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, daylight: bool, name: str
-) -> None:
+def test_the_scenes_are_made_once_and_read_back(tmp_path, monkeypatch, daylight, name):
     monkeypatch.setattr(embedded, "SCENES", 2)
     made = embedded.embedded_regions(tmp_path, daylight)
     before = (made / "recipe.json").stat().st_mtime_ns

@@ -147,9 +147,7 @@ def test_captioned_regions_are_described(check: Check) -> None:
         check(data_root=Path("scenes"), dataset_name="annotations")
 
 
-def test_a_disk_without_space_and_a_gpu_that_is_absent_are_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_without_space_and_a_gpu_that_is_absent_are_missing(tmp_path, monkeypatch):
     assert doctor.check_disk(tmp_path / "new" / "outputs").details.endswith(" GB")
     monkeypatch.setattr(doctor, "FREE_DISK_GB", 10**9)
     with pytest.raises(ValueError, match=r"outputs: [\d.]+ GB free, 1000000000 needed"):

@@ -32,8 +32,7 @@ def four_patients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("folder", [RunConfig().data_root, NO_GAP])
 def test_the_embedded_data_are_rendered_when_they_are_not_there(folder: Path) -> None:
-    samples = read_samples(folder)
-    assert len(samples) == 4 * embedded.SERIES * embedded.FRAMES
+    assert len(read_samples(folder)) == 4 * embedded.SERIES * embedded.FRAMES
     assert [path.name for path in Path("data").glob("[!.]*")] == [folder.name]
 
 
@@ -59,7 +58,6 @@ def test_the_window_is_recorded_with_the_run_and_found_again(without_model: None
     data, run = write_deep_data(Path("bits10")), Path("outputs/run")
     inputs = open_inputs(RunConfig(data_root=data, output_dir=Path("outputs")))
     (window,) = {sample.grey for sample in inputs.samples}
-    assert window is not None
     assert 600 < window.white < 800, "the tubes are at 160 of 255"
     saved = describe_run(Run(run, REWARD_RUN), inputs, {})
     assert saved["inputs"]["grey_levels"] == {"data set": [window.black, window.white]}
@@ -92,9 +90,7 @@ def test_a_survey_keeps_what_was_seen_in_order_and_counts_the_damaged() -> None:
         decode_files([lambda: 0, lambda: damaged(1), lambda: damaged(2)])
 
 
-def test_from_the_check_to_the_report_each_file_is_decoded_once(
-    without_model: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_from_the_check_to_the_report_each_file_is_decoded_once(without_model, monkeypatch):
     data, decoded, read = write_tiny_data(Path("counted"), images=12, size=48), Counter[Path](), images._read
 
     def counted(path: Path, decode: bool = True, most_pixels: int = images.MOST_PIXELS) -> Image.Image:
