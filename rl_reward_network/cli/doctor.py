@@ -78,9 +78,8 @@ def main(args: Args) -> None:
     window_of_bits(args.bit_depth)
     check_range(args, "memory_gib", above=True)
     if args.memory:
-        if not show_memory(
-            args.model_path, args.device or RunConfig(gpu=args.gpu).device.split(":")[0], args.memory_gib
-        ):
+        device = args.device or RunConfig(gpu=args.gpu).device.split(":")[0]
+        if not show_memory(args.model_path, device, args.memory_gib):
             sys.exit(1)
         return
     from rl_reward_network.data.readers import DATASET_NAMES

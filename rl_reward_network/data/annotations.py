@@ -275,7 +275,6 @@ def _masks(record: dict[str, Any], root: Path, phrases: int, size: tuple[int, in
 
 
 def _check_count(key: str, objects: int, phrases: int) -> None:
-    """Raise unless there is one object per phrase."""
     if objects != phrases:
         raise ValueError(f"{key}{objects} object(s), but `text` has {phrases} phrase(s); give one per phrase")
 

@@ -235,7 +235,6 @@ def _fault(image: Image.Image, most_pixels: int) -> str:
 
 
 def _unreadable(error: Exception, start: bytes) -> tuple[str, str]:
-    """Why Pillow refuses a file, and the remedy."""
     if found := not_fetched(start):
         return found
     if start[128:132] == DICOM_MARK:

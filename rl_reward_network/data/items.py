@@ -39,28 +39,18 @@ def pseudonym(*names: str) -> str:
 
 @dataclass(frozen=True)
 class Sample:
-    """One (image, phrase). Pseudonyms, 12 hex digits, are safe to write; names of files and `group` never are.
-
-    Attributes:
-        group_id, series_id: pseudonyms of the patient or group, and of the series, whose frames are nearly identical.
-        sample_id: pseudonym of image name and phrase.
-        size: (H, W) in pixels after EXIF rotation.
-        mask_parts: how the mask is stored; None when unlabelled.
-        group: the original group name.
-        grey: how grey of more than 8 bit becomes 8 bit; None for 8-bit images.
-        joined: whether it is of `--unlabelled_root`, whose masks are not read.
-    """
+    """One (image, phrase). Pseudonyms, 12 hex digits, are safe to write; names of files and `group` never are."""
 
     image_path: Path = field(repr=False)
     text: str
-    group_id: str
-    series_id: str
-    sample_id: str
-    size: tuple[int, int]
-    mask_parts: MaskParts | None = field(repr=False, compare=False)
-    group: str = field(repr=False)
-    grey: GreyWindow | None = None
-    joined: bool = False
+    group_id: str  # pseudonym of the patient or group
+    series_id: str  # of the series, whose frames are nearly identical
+    sample_id: str  # of image name and phrase
+    size: tuple[int, int]  # (H, W) in pixels after EXIF rotation
+    mask_parts: MaskParts | None = field(repr=False, compare=False)  # None when unlabelled
+    group: str = field(repr=False)  # the original name
+    grey: GreyWindow | None = None  # how grey of more than 8 bit becomes 8 bit; None for 8-bit images
+    joined: bool = False  # whether it is of `--unlabelled_root`, whose masks are not read
 
     @property
     def labelled(self) -> bool:
@@ -107,26 +97,16 @@ COMPRESSED = (b"\x89PNG", b"\xff\xd8\xff")  # first bytes of formats in which ot
 
 @dataclass(frozen=True, eq=False)
 class RegionSample:
-    """One (image, mask, caption); nothing is decoded before `load`.
+    """One (image, mask, caption); nothing is decoded before `load`. Ids are pseudonyms, 12 hex digits."""
 
-    Attributes:
-        caption: as stored, stripped; never empty.
-        group_id: pseudonym of the unit of the split (image, video or patient), 12 hex digits.
-        series_id: pseudonym of a series of nearly identical images (a video); `group_id` without a video.
-        image_id: pseudonym of the image, equal for all its regions, so that its features are computed once.
-        sample_id: pseudonym of image, mask and caption.
-        where: file and row or key, for messages, without the caption.
-        open_image: decodes the image, uint8 (H, W, 3) RGB.
-    """
-
-    caption: str
-    group_id: str
-    series_id: str
-    image_id: str
-    sample_id: str
-    where: str
+    caption: str  # as stored, stripped; never empty
+    group_id: str  # of the unit of the split (image, video or patient)
+    series_id: str  # of a series of nearly identical images (a video); `group_id` without a video
+    image_id: str  # equal for all regions of an image, so that its features are computed once
+    sample_id: str  # of image, mask and caption
+    where: str  # file and row or key, for messages, without the caption
     mask_parts: MaskParts = field(repr=False)
-    open_image: Callable[[], np.ndarray] = field(repr=False)
+    open_image: Callable[[], np.ndarray] = field(repr=False)  # uint8 (H, W, 3) RGB
 
     @property
     def labelled(self) -> bool:

@@ -133,7 +133,12 @@ def classes_of(grid: np.ndarray, path: Path, lossy: bool = False) -> ClassMasks:
     if grid.ndim == 3 and (grid == grid[..., :1]).all():
         grid = grid[..., 0]
     if grid.ndim == 3:
-        return _colours(grid, path)
+        codes = grid.astype(np.int64) @ np.array([2**16, 2**8, 1])
+        names = {  # "#rrggbb", or the value of a grey, as in files without any other colour
+            code: str(code & 255) if len(set(code.to_bytes(3, "big"))) == 1 else f"#{code:06x}"
+            for code in _values(codes, path)
+        }
+        return {name: codes == code for code, name in names.items() if code != 0}
     if lossy:
         grid = _cut(grid, path)
     elif grid.size and grid.min() >= 0:
@@ -157,16 +162,6 @@ def _opaque(grid: np.ndarray, path: Path) -> np.ndarray:
             " cannot be told; save it as PNG of black and white without transparency"
         )
     return seen[..., None].astype(np.uint8) * 255
-
-
-def _colours(grid: np.ndarray, path: Path) -> ClassMasks:
-    """One mask per colour of a uint8 (H, W, 3) grid."""
-    codes = grid.astype(np.int64) @ np.array([2**16, 2**8, 1])
-    names = {  # "#rrggbb", or the value of a grey, as in files without any other colour
-        code: str(code & 255) if len(set(code.to_bytes(3, "big"))) == 1 else f"#{code:06x}"
-        for code in _values(codes, path)
-    }
-    return {name: codes == code for code, name in names.items() if code != 0}
 
 
 def _values(grid: np.ndarray, path: Path) -> list[int]:
@@ -209,17 +204,11 @@ LONGEST_RUN_CODE = 7  # characters of 5 bits: enough for any 32-bit run length
 
 @dataclass(frozen=True, eq=False)
 class MaskParts:
-    """How one mask is stored. The mask is the union of all parts; no part at all means unlabelled, not empty.
+    """How one mask is stored. The mask is the union of all parts; no part at all means unlabelled, not empty."""
 
-    Attributes:
-        polygons: each float64 (2n,), x1, y1, x2, y2, ... in original pixels, n >= 3.
-        rles: compressed COCO RLE, each {"size": [H, W], "counts": bytes}, runs checked.
-        pngs: image files, see `load_mask`.
-    """
-
-    polygons: tuple[np.ndarray, ...] = ()
-    rles: tuple[dict[str, Any], ...] = ()
-    pngs: tuple[Path, ...] = ()
+    polygons: tuple[np.ndarray, ...] = ()  # each float64 (2n,), x1, y1, x2, y2, ... in original pixels, n >= 3
+    rles: tuple[dict[str, Any], ...] = ()  # compressed COCO RLE, each {"size": [H, W], "counts": bytes}, runs checked
+    pngs: tuple[Path, ...] = ()  # image files, see `load_mask`
 
     def __add__(self, other: "MaskParts") -> "MaskParts":
         return MaskParts(self.polygons + other.polygons, self.rles + other.rles, self.pngs + other.pngs)
@@ -318,8 +307,7 @@ def parse_rle(value: dict[str, Any], size: tuple[int, int]) -> MaskParts:
         raise ValueError(
             f"RLE runs must be >= 0 and sum to H * W = {size[0] * size[1]}, got a sum of {runs.sum()}; export it again"
         )
-    uncompressed = {"size": list(size), "counts": runs.tolist()}
-    return MaskParts(rles=(coco.frPyObjects(uncompressed, *size),))
+    return MaskParts(rles=(coco.frPyObjects({"size": list(size), "counts": runs.tolist()}, *size),))
 
 
 def to_rle(mask: np.ndarray) -> dict[str, Any]:

@@ -141,15 +141,13 @@ def read_region_data(
         )
     recognises, read = REGIONS[name]
     folder = locate(path) if name == "gar" else Path(path)
-    more = (group_regex,) if name == NAMES else ()
-    samples = read(folder, limit, bit_depth, *more)
+    samples = read(folder, limit, bit_depth, *((group_regex,) if name == NAMES else ()))
     images = len({sample.image_id for sample in samples})
     limited = " (the limit)" if len(samples) == limit else ""
     return samples, f"{recognises(folder)}, {images} images, {len(samples)} regions{limited}"
 
 
 def _refuse_bare_images(folder: Path) -> None:
-    """Raise for a folder of images without annotations."""
     inside = folder / "images" if (folder / "images").is_dir() else folder
     count = sum(path.suffix.lower() in IMAGE_SUFFIXES for path in inside.iterdir())
     if not count:

@@ -34,16 +34,12 @@ S = TypeVar("S", bound=Grouped)
 
 @dataclass(frozen=True)
 class Split:
-    """Which group is in which split.
+    """Which group is in which split."""
 
-    `groups` are split name -> sorted group ids (pseudonyms), `fingerprint` is the `data_fingerprint` of the data that
-    were split, and `joined` are further groups of `policy`, those of `--unlabelled_root`, which are not saved.
-    """
-
-    groups: dict[str, tuple[str, ...]]
+    groups: dict[str, tuple[str, ...]]  # split name -> sorted group ids (pseudonyms)
     seed: int
-    fingerprint: str
-    joined: tuple[str, ...] = field(default=(), compare=False)
+    fingerprint: str  # `data_fingerprint` of the data that were split
+    joined: tuple[str, ...] = field(default=(), compare=False)  # further groups of `policy`; not saved
 
     def ids(self, name: str) -> set[str]:
         """The groups of a split, with those that join it."""
@@ -139,8 +135,7 @@ def subsample(samples: Iterable[S], count: int, seed: int) -> list[S]:
     series: dict[str, list[S]] = defaultdict(list)
     for sample in ordered:
         series[sample.series_id].append(sample)
-    rounds = zip_longest(*series.values())
-    return [sample for turn in rounds for sample in turn if sample is not None][:count]
+    return [sample for turn in zip_longest(*series.values()) for sample in turn if sample is not None][:count]
 
 
 PARTS = re.compile(r"\d+|[^\d ]+")

@@ -156,7 +156,6 @@ def _rank(place: Parts, file: PurePosixPath) -> tuple[bool, bool, int]:
 
 
 def _said(words: Iterable[str]) -> set[str]:
-    """The parts of the data (train, val, test) that words name."""
     return {PARTS[word.lower()] for word in words if word.lower() in PARTS}
 
 

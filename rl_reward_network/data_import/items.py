@@ -28,50 +28,31 @@ KEPT = (".png", ".jpg", ".jpeg", ".webp")  # copied as they are; others become P
 
 @dataclass(frozen=True)
 class Item:
-    """One image of a source.
+    """One image of a source."""
 
-    Attributes:
-        name: of the written image below `images/`, with forward slashes, e.g. "train/1.png"; differs between items.
-        found_as: file in the source, for --patients_csv, --group_regex and messages; may hold a patient's name.
-        load_image: uint8 (H, W, 3), uint8 (H, W) or uint16 (H, W), upright.
-        load_masks: from the image's (H, W) to its `ClassMasks`; None where the image is not annotated.
-        file: the image file, where it is written as it is.
-        group, series: where the layout gives them; may name a patient.
-        aspect: gives the height of a pixel, in multiples of its width.
-    """
-
-    name: str
-    found_as: str
-    load_image: Callable[[], np.ndarray]
-    load_masks: Callable[[Size], ClassMasks] | None
-    file: Path | None = None
-    group: str | None = None
+    name: str  # of the written image below `images/`, with forward slashes, e.g. "train/1.png"; differs between items
+    found_as: str  # file in the source, for --patients_csv, --group_regex and messages; may hold a patient's name
+    load_image: Callable[[], np.ndarray]  # uint8 (H, W, 3), uint8 (H, W) or uint16 (H, W), upright
+    load_masks: Callable[[Size], ClassMasks] | None  # from the image's (H, W); None: not annotated
+    file: Path | None = None  # where it is written as it is
+    group: str | None = None  # where the layout gives it; may name a patient
     series: str | None = None
-    aspect: Callable[[], float] = lambda: 1.0
+    aspect: Callable[[], float] = lambda: 1.0  # height of a pixel, in multiples of its width
 
 
 @dataclass(frozen=True)
 class Found:
-    """The content of a source.
-
-    Attributes:
-        class_ids: number of a class in the source -> its name, where the source names its classes.
-        faults: what is wrong, each with its file and remedy; nothing is written while there is one.
-        notes: what is left out, or was decided.
-        private: whether names of groups and series are written as keyed hashes only.
-        broken: name -> fault of an image or its drawing that cannot be read; `items` lacks it, --skip leaves it out.
-        read: files that were read beside pictures; others are named in a note.
-        remarks: notes that reports on the imported data repeat; they name no file.
-    """
+    """The content of a source."""
 
     items: list[Item]
-    class_ids: dict[str, str] = field(default_factory=dict)
-    faults: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    private: bool = False
+    class_ids: dict[str, str] = field(default_factory=dict)  # number of a class -> its name, where the source names it
+    faults: list[str] = field(default_factory=list)  # with file and remedy; nothing is written while there is one
+    notes: list[str] = field(default_factory=list)  # what is left out, or was decided
+    private: bool = False  # names of groups and series are written as keyed hashes only
+    # Name -> fault of an image or its drawing that cannot be read; `items` lacks it, --skip leaves it out.
     broken: dict[str, str] = field(default_factory=dict)
-    read: tuple[Path, ...] = ()
-    remarks: list[str] = field(default_factory=list)
+    read: tuple[Path, ...] = ()  # files that were read beside pictures; others are named in a note
+    remarks: list[str] = field(default_factory=list)  # notes that reports on the data repeat; they name no file
 
 
 def file_item(source: Path, path: Path, name: str, load_masks: Callable[[Size], ClassMasks] | None) -> Item:
@@ -123,14 +104,11 @@ def file_aspect(path: Path) -> float:
 
 @dataclass(frozen=True)
 class Outline:
-    """One object of an image; `where` is file and object, for messages.
-
-    `parts` are flat polygons [x1, y1, x2, y2, ...] in pixels (or in shares of the size), or COCO RLEs.
-    """
+    """One object of an image."""
 
     class_name: str
-    parts: list[Any]
-    where: str
+    parts: list[Any]  # flat polygons [x1, y1, x2, y2, ...] in pixels (or in shares of the size), or COCO RLEs
+    where: str  # file and object, for messages
 
 
 def declared_size(height: Any, width: Any, where: str) -> Size:
@@ -144,16 +122,12 @@ def declared_size(height: Any, width: Any, where: str) -> Size:
 
 @dataclass(frozen=True)
 class OutlineMasks:
-    """Called with an image's size (H, W), the masks of its classes: the union of the outlines of each.
-
-    `declared` is the (H, W) of the image on which they were drawn, if the source gives it; `where` is their file, for
-    messages; with `shares` coordinates are shares of width and height (YOLO).
-    """
+    """Called with an image's size (H, W), the masks of its classes: the union of the outlines of each."""
 
     outlines: tuple[Outline, ...]
-    declared: Size | None = None
-    where: str = ""
-    shares: bool = False
+    declared: Size | None = None  # (H, W) of the image on which they were drawn, if the source gives it
+    where: str = ""  # their file, for messages
+    shares: bool = False  # whether coordinates are shares of width and height (YOLO)
 
     def __call__(self, size: Size) -> ClassMasks:
         """ValueError for outlines on another size, or one that is none or covers no pixel."""
@@ -272,7 +246,6 @@ def _from_table(items: Sequence[Item], path: Path) -> Groups:
 
 
 def _read_table(path: Path) -> dict[str, dict[str, str]]:
-    """Image -> row; ValueError if it is no such table."""
     if not path.is_file():
         raise ValueError(f"patients_csv: {path}: file not found; {REMEDIES}")
     try:

@@ -170,15 +170,12 @@ def _rank(mask: Path) -> int:
 
 
 class Layout(NamedTuple):
-    """How a layout is recognised and read: see the module's docstring; `words` say what it is, for messages.
-
-    `private`: whether names in the source may be those of patients, as `Found.private`.
-    """
+    """How a layout is recognised and read, see the module's docstring."""
 
     recognise: Callable[[Path], str]
     read: Callable[[Path, str], Found]
-    words: str
-    private: bool = False
+    words: str  # what it is, for messages
+    private: bool = False  # whether names in the source may be those of patients, as `Found.private`
 
 
 LAYOUTS: dict[str, Layout] = {

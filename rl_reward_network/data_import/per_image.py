@@ -273,26 +273,21 @@ def _image_of(path: Path, content: dict[str, Any], images: set[Path]) -> Path:
     folders = [path.parent, path.parent.parent] if parts else []
     places = [folder.joinpath(*names) for folder in folders for names in (parts, parts[-1:])]
     for place in (exact, *places, *(path.with_suffix(suffix) for suffix in IMAGE_SUFFIXES)):
-        if place in images:
-            _check_renamed(path, place, images)
-            return place
+        if place not in images:
+            continue
+        near = [folder / f"{path.stem}{suffix}" for folder in (path.parent, place.parent) for suffix in IMAGE_SUFFIXES]
+        if place.stem != path.stem and (own := [one for one in near if one in images]):
+            raise ValueError(  # files were renamed, imagePath was not
+                f"{path}: imagePath names {place.name}, but there is {own[0].name}; write the right one into imagePath,"
+                " or give the file the name of its image"
+            )
+        return place
     raise ValueError(
         f"{path}: imagePath is {content.get('imagePath')!r}, no image of the source; put it beside the file"
     )
 
 
-def _check_renamed(path: Path, image: Path, images: set[Path]) -> None:
-    """Raise if a JSON file names another image than the one of its own stem: files were renamed, imagePath was not."""
-    near = [folder / f"{path.stem}{suffix}" for folder in (path.parent, image.parent) for suffix in IMAGE_SUFFIXES]
-    if image.stem != path.stem and (own := [place for place in near if place in images]):
-        raise ValueError(
-            f"{path}: imagePath names {image.name}, but there is {own[0].name}; write the right one into imagePath, or"
-            " give the file the name of its image"
-        )
-
-
 def _shapes(path: Path, shapes: list[Any]) -> list[Outline]:
-    """Polygons, rectangles and quadrangles; ValueError for other shapes."""
     outlines = []
     for number, shape in enumerate(shapes):
         where = f"{path}: shape {number}"

@@ -22,25 +22,18 @@ from rl_reward_network.data_import.files import DICOM_SUFFIXES
 VIDEO_SUFFIXES = (".avi", ".mp4", ".m4v", ".mov")
 FRAMES_PER_SECOND = 10.0  # where the file does not say
 Decode = Callable[[Iterable[int]], Iterator[np.ndarray]]
+"""Ascending indices -> stored values of those frames: uint8 (H, W, 3), or unsigned grey (H, W)."""
 
 
 @dataclass(frozen=True)
 class FrameSequence:
-    """The frames of one recording, on disk.
-
-    Args:
-        names: of the frames in their order: file names of a folder, else "frame 1", "frame 2", ...
-        size: (H, W) of each frame.
-        grey: window of grey of more than 8 bit; None: 8 bit.
-        rate: frames per second.
-        decode: (ascending indices) -> those frames, stored values: uint8 (H, W, 3), or unsigned grey (H, W).
-    """
+    """The frames of one recording, on disk."""
 
     path: Path
-    names: tuple[str, ...]
-    size: tuple[int, int]
-    grey: GreyWindow | None
-    rate: float
+    names: tuple[str, ...]  # in order: file names of a folder, else "frame 1", "frame 2", ...
+    size: tuple[int, int]  # (H, W) of each
+    grey: GreyWindow | None  # of more than 8 bit; None: 8 bit
+    rate: float  # frames per second
     decode: Decode
 
     def __len__(self) -> int:
@@ -96,8 +89,7 @@ def natural_order(path: Path) -> list[tuple[int, str]]:
 
 
 def _folder(folder: Path, grey: GreyWindow | None, is_frame: Callable[[Path], bool]) -> FrameSequence:
-    images = sorted(visible_images(folder), key=natural_order)
-    files = [path for path in images if is_frame(path)]
+    files = [path for path in sorted(visible_images(folder), key=natural_order) if is_frame(path)]
     if not files:
         raise ValueError(
             f"{folder}: holds no frame ({', '.join(IMAGE_SUFFIXES)}); name the folder that holds them, or a DICOM or"
@@ -133,7 +125,7 @@ def _dicom(path: Path, grey: GreyWindow | None) -> FrameSequence:
         ) from error
     decode = partial(iter_frames, path)
     used = grey or _measured(decode, count) if deep else None
-    return FrameSequence(path, _numbered(count), size, used, rate, decode)
+    return FrameSequence(path, tuple(f"frame {n + 1}" for n in range(count)), size, used, rate, decode)
 
 
 def _video(path: Path) -> FrameSequence:
@@ -149,7 +141,14 @@ def _video(path: Path) -> FrameSequence:
         capture.release()
     if not count or count < promised:
         raise ValueError(_broken_video(path, count, promised))
-    return FrameSequence(path, _numbered(count), first.shape[:2], None, rate or FRAMES_PER_SECOND, partial(_read, path))
+    return FrameSequence(
+        path,
+        tuple(f"frame {n + 1}" for n in range(count)),
+        first.shape[:2],
+        None,
+        rate or FRAMES_PER_SECOND,
+        partial(_read, path),
+    )
 
 
 def _read(path: Path, indices: Iterable[int]) -> Iterator[np.ndarray]:
@@ -188,10 +187,6 @@ def _other_size(path: Path, names: tuple[str, ...], index: int, found: tuple[int
         f"{path}: {names[index]} is {sizes[0]} (width x height), but {names[0]} is {sizes[1]}; a sequence has one size:"
         " leave out what does not belong to it, or segment without --video"
     )
-
-
-def _numbered(count: int) -> tuple[str, ...]:
-    return tuple(f"frame {number}" for number in range(1, count + 1))
 
 
 def _measured(decode: Decode, count: int) -> GreyWindow:

@@ -70,8 +70,7 @@ class ImportOptions:
     layout: str = AUTO
     frames: str = "middle"
     skip: int = 0
-    own_groups: bool = False
-    """Of unlabelled images: one whose group is not known is a group of its own."""
+    own_groups: bool = False  # of unlabelled images: one whose group is not known is a group of its own
     classes: Path | None = None
     bit_depth: int | None = None
 
@@ -88,16 +87,13 @@ class ImportOptions:
 
 @dataclass(frozen=True)
 class Seen:
-    """A decoded item, its size (H, W), the pixels of each class (None: unlabelled), and the aspect of `Item`.
-
-    `flat`: whether it has no mask and looks like one.
-    """
+    """A decoded item."""
 
     item: Item
-    size: tuple[int, int]
+    size: tuple[int, int]  # (H, W)
     thumbnail: np.ndarray
-    pixels: dict[str, int] | None
-    flat: bool
+    pixels: dict[str, int] | None  # of each class; None: unlabelled
+    flat: bool  # whether it has no mask and looks like one
     aspect: float = 1.0
 
     @property
@@ -108,32 +104,21 @@ class Seen:
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """A source, and what was decided for it.
-
-    Attributes:
-        layout, description: key of `LAYOUTS`, and what it was taken for.
-        seen: the decoded images, without those that have a fault.
-        classes: those whose union is the mask; None while open.
-        groups, groups_from: of each image, names not hidden yet; None while open.
-        leaks: `same_in_two_groups` of the decoded images.
-        open_points: what has to be repaired or decided before anything can be written.
-        skipped: broken files that are left out, each with what is wrong; names no patient where names are hidden.
-        named: the classes that are asked for by name, with categories as the masks name them; () for one phrase.
-    """
+    """A source, and what was decided for it."""
 
     source: Path
     options: ImportOptions
-    layout: str
+    layout: str  # key of `LAYOUTS`
     description: str
     found: Found
-    seen: list[Seen]
-    classes: list[str] | None
-    groups: Groups | None
+    seen: list[Seen]  # without those that have a fault
+    classes: list[str] | None  # those whose union is the mask; None while open
+    groups: Groups | None  # of each image, names not hidden yet; None while open
     groups_from: str
-    leaks: list[tuple[int, int, float]]
-    open_points: tuple[str, ...]
-    skipped: tuple[str, ...]
-    named: tuple[NamedClass, ...] = ()
+    leaks: list[tuple[int, int, float]]  # `same_in_two_groups` of `seen`
+    open_points: tuple[str, ...]  # to be repaired or decided before anything can be written
+    skipped: tuple[str, ...]  # broken files that are left out, and why; names no patient where names are hidden
+    named: tuple[NamedClass, ...] = ()  # asked for by name, with categories as the masks name them; () for one phrase
 
     @property
     def phrase(self) -> str:

@@ -163,7 +163,6 @@ def _asked(survey: Survey) -> dict[str, Asked]:
 
 
 def _write_item(folder: Path, item: Item, mask_name: str, asked: Asked) -> None:
-    """Copy or write an image, and write its masks."""
     place = folder / "images" / item.name
     place.parent.mkdir(parents=True, exist_ok=True)
     image = item.load_image()

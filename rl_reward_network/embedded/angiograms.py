@@ -31,13 +31,10 @@ CLEARANCE = 5.0  # pixels between the walls of two tubes, so that they remain di
 
 @dataclass(frozen=True, eq=False)
 class Tube:
-    """One vessel, or the catheter.
+    """One vessel, or the catheter."""
 
-    `points` are float64 (n, 2), x and y of its centre line, about a pixel apart; `radius` is float64 (n,), in pixels.
-    """
-
-    points: np.ndarray
-    radius: np.ndarray
+    points: np.ndarray  # float64 (n, 2), x and y of its centre line, about a pixel apart
+    radius: np.ndarray  # float64 (n,), pixels
     part: int
 
 
@@ -47,25 +44,15 @@ TREE = TRUNK | BRANCH | THIN  # bits of the ground truth
 
 @dataclass(frozen=True)
 class Look:
-    """Rendering settings of a series; ranges are (low, high), drawn once per series.
+    """Rendering settings of a series; ranges are (low, high), drawn once per series."""
 
-    Args:
-        contrast: absorption of contrast medium, 1 / (100 pixels).
-        thin: number of thin branches that are attempted.
-        calibre: factor on the radii of trunk and branches.
-        noise: standard deviation of the detector's noise, share of full exposure.
-        blur: length in pixels of the heart's motion during the exposure.
-        bright: vessels are brighter than the background, as after subtraction.
-        with_catheter: draw a catheter and two pacemaker leads.
-    """
-
-    contrast: tuple[float, float] = (2.9, 3.8)
-    thin: tuple[int, int] = (4, 6)
-    calibre: tuple[float, float] = (0.9, 1.15)
-    noise: tuple[float, float] = (0.012, 0.018)
-    blur: tuple[float, float] = (0.0, 2.0)
-    bright: bool = False
-    with_catheter: bool = False
+    contrast: tuple[float, float] = (2.9, 3.8)  # absorption of contrast medium, 1 / (100 pixels)
+    thin: tuple[int, int] = (4, 6)  # number of thin branches that are attempted
+    calibre: tuple[float, float] = (0.9, 1.15)  # factor on the radii of trunk and branches
+    noise: tuple[float, float] = (0.012, 0.018)  # standard deviation of the detector's noise, share of full exposure
+    blur: tuple[float, float] = (0.0, 2.0)  # length in pixels of the heart's motion during the exposure
+    bright: bool = False  # vessels are brighter than the background, as after subtraction
+    with_catheter: bool = False  # and two pacemaker leads
 
 
 LOOKS: dict[str, Look] = {
@@ -80,13 +67,10 @@ LOOKS: dict[str, Look] = {
 
 @dataclass(frozen=True, eq=False)
 class Angiogram:
-    """One frame: grey image and part map, both uint8 (H, W), and a key of `LOOKS`.
+    """One frame."""
 
-    Bits of the parts are TRUNK, BRANCH, THIN, CATHETER; the ground truth is `parts & TREE > 0`.
-    """
-
-    image: np.ndarray
-    parts: np.ndarray
+    image: np.ndarray  # uint8 (H, W), grey
+    parts: np.ndarray  # uint8 (H, W), bits TRUNK, BRANCH, THIN, CATHETER; the ground truth is `parts & TREE > 0`
     look: str
 
 
@@ -167,8 +151,7 @@ def _ribs(rng: Generator, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
     height = rows + slope * cols + bend * (cols - 0.5) ** 2 + rng.uniform(0, 1)
     gap = np.abs((height % period) - period / 2)
     band = 1 / (1 + np.exp((gap - width / 2) / 0.006))
-    edge = np.exp(-(((gap - width / 2) / 0.008) ** 2))
-    return 1 - rng.uniform(0.02, 0.09) * (band + 0.6 * edge)
+    return 1 - rng.uniform(0.02, 0.09) * (band + 0.6 * np.exp(-(((gap - width / 2) / 0.008) ** 2)))
 
 
 def grow_tree(rng: Generator, branches: int, thin_branches: int, calibre: float = 1.0) -> list[Tube]:

@@ -110,7 +110,7 @@ def look_of(patient: int, series: int, looks: tuple[str, ...]) -> str:
 
 
 def _write_series(folder: Path, looks: tuple[str, ...], seed: int, patient: int, series: int) -> list[dict[str, Any]]:
-    """Write the frames of one series; returns their annotation records, with the look added."""
+    """The frames of one series; returns their annotation records, with the look added."""
     rng = np.random.default_rng([seed, patient, series])
     look = look_of(patient, series, looks)
     first = int(rng.integers(5, 40))

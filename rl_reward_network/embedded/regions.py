@@ -130,7 +130,6 @@ def write_regions(
 
 
 def _to_row(scene: Scene, light: tuple[float, float, float]) -> dict[str, Any]:
-    """One scene under coloured light, as a row of GAR's table."""
     lit = (scene.image * np.array(light)).round().astype(np.uint8)
     Image.fromarray(lit).save(png := io.BytesIO(), "PNG", compress_level=1)  # noise hardly shrinks anyway
     pairs = [({"from": "human", "value": QUESTION}, {"from": "gpt", "value": obj.caption}) for obj in scene.objects]

@@ -250,7 +250,6 @@ def _grey(samples: list[Sample], root: Path, bit_depth: int | None) -> list[str]
 
 
 def _foreground(images: list[ImageStatistics]) -> list[str]:
-    """Share of the pixels that is foreground, over all masks."""
     shares = [image.share for image in images if image.share is not None]
     if not shares:
         return []

@@ -40,8 +40,7 @@ from rl_reward_network.data.splits import (
     select,
     subsample,
 )
-from rl_reward_network.data_import.files import check_files as check_names
-from rl_reward_network.data_import.files import files_below, pictures_below
+from rl_reward_network.data_import.files import check_files, files_below, pictures_below
 from rl_reward_network.data_import.items import NONE, picture_name
 from rl_reward_network.data_import.layouts import LAYOUTS, recognise_layout
 from rl_reward_network.data_import.survey import ImportOptions, report_lines, survey_source
@@ -75,24 +74,16 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class RunInputs:
-    """Data, split, frozen model and mask bank of a run of steps 1 and 2.
-
-    Args:
-        samples: all (image, phrase) pairs of the data, those of `--unlabelled_root` last.
-        split: reward / policy / val / test, by patient.
-        prompts: P prompts.
-        bank: the model's masks, each computed once.
-        unlabelled: fingerprint of the samples that have joined from `--unlabelled_root`; None without.
-    """
+    """Data, split, frozen model and mask bank of a run of steps 1 and 2."""
 
     config: RunConfig
-    samples: list[Sample]
-    split: Split
+    samples: list[Sample]  # all of the data, those of `--unlabelled_root` last
+    split: Split  # reward / policy / val / test, by patient
     prompts: tuple[str, ...]
     segmenter: Sa2VASegmenter
-    bank: MaskBank
+    bank: MaskBank  # the model's masks, each computed once
     prompt_config: PromptConfig = field(default_factory=PromptConfig)
-    unlabelled: str | None = None
+    unlabelled: str | None = None  # fingerprint of the samples that have joined from `--unlabelled_root`
 
     @property
     def summary(self) -> str:
@@ -127,7 +118,7 @@ class RunInputs:
             other = "use --reward net" if name == "policy" else "name a trained reward network by REWARD_NET"
             remedy = "annotate more patients" + (f", or {other}" if labelled else "")
             raise ValueError(f"{self.config.data_root}: no {kind} in the {name} split; {remedy}")
-        check_files(picked)
+        check_readable([load for sample in picked for load in (sample.load_image, sample.load_mask)])
         return picked
 
     def probabilities(self, image: np.ndarray) -> np.ndarray:
@@ -162,14 +153,21 @@ def open_inputs(
 def open_samples(config: RunConfig, split_file: Path | None = None) -> tuple[list[Sample], Split]:
     """The annotated images of a run and their split; the model was trained on none of its val and test images.
 
-    ValueError where the data or the split are refused, or as `check_model_apart`.
+    ValueError where the data or the split are refused, or the model has seen such images, or was chosen on test images.
     """
     samples = read_samples(config.data_root, config.group_regex, config.bit_depth)
-    if split_file is None:
-        split = split_samples(samples, config.data_root, config.split_seed)
-    else:
+    if split_file:
         split = load_split(split_file, samples)
-    check_model_apart(config.model_path, samples, split)
+    else:
+        try:
+            split = make_split(samples, config.split_seed)
+        except ValueError as error:
+            joined = f" ({note})" if (note := joined_note(samples)) else ""
+            raise ValueError(f"{config.data_root / 'annotations.json'}: {error}{joined}") from None
+    parts = judged_parts(samples, split, ("val", "test"))
+    pictures = load_arrays(Path(config.model_path) / PICTURES, NAMES_ALONE)  # none of a published model: it passes
+    remedy = "use the data and --split_seed of that training, or leave these images out"
+    check_apart(pictures, parts, f"{config.model_path}: the model", remedy)
     return samples, split
 
 
@@ -193,16 +191,6 @@ def check_named(model_path: str, data_root: Path, default: Path) -> None:
             f"model_path is {model_path}, but no data are named for it; name them by DATA_ROOT or --data_root "
             f"(the rendered ones of {DEFAULT_MODEL} by --data_root {default})"
         )
-
-
-def check_model_apart(model_path: str, samples: Sequence[Sample], split: Split) -> None:
-    """Refuse a model that was trained on images of the val or test split, or chosen on some of the latter.
-
-    A model without recorded pictures, such as a published one, passes.
-    """
-    parts = judged_parts(samples, split, ("val", "test"))
-    remedy = "use the data and --split_seed of that training, or leave these images out"
-    check_apart(load_arrays(Path(model_path) / PICTURES, NAMES_ALONE), parts, f"{model_path}: the model", remedy)
 
 
 def images_summary(samples: Sequence[Sample], data_root: Path) -> str:
@@ -232,20 +220,6 @@ def render_missing(data_root: Path) -> None:
     for no_gap in (False, True):
         if data_root == angiogram_folder(DEFAULT_FOLDER, no_gap) and not user_data:
             embedded_angiograms(DEFAULT_FOLDER, no_gap)
-
-
-def split_samples(samples: list[Sample], data_root: Path, seed: int) -> Split:
-    """`make_split`, with the file's name in its message."""
-    try:
-        return make_split(samples, seed)
-    except ValueError as error:
-        joined = f" ({note})" if (note := joined_note(samples)) else ""
-        raise ValueError(f"{data_root / 'annotations.json'}: {error}{joined}") from None
-
-
-def check_files(samples: Sequence[Sample]) -> None:
-    """Decode every image and mask once. Raises as `decode_files`."""
-    check_readable([load for sample in samples for load in (sample.load_image, sample.load_mask)])
 
 
 def check_readable(reads: Sequence[Callable[[], object]]) -> None:
@@ -438,7 +412,7 @@ def imported_root(data_root: Path, output_dir: Path, options: ImportOptions) -> 
     """
     if not data_root.is_dir() or _read_as_it_is(data_root):
         return None
-    check_names(data_root)  # before they are counted
+    check_files(data_root)  # before they are counted
     if not any(layout.recognise(data_root) for layout in LAYOUTS.values()):
         return None
     layout, description = recognise_layout(data_root, options.layout)
@@ -473,13 +447,11 @@ def _digest(source: Path, options: ImportOptions) -> str:
     """12 hex digits that change with the files of the source (names, sizes, times) and the options."""
     stats = [(path.relative_to(source).as_posix(), path.stat()) for path in files_below(source)]
     files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-    table = options.patients_csv not in (None, NONE) and Path(str(options.patients_csv)).is_file()
-    rows = (
-        Path(str(options.patients_csv)).read_text(encoding="utf-8", errors="replace") if table else options.patients_csv
-    )
+    rows = options.patients_csv
+    if rows not in (None, NONE) and (table := Path(str(rows))).is_file():
+        rows = table.read_text(encoding="utf-8", errors="replace")
     chosen = rows, options.group_regex, options.label, options.own_groups, options.bit_depth
-    text = json.dumps([FORMAT_VERSION, IMPORT_RULES, files, *chosen])
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return hashlib.sha256(json.dumps([FORMAT_VERSION, IMPORT_RULES, files, *chosen]).encode()).hexdigest()[:12]
 
 
 def describe_run(
@@ -493,10 +465,8 @@ def describe_run(
     run.check_new()
     described = {
         **(facts or {}),
-        "inputs": {
-            **portable_settings(run.path, inputs.config, inputs.prompt_config),
-            "grey_levels": inputs.grey_levels,
-        },
+        "inputs": portable_settings(run.path, inputs.config, inputs.prompt_config)
+        | {"grey_levels": inputs.grey_levels},
         "device": inputs.config.device,
         "data_fingerprint": inputs.data_fingerprint,
         "model_fingerprint": inputs.segmenter.fingerprint,

@@ -26,19 +26,13 @@ MASK_RULES = 1  # increase when the computation of masks changes; stored masks a
 
 @dataclass(eq=False)
 class Sa2VASegmenter:
-    """A frozen Sa2VA, of one checkpoint, that answers prompts with masks.
-
-    Args:
-        batch_size: prompts decoded at once; halved once when the GPU's memory runs out.
-        max_new_tokens: longest answer.
-        fingerprint: changes when weights, preprocessing or limits do.
-    """
+    """A frozen Sa2VA, of one checkpoint, that answers prompts with masks."""
 
     model: Sa2VAForConditionalGeneration
     processor: Sa2VAProcessor
-    batch_size: int
+    batch_size: int  # prompts decoded at once; halved once when the GPU's memory runs out
     max_new_tokens: int
-    fingerprint: str
+    fingerprint: str  # changes when weights, preprocessing or limits do
     halved: bool = False
 
     def segment(self, image: np.ndarray, prompts: list[str]) -> FrozenAnswer:
@@ -48,8 +42,7 @@ class Sa2VASegmenter:
         memory runs out with half of the batch, too.
         """
         (answers,) = self._within_memory(image, prompts)
-        grid = answers[0].mask_logits.shape[-2:]
-        empty = torch.full((1, *grid), NO_MASK_LOGIT)
+        empty = torch.full((1, *answers[0].mask_logits.shape[-2:]), NO_MASK_LOGIT)
         logits = [torch.cat([answer.mask_logits.cpu().float(), empty]).amax(dim=0) for answer in answers]
         return FrozenAnswer(torch.stack(logits).numpy(), answers[0].vision_features.cpu().float().numpy())
 
