@@ -70,21 +70,13 @@ def read_annotations(
 ) -> list[Sample]:
     """Every (image, phrase) of the annotation file in `root`, in its order.
 
-    Only image headers are read, and the pixels of some images of more than 8 bit, to measure their window.
+    Only image headers are read, and the pixels of some images of more than 8 bit, to measure their window: per series
+    that records name by the field `series`, and for all other images together; `bit_depth` gives its whole range
+    instead. `group_regex` is searched in `image` for what a record's fields do not give; its named group `group` is the
+    patient, the optional `series` the sequence. Default: `VESSEL_NAME`. Without it each image is a series of one.
 
-    Args:
-        root, annotations: the data folder, and the name of the file in it.
-        group_regex: searched in `image` for what a record's fields do not give; its named group `group` is the patient,
-            the optional `series` the sequence. Default: `VESSEL_NAME`. Without it each image is a series of one.
-        bit_depth: whose range is the window of grey of more than 8 bit. By default it is measured, per series that
-            records name by the field `series`, and for all other images together.
-
-    Raises:
-        ValueError: the file is not as described above. The message lists up to ten faulty records with index (from 0),
-            image, field, value and remedy, and their number.
-
-    Warns:
-        UserWarning: one lists keys that are not read, one counts dropped polygons.
+    ValueError where the file is not as described above: up to ten faulty records with index (from 0), image, field,
+    value and remedy, and their number. One warning lists keys that are not read, one counts dropped polygons.
     """
     path = root / annotations
     pattern = compile_group_regex(group_regex)

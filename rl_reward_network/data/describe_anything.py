@@ -7,14 +7,13 @@
 | `caption` | text |
 | `mask_rle` | COCO RLE {size: [H, W], counts}; of a video (subset SAV) a list with one RLE or null per frame |
 | `tar_file` | the tar in `images/` with the picture, e.g. 00000113.tar |
-| `image`, `img_id` | with the id above, what the picture may be called in the tar (below) |
-| `video_id` | of a video; else the id above |
+| `image`, `img_id`, `video_id` | with the id above, what the picture may be called in the tar (below) |
 
 The picture of a region is the member named like the file in `image`, the same without leading zeros, `img_id`, the id
 above, or `video_id`, the first that is there; folders and endings do not count, since subsets differ in them. Frames of
-a video are the members `<name>.0.jpg`, `<name>.1.jpg`, ... in numeric order; each is one region, the video their group.
-
-The tars also hold `<name>.pickle` with the same regions. Those are never opened: reading a pickle can run code.
+a video are the members `<name>.0.jpg`, `<name>.1.jpg`, ... in numeric order; each is one region, the video (`video_id`,
+else the id above) their group. The tars also hold `<name>.pickle` with the same regions. Those are never opened:
+reading a pickle can run code.
 
 Source: the layout that four public programs read; the data set's repository has no reader.
 """

@@ -178,15 +178,10 @@ def judged_parts(
 
 
 def check_apart(known: Pictures, parts: Mapping[str, Sequence[Sample]], whose: str, remedy: str) -> None:
-    """Refuse weights that have seen the images that they are to judge or to be measured on.
+    """Refuse weights that have seen the images that they are to judge or to be measured on; counts and names them.
 
-    Args:
-        known: of the weights; {} checks nothing.
-        parts: name, such as "the test split" -> its samples. Those of `VAL` may have chosen the weights.
-        whose, remedy: begin and end of the message: file and what the weights are, and what to do.
-
-    Raises:
-        ValueError: images of a part trained the weights, or chose them; counts and names them.
+    `parts` are name, such as "the test split" -> its samples; those of `VAL` may have chosen the weights. `whose` (file
+    and what the weights are) and `remedy` begin and end the ValueError. {} as `known` checks nothing.
     """
     for part, samples in parts.items() if known else ():
         small = thumbnails(samples)

@@ -34,9 +34,8 @@ def load_image(path: Path, grey: GreyWindow | None = None) -> np.ndarray:
     Grey is repeated on the three channels. Alpha is dropped, not blended, as by `convert("RGB")` in Sa2VA. 8-bit images
     are not scaled; `grey` is the window of more than 8 bit, None: that of this image alone, so that frames differ.
 
-    Raises:
-        ValueError: missing, empty, truncated, not an image, too large, animated or multi-page, colour of 16 bit per
-            channel, or grey that is not an integer in 0..65535 or whose 0 is white; names the file and the remedy.
+    ValueError with file and remedy: missing, empty, truncated, not an image, too large, animated or multi-page, colour
+    of 16 bit per channel, or grey that is not an integer in 0..65535 or whose 0 is white.
     """
     return _to_rgb(_read(path), path, grey)
 

@@ -28,8 +28,7 @@ def first_names(names: Iterable[str], most: int = 3) -> str:
 def pseudonym(*names: str) -> str:
     """12 hex digits in place of names that may identify a person; equal names give equal digits on every machine.
 
-    The salt is public, so this is pseudonymisation, not anonymisation: a list of candidate names can be hashed and
-    compared.
+    The salt is public, so this is pseudonymisation, not anonymisation: candidate names can be hashed and compared.
 
     >>> pseudonym("group", "patient 7") == pseudonym("group", "patient 7") != pseudonym("group", "patient 8")
     True
@@ -139,12 +138,9 @@ def make_region(
 ) -> RegionSample:
     """A `RegionSample` of stored values; its `sample_id` depends on image, mask and caption, not on the file.
 
-    Args:
-        caption: text; anything else counts as missing.
-        rle: COCO RLE {"size": [H, W], "counts": ...}; `load` checks that it is the image's size.
-        image_id: from `image_key`.
-        where: with which a ValueError begins: no caption, none with a word, or a damaged RLE.
-        group_id: pseudonym of group and series, such as a video; None: `image_id`.
+    `rle` is a COCO RLE {"size": [H, W], "counts": ...}, whose size `load` compares with the image; `group_id` is the
+    pseudonym of group and series, such as a video, None: `image_id`. ValueError, which begins with `where`, for no
+    caption, none with a word, or a damaged RLE.
     """
     text = caption.strip() if isinstance(caption, str) else ""
     if not text:

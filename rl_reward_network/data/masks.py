@@ -55,9 +55,6 @@ def ignored_classes(files: Iterable[Iterable[str]]) -> tuple[set[str], set[str]]
     """The classes that no mask is made of: those of pixels that are to be ignored, and those of the background.
 
     `files` are the classes of each image. A number or colour alone is the mask, whatever it is.
-
-    >>> sorted(ignored_classes([["1", "255"], ["2", "__void__"]])[0]), sorted(ignored_classes([["1"], ["255"]])[0])
-    (['255', '__void__'], [])
     """
     each = [set(names) for names in files]
     every = set().union(*each)

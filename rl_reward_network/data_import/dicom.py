@@ -1,8 +1,7 @@
 """DICOM files: one image per frame or file, as it is meant to be seen, and masks/ with the stem of the file.
 
-Written names are neutral, and no tag is kept: patient and series are written as keyed hashes, see `write.py`.
-
-The modality transform and the first window (or lookup table) of the file or frame are applied, MONOCHROME1 is inverted.
+Written names are neutral, and no tag is kept: patient and series are written as keyed hashes, see `write.py`. The
+modality transform and the first window (or lookup table) of the file or frame are applied, MONOCHROME1 is inverted.
 Files without preamble or meta information, as old archives write them, are read, too. Source: DICOM PS3.3, C.7.6.3,
 C.7.6.16 and C.11.2; PS3.5, 8.1.1; pydicom.
 """

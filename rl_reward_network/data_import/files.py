@@ -205,11 +205,7 @@ AFFIX = re.compile(
 
 
 def role_of(relative: PurePosixPath) -> str:
-    """ "image" or "mask", by the deepest folder that names a role; "" without one.
-
-    >>> [role_of(PurePosixPath(path)) for path in ("JPEGImages/1.png", "Ground Truth/1.png", "a/1.png")]
-    ['image', 'mask', '']
-    """
+    """ "image" or "mask", by the deepest folder that names a role; "" without one."""
     return next((role for folder in reversed(relative.parts[:-1]) if (role := _folder_role(folder))), "")
 
 
@@ -248,11 +244,7 @@ def pair_key(relative: PurePosixPath) -> PurePosixPath:
 
 
 def image_keys(mask: PurePosixPath) -> list[PurePosixPath]:
-    """The `pair_key` of the images that a mask may be of, by its name without an affix; best first.
-
-    >>> [str(key) for key in image_keys(PurePosixPath("a/7_mask_1.png"))]
-    ['a/7', 'a/7_1']
-    """
+    """The `pair_key` of the images that a mask may be of, by its name without an affix: 7, 7_1 of "7_mask_1"."""
     key = pair_key(mask)
     if not (match := AFFIX.fullmatch(key.name)):
         return []

@@ -178,10 +178,8 @@ def groups_of(
 
     `patients_csv` is a CSV file, "none", or None. `group_regex` has a group named `group` and perhaps `series`; it is
     searched in the path below the source, by default `VESSEL_NAME`, where the layout does not give all groups. With
-    `own`, an image whose group is not known is a group of its own, instead of an error.
-
-    Raises:
-        ValueError: both are given, an image has no group, or the table does not fit the images.
+    `own`, an image whose group is not known is a group of its own. ValueError where both are given, an image has no
+    group, or the table does not fit the images.
     """
     if patients_csv is not None and group_regex is not None:
         raise ValueError(f"patients_csv is {patients_csv!r} and group_regex is {group_regex!r}: leave one of them out")
@@ -214,11 +212,7 @@ def _from_names(items: Sequence[Item], group_regex: str | None, own: bool) -> Gr
 
 
 def picture_name(path: str) -> str:
-    """What all versions of one picture share: the name without its hash, wherever the file lies; else the path.
-
-    >>> picture_name("train/a_png.rf.0f1e.jpg") == picture_name("valid/a_png.rf.77aa.jpg") == "a_png.jpg"
-    True
-    """
+    """What all versions of one picture share: the name without its hash, wherever the file lies; else the path."""
     name = PurePosixPath(path).name
     return VERSION.sub("", name) if VERSION.search(name) else path
 

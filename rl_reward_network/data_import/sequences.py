@@ -199,9 +199,6 @@ def key_frames(count: int, how: Literal["first", "uniform"], most: int = 5) -> l
 
     "first" is what the official prediction does; in an angiogram those frames may lie before the contrast agent.
     "uniform" is evenly spaced, with the first and the last frame. ValueError for a count or `most` below 1.
-
-    >>> key_frames(20, "first"), key_frames(20, "uniform", most=3)
-    ([0, 1, 2, 3, 4], [0, 10, 19])
     """
     if count < 1 or most < 1:
         raise ValueError(f"{count} frames, at most {most} key frames: expected 1 or more of both")

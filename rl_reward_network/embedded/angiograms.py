@@ -1,11 +1,9 @@
 """Rendered X-ray angiograms: patients x series x frames, each series in one of six looks.
 
-A look is the appearance of a series: contrast, thin branches, calibre, noise, motion blur, polarity, catheter. It is
-the hidden property on which the best prompt depends, see `tools/nano`.
-
-The picture is absorption, as on an X-ray detector: tissue, ribs, spine and diaphragm, then contrast medium along the
-rays through round tubes, motion blur of the heart alone, detector blur and noise, display window, polarity. The ground
-truth is the vessel tree, never the catheter.
+A look is the appearance of a series, on which the best prompt depends, see `tools/nano`. The picture is absorption, as
+on an X-ray detector: tissue, ribs, spine and diaphragm, then contrast medium along the rays through round tubes, motion
+blur of the heart alone, detector blur and noise, display window, polarity. The ground truth is the vessel tree, never
+the catheter.
 
 Vessels are tapering tubes. Coordinates are (x, y) in pixels, pixel centres at whole numbers. No radius is below
 `THINNEST_RADIUS`, so the mask of the thinnest vessel is at least 8 pixels wide wherever it lies between pixel centres:

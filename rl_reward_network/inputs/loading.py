@@ -272,15 +272,11 @@ def join_unlabelled(config: RunConfig, samples: list[Sample], split: Split) -> t
     """The data with the images of `unlabelled_root`, without masks, as further ones of the split `policy`.
 
     The folder is a plain one of images, or one that `read_images` reads; None changes nothing. Groups are found as in
-    `read_annotations`; an image of a plain folder whose name gives no group is one of its own. The data are of one
-    phrase.
+    `read_annotations`; an image of a plain folder whose name gives no group is one of its own. Gives all samples, the
+    split, and 64 hex digits that change with images, phrase and groups of the folder, or None.
 
-    Returns:
-        All samples, the split, and 64 hex digits that change with images, phrase and groups of the folder, or None.
-
-    Raises:
-        ValueError: no images, captioned regions, another phrase, or groups or images of a split of `APART_FROM`; or as
-            `check_named_alike`.
+    ValueError for no images, captioned regions, another phrase than that of the data, or groups or images of a split of
+    `APART_FROM`; or as `check_named_alike`.
     """
     root = config.unlabelled_root
     if root is None:
