@@ -123,17 +123,10 @@ def _items(
             load_masks = partial(load_dicom_masks, found[0], frame, total)
             if found[0].suffix.lower() in IMAGE_SUFFIXES:
                 load_masks = partial(load_class_masks, found[0])
-        items.append(
-            Item(
-                name=f"{name}.png" if total == 1 else f"{name}_frame_{frame + 1:04d}.png",
-                found_as=relative_path(path, source).as_posix(),
-                load_image=partial(load_frame, path, frame),
-                load_masks=load_masks,
-                group=patient or None,
-                series=series or None,
-                aspect=partial(pixel_aspect, header),
-            )
-        )
+        written = f"{name}.png" if total == 1 else f"{name}_frame_{frame + 1:04d}.png"
+        loads = partial(load_frame, path, frame), load_masks
+        known = None, patient or None, series or None, partial(pixel_aspect, header)
+        items.append(Item(written, relative_path(path, source).as_posix(), *loads, *known))
     return items
 
 

@@ -187,12 +187,8 @@ def survey_source(source: Path, options: ImportOptions) -> Survey:
     names = {item.name: group for item, (group, _) in zip(found.items, groups or (), strict=bool(groups))}
     own = [names.get(one.item.name, one.item.name) for one in seen]
     leaks = same_in_two_groups(np.stack([one.thumbnail for one in seen]), own) if seen else []
-    return Survey(
-        *(source, options, layout, description, found, seen, classes, groups, groups_from, leaks),
-        tuple(points),
-        skipped,
-        asked_for,
-    )
+    decided = classes, groups, groups_from, leaks, tuple(points), skipped, asked_for
+    return Survey(source, options, layout, description, found, seen, *decided)
 
 
 def _without_ignored(seen: list[Seen], found: Found, options: ImportOptions) -> list[Seen]:

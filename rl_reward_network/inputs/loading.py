@@ -18,14 +18,7 @@ from tqdm import tqdm
 
 from rl_reward_network.atomic_io import NAMES_ALONE, PICTURES, load_arrays, locked
 from rl_reward_network.data.annotations import compile_group_regex, phrase_key, recognise_annotations
-from rl_reward_network.data.identity import (
-    among,
-    check_apart,
-    join_groups,
-    joined_note,
-    judged_parts,
-    thumbnails,
-)
+from rl_reward_network.data.identity import among, check_apart, join_groups, joined_note, judged_parts, thumbnails
 from rl_reward_network.data.images import IMAGE_SUFFIXES, image_header
 from rl_reward_network.data.items import Sample, data_fingerprint, first_names, pseudonym, recorded_grey, with_windows
 from rl_reward_network.data.masks import looks_like_mask

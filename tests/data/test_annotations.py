@@ -187,7 +187,7 @@ def test_the_folder_may_stand_before_the_name_of_an_image(read, tmp_path):
     assert inner.image_path == tmp_path / "images" / "images" / "b.png", "a folder of that name inside is one"
 
 
-def test_all_faults_are_told_at_once(read):
+def test_all_faults_are_counted_and_ten_are_told(read):
     spoiled = [{"text": []}, {"group": ""}, {"image": "missing.png"}, {"mask": [[1, 2, 3, 4, 5]]}, {"width": 7}]
     records = [record(image=f"{n}.png") | fields for n, fields in enumerate([{}, *spoiled, {}])]
     with pytest.raises(ValueError, match=r"annotations\.json: 5 records have faults\n") as caught:
@@ -203,9 +203,6 @@ def test_all_faults_are_told_at_once(read):
     ]
     for line, word in zip(faults, ("`text`", "`group`", "not found", "5 numbers", "`width`"), strict=True):
         assert word in line
-
-
-def test_of_many_faults_ten_are_told_and_all_counted(read):
     with pytest.raises(ValueError, match="13 records have faults") as caught:
         read(record(), *(record(image=f"{n}.png", text=[]) for n in range(13)))
     lines = str(caught.value).splitlines()
@@ -273,15 +270,12 @@ VESSELS = [
 ]
 
 
-def test_vessel_names_group_by_patient_number_and_keep_videos_as_series(read):
+def test_vessel_names_group_by_patient_number_and_names_without_are_refused(read):
     samples = read(*(without("group", image=name) for name in VESSELS))
     assert [s.group for s in samples] == ["1234567"] * 4 + ["7654321"]
     assert len({s.group_id for s in samples}) == 2
     assert len({s.series_id for s in samples[:3]}) == 1
     assert len({s.series_id for s in samples}) == 3  # RCA of one patient is not RCA of another
-
-
-def test_name_without_group_is_refused_and_other_names_stay_out_of_the_message(read):
     with pytest.raises(ValueError, match=r"record 1 \(image 'scan.png'\): no group.*`group`.*--group_regex") as caught:
         read(without("group", image=VESSELS[0]), without("group", image="scan.png"))
     assert "Doe" not in str(caught.value)

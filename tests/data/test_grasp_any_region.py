@@ -24,7 +24,6 @@ TURNS = [{"from": TEXT, "value": TEXT}]
 
 
 def picture(seed: int, size: tuple[int, int] = SIZE, **options: Any) -> bytes:
-    """A PNG of noise."""
     pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(file := io.BytesIO(), "PNG", **options)
     return file.getvalue()
@@ -38,7 +37,6 @@ def square(at: int) -> np.ndarray:
 
 
 def turns(*values: str | None) -> list[dict[str, str | None]]:
-    """Human and gpt in turn."""
     return [{"from": ("human", "gpt")[index % 2], "value": value} for index, value in enumerate(values)]
 
 
@@ -71,7 +69,6 @@ def write(folder: Path, rows: list[dict[str, Any]], shards: int = 1) -> Path:
 
 
 def write_bare(folder: Path, rows: list[dict[str, Any]], image_type: pa.DataType) -> Path:
-    """One Arrow stream without any metadata of `datasets`."""
     rle = pa.struct([("size", pa.list_(pa.int64())), ("counts", pa.string())])
     turn = pa.struct([("from", pa.string()), ("value", pa.string())])
     schema = pa.schema([("image", image_type), ("mask_rle", rle), ("conversations", pa.list_(turn))])

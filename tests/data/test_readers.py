@@ -15,7 +15,6 @@ from tests.data.test_grasp_any_region import fine, write
 
 @pytest.fixture
 def both(tmp_path: Path) -> tuple[Path, Path]:
-    """A folder of each kind."""
     write(
         tmp_path / "gar" / "fine", [fine(seed, f"thing {seed}") for seed in (0, 1, 2)] + [fine(0, "x", at=5)], shards=2
     )

@@ -13,7 +13,6 @@ def labelled(*pairs):
 
 
 def bars(size=(90, 120), seed=0):
-    """A grey image with bright bars, and their mask."""
     rng = np.random.default_rng(seed)
     truth = np.zeros(size, dtype=bool)
     for column in rng.choice(size[1] - 8, 2, replace=False):

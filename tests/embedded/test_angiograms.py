@@ -57,12 +57,11 @@ def test_frames_of_a_series_are_nearly_identical_and_series_are_not() -> None:
 
 
 def straight(row: float, radius: float, part: int = TRUNK) -> Tube:
-    """A tube from edge to edge along a row."""
     xs = np.arange(-10.0, 266.0)
     return Tube(np.stack([xs, np.full_like(xs, row)], axis=1), np.full(len(xs), radius), part)
 
 
-def test_depth_is_the_half_chord_squared_of_a_round_tube_and_tubes_are_a_union() -> None:
+def test_depth_is_the_half_chord_squared_and_parts_keep_their_bits_where_they_cross():
     rows = np.arange(256)[:, None] * np.ones((1, 256))
     a, b = straight(100.0, 7.5), straight(104.0, 5.0)
     np.testing.assert_allclose(depth([a]), np.clip(7.5**2 - (rows - 100) ** 2, 0, None), atol=1e-9)
@@ -70,9 +69,6 @@ def test_depth_is_the_half_chord_squared_of_a_round_tube_and_tubes_are_a_union()
     whole = depth([a])
     a.points[:, 0] += 0.5  # pixel centres now lie half way between points
     assert 0 <= (whole - depth([a])).max() <= 0.25 + 1e-9  # half a pixel, squared
-
-
-def test_parts_keep_their_bits_where_they_cross() -> None:
     bits = part_map([straight(100.0, 6.0, TRUNK), straight(104.0, 5.0, CATHETER)])
     assert bits[96, 50] == TRUNK
     assert bits[102, 50] == TRUNK | CATHETER

@@ -19,7 +19,6 @@ from rl_reward_network.embedded.regions import DAYLIGHT, LAMPLIGHT, make_scenes
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Seven patients."""
     folder = tmp_path_factory.mktemp("angiograms")
     embedded.write_angiograms(folder, 7, tuple(LOOKS))
     return folder

@@ -51,7 +51,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def assert_equal(first: Scene, second: Scene) -> None:
-    """Same pixels, captions and masks."""
     assert first.image.dtype == second.image.dtype == np.uint8
     assert (first.image == second.image).all()
     assert [obj.caption for obj in first.objects] == [obj.caption for obj in second.objects]
@@ -169,7 +168,6 @@ def test_missing_or_contradicting_words_are_no_caption(text: str) -> None:
 
 
 def assert_holds(folder: Path, scenes: list[Scene]) -> None:
-    """The reader of Grasp-Any-Region gives the images, masks and captions of the scenes."""
     regions = read_grasp_any_region(folder)
     objects = [(scene.image, obj) for scene in scenes for obj in scene.objects]
     for region, (image, obj) in zip(regions, objects, strict=True):

@@ -42,7 +42,6 @@ def rewrite(folder: Path, change: Callable[[int, dict[str, object]], dict[str, o
 
 
 def drawn(mask: np.ndarray) -> Callable[[dict[str, object]], dict[str, object]]:
-    """Replace the mask of a record."""
     return lambda record: {**{k: v for k, v in record.items() if k != "mask_png"}, "mask": to_rle(mask)}
 
 

@@ -34,12 +34,10 @@ def write_plain(folder: Path, names: list[str], first: int = 100) -> Path:
 
 
 def named_as(patient: int) -> str:
-    """A file name as `write_tiny_data` gives it."""
     return f"P{patient:04d}({patient:010d})_2_frame_000001.png"
 
 
 def joined(root: Path, data: Data, **settings: Any) -> list[Sample]:
-    """The samples that join the data."""
     config = RunConfig(data_root=data[0][0].image_path.parents[1], unlabelled_root=root, **settings)
     samples, split, fingerprint = join_unlabelled(config, *data)
     new = samples[len(data[0]) :]
