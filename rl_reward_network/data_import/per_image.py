@@ -89,17 +89,14 @@ def _class_values(source: Path) -> dict[str, list[int]]:
     values = {}
     for name, given in labels.items():
         numbers = given if isinstance(given, list) else [given]
-        if not numbers or not all(map(_is_value, numbers)) or (len(numbers) > 1 and 0 in map(int, numbers)):
+        whole = all(one.isdecimal() if isinstance(one, str) else type(one) is int and one >= 0 for one in numbers)
+        if not numbers or not whole or (len(numbers) > 1 and 0 in map(int, numbers)):
             raise ValueError(
                 f"{path}: `labels` must be {{name: value}}, or {{name: [value, ...]}} with values above 0, but {name!r}"
                 f" is {given!r:.40}; correct it"
             )
         values[name] = [int(number) for number in numbers]
     return {name: numbers for name, numbers in values.items() if numbers != [0]}
-
-
-def _is_value(value: Any) -> bool:
-    return str(value).isdecimal() if isinstance(value, str) else type(value) is int and value >= 0
 
 
 def load_named_masks(path: Path, values: dict[str, list[int]], size: Size) -> ClassMasks:

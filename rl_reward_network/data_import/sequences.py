@@ -141,14 +141,8 @@ def _video(path: Path) -> FrameSequence:
         capture.release()
     if not count or count < promised:
         raise ValueError(_broken_video(path, count, promised))
-    return FrameSequence(
-        path,
-        tuple(f"frame {n + 1}" for n in range(count)),
-        first.shape[:2],
-        None,
-        rate or FRAMES_PER_SECOND,
-        partial(_read, path),
-    )
+    names = tuple(f"frame {n + 1}" for n in range(count))
+    return FrameSequence(path, names, first.shape[:2], None, rate or FRAMES_PER_SECOND, partial(_read, path))
 
 
 def _read(path: Path, indices: Iterable[int]) -> Iterator[np.ndarray]:

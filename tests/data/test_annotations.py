@@ -1,7 +1,6 @@
 import json
 import warnings
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +9,8 @@ from pycocotools import mask as coco
 
 from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.data.items import data_fingerprint
+from tests.conftest import CHASE, needs_chase
 
-CHASE = Path(__file__).parents[3] / "shared" / "realdata" / "chase_db1"
-needs_chase = pytest.mark.skipif(not CHASE.is_dir(), reason="CHASE_DB1 photographs are not beside this checkout")
 H, W = 48, 64
 LEFT, RIGHT = [4, 4, 14, 4, 14, 14, 4, 14], [30, 4, 40, 4, 40, 14, 30, 14]  # 100 px each, disjoint
 OVER = [9, 4, 19, 4, 19, 14, 9, 14]  # 100 px, of which 50 in LEFT
