@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -219,11 +220,8 @@ def _without_ignored(seen: list[Seen], found: Found, options: ImportOptions) -> 
     left_out = ignored | background
     for number in [number for number, name in found.class_ids.items() if name in left_out]:
         del found.class_ids[number]
-
-    def kept(one: Seen) -> Seen:
-        return replace(one, pixels=one.pixels and {n: count for n, count in one.pixels.items() if n not in left_out})
-
-    return list(map(kept, seen)) if left_out else seen
+    kept = [{n: count for n, count in (one.pixels or {}).items() if n not in left_out} for one in seen]
+    return [replace(one, pixels=one.pixels and pixels) for one, pixels in zip(seen, kept, strict=True)]
 
 
 def _named_classes(path: Path, known: list[str], found: Found) -> tuple[NamedClass, ...]:
@@ -251,21 +249,15 @@ def _only_asked(
     named: tuple[NamedClass, ...], found: Found, seen: list[Seen], groups: Groups | None
 ) -> tuple[Found, list[Seen], Groups | None]:
     """Images, decoded ones and groups without those in which no class is asked for; a note counts them."""
-    asked = [any(one.asked(image.present) is not None for one in named) for image in seen]
-    wanted = {image.item.name for image, is_asked in zip(seen, asked, strict=True) if is_asked}
+    wanted = {image.item.name for image in seen if any(one.asked(image.present) is not None for one in named)}
     if not wanted:
         raise ValueError("no image has a mask for a class of classes.json; correct its `ids`, or name other data")
     kept = [item.name in wanted for item in found.items]
-    if all(kept):
-        return found, seen, groups
-    note = f"{kept.count(False)} image(s) in which no class is asked for, left out"
-    items = [item for item, keep in zip(found.items, kept, strict=True) if keep]
-    groups = groups and [group for group, keep in zip(groups, kept, strict=True) if keep]
-    return (
-        replace(found, items=items, notes=[*found.notes, note]),
-        [image for image in seen if image.item.name in wanted],
-        groups,
-    )
+    if not all(kept):
+        note = f"{kept.count(False)} image(s) in which no class is asked for, left out"
+        found = replace(found, items=list(compress(found.items, kept)), notes=[*found.notes, note])
+        groups = groups and list(compress(groups, kept))
+    return found, [image for image in seen if image.item.name in wanted], groups
 
 
 def class_counts(seen: list[Seen], found: Found) -> dict[str, tuple[int, int]]:

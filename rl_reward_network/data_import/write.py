@@ -151,15 +151,14 @@ def _asked(survey: Survey) -> dict[str, Asked]:
     """Image name -> what is asked of it."""
     if not survey.named:
         return {item.name: {survey.phrase: ("masks", tuple(survey.classes or ()))} for item in survey.found.items}
-    asked: dict[str, Asked] = {}
-    for image in survey.seen:
-        categories = {number: one.asked(image.present) for number, one in enumerate(survey.named)}
-        asked[image.item.name] = {
-            survey.named[number].name: (f"masks/{number}", names)
-            for number, names in categories.items()
-            if names is not None
+    return {
+        image.item.name: {
+            one.name: (f"masks/{number}", names)
+            for number, one in enumerate(survey.named)
+            if (names := one.asked(image.present)) is not None
         }
-    return asked
+        for image in survey.seen
+    }
 
 
 def _write_item(folder: Path, item: Item, mask_name: str, asked: Asked) -> None:
