@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from rl_reward_network.data.images import IMAGE_SUFFIXES
 from rl_reward_network.data.masks import load_joined_masks
+from rl_reward_network.data_import import per_image
 from rl_reward_network.data_import.coco import read_coco, recognise_coco
 from rl_reward_network.data_import.dicom import read_dicom, recognise_dicom
 from rl_reward_network.data_import.files import (
@@ -38,14 +39,6 @@ from rl_reward_network.data_import.files import (
     unread_note,
 )
 from rl_reward_network.data_import.items import Found, file_item
-from rl_reward_network.data_import.per_image import (
-    read_labelme,
-    read_nnunet,
-    read_yolo,
-    recognise_labelme,
-    recognise_nnunet,
-    recognise_yolo,
-)
 
 # ---- paired folders -------------------------------------------------------------------------------------------------
 
@@ -181,9 +174,9 @@ class Layout(NamedTuple):
 LAYOUTS: dict[str, Layout] = {
     "paired": Layout(recognise_paired_folders, read_paired_folders, "images/ and masks/ with equal names"),
     "coco": Layout(recognise_coco, read_coco, "COCO instances"),
-    "nnunet": Layout(recognise_nnunet, read_nnunet, "nnU-Net (imagesTr, labelsTr)"),
-    "yolo": Layout(recognise_yolo, read_yolo, "YOLO polygons (images/, labels/*.txt)"),
-    "labelme": Layout(recognise_labelme, read_labelme, "LabelMe (one JSON per image)"),
+    "nnunet": Layout(per_image.recognise_nnunet, per_image.read_nnunet, "nnU-Net (imagesTr, labelsTr)"),
+    "yolo": Layout(per_image.recognise_yolo, per_image.read_yolo, "YOLO polygons (images/, labels/*.txt)"),
+    "labelme": Layout(per_image.recognise_labelme, per_image.read_labelme, "LabelMe (one JSON per image)"),
     "dicom": Layout(recognise_dicom, read_dicom, "DICOM", private=True),
 }
 AUTO = "auto"

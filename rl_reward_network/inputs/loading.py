@@ -33,26 +33,12 @@ from rl_reward_network.data.splits import (
     select,
     subsample,
 )
+from rl_reward_network.data_import import write
 from rl_reward_network.data_import.files import check_files, files_below, pictures_below
 from rl_reward_network.data_import.items import NONE, picture_name
 from rl_reward_network.data_import.layouts import LAYOUTS, recognise_layout
 from rl_reward_network.data_import.survey import ImportOptions, report_lines, survey_source
-from rl_reward_network.data_import.write import (
-    FORMAT_VERSION,
-    IMPORT_RULES,
-    check_named_alike,
-    check_target,
-    imported_grey,
-    is_ungrouped,
-    write_import,
-)
-from rl_reward_network.embedded.datasets import (
-    DEFAULT_DATA,
-    DEFAULT_FOLDER,
-    angiogram_folder,
-    embedded_angiograms,
-    is_rendered,
-)
+from rl_reward_network.embedded import datasets
 from rl_reward_network.env.mask_bank import MaskBank
 from rl_reward_network.env.prompts import load_prompts
 from rl_reward_network.flags import changed
@@ -86,7 +72,7 @@ class RunInputs:
     @property
     def grey_levels(self) -> dict[str, list[int]] | None:
         """The window of the data's grey images of more than 8 bit, for a config.json; None without any."""
-        return recorded_grey(self.samples) or imported_grey(self.config.data_root)
+        return recorded_grey(self.samples) or write.imported_grey(self.config.data_root)
 
     @property
     def data_fingerprint(self) -> str:
@@ -173,7 +159,7 @@ def segmenter_with(model_path: str | Path, config: RunConfig, limits: PromptConf
 def check_inputs(config: RunConfig) -> None:
     """Refuse, before anything is read, a wrong regular expression, data that nobody named, or a missing GPU."""
     compile_group_regex(config.group_regex)
-    check_named(config.model_path, config.data_root, DEFAULT_DATA)
+    check_named(config.model_path, config.data_root, datasets.DEFAULT_DATA)
     check_device(config.device)
 
 
@@ -189,8 +175,8 @@ def check_named(model_path: str, data_root: Path, default: Path) -> None:
 def images_summary(samples: Sequence[Sample], data_root: Path) -> str:
     """One line on annotated images, e.g. "960 rendered angiograms (embedded data), 960 with a mask"."""
     data = [sample for sample in samples if not sample.joined]
-    kind = "rendered angiograms (embedded data)" if is_rendered(data_root) else "annotated images"
-    own = ", each image a group of its own (--patients_csv none)" if is_ungrouped(data_root) else ""
+    kind = "rendered angiograms (embedded data)" if datasets.is_rendered(data_root) else "annotated images"
+    own = ", each image a group of its own (--patients_csv none)" if write.is_ungrouped(data_root) else ""
     own += f", {note}" if (note := joined_note(data)) else ""
     more = f"; {unlabelled_summary(samples)}" if len(data) < len(samples) else ""
     return f"{len(data)} {kind}, {sum(sample.labelled for sample in data)} with a mask{own}{more}"
@@ -198,7 +184,7 @@ def images_summary(samples: Sequence[Sample], data_root: Path) -> str:
 
 def regions_summary(summary: str, data_root: Path) -> str:
     """The summary of a reader of captioned regions, with a mark where they are rendered."""
-    return f"rendered scenes (embedded data), in the layout of {summary}" if is_rendered(data_root) else summary
+    return "rendered scenes (embedded data), in the layout of " * datasets.is_rendered(data_root) + summary
 
 
 def read_samples(data_root: Path, group_regex: str | None = None, bit_depth: int | None = None) -> list[Sample]:
@@ -209,10 +195,10 @@ def read_samples(data_root: Path, group_regex: str | None = None, bit_depth: int
 
 def render_missing(data_root: Path) -> None:
     """Render embedded angiograms where `data_root` is theirs and holds nothing else."""
-    user_data = data_root.exists() and not is_rendered(data_root)
+    user_data = data_root.exists() and not datasets.is_rendered(data_root)
     for no_gap in (False, True):
-        if data_root == angiogram_folder(DEFAULT_FOLDER, no_gap) and not user_data:
-            embedded_angiograms(DEFAULT_FOLDER, no_gap)
+        if data_root == datasets.angiogram_folder(datasets.DEFAULT_FOLDER, no_gap) and not user_data:
+            datasets.embedded_angiograms(datasets.DEFAULT_FOLDER, no_gap)
 
 
 def check_readable(reads: Sequence[Callable[[], object]]) -> None:
@@ -274,7 +260,7 @@ def join_unlabelled(config: RunConfig, samples: list[Sample], split: Split) -> t
     root = config.unlabelled_root
     if root is None:
         return samples, split, None
-    check_named_alike(config.data_root, root)
+    write.check_named_alike(config.data_root, root)
     found = _read_unlabelled(root, samples[0].text, config)
     phrases = {phrase_key(sample.text) for sample in [*found, *samples]}
     if len(phrases) > 1:
@@ -409,14 +395,14 @@ def imported_root(data_root: Path, output_dir: Path, options: ImportOptions) -> 
     folder = output_dir / IMPORTED / f"{name}_{_digest(data_root, options)}"
     taken = f"{data_root}: taken for {description}"
     if not folder.exists():
-        check_target(data_root, folder)
+        write.check_target(data_root, folder)
         tqdm.write(f"{taken}; importing, once")
         survey = survey_source(data_root, options)
         tqdm.write("\n".join(report_lines(survey)))
         survey.check()
         with locked(folder.parent):  # other processes wait while this one writes
             if not folder.exists():
-                write_import(survey, folder)
+                write.write_import(survey, folder)
     if os.environ.get("RANK", "0") == "0":
         tqdm.write(f"{taken}; imported: {folder}")
     return folder
@@ -440,7 +426,8 @@ def _digest(source: Path, options: ImportOptions) -> str:
     if rows not in (None, NONE) and (table := Path(str(rows))).is_file():
         rows = table.read_text(encoding="utf-8", errors="replace")
     chosen = rows, options.group_regex, options.label, options.own_groups, options.bit_depth
-    return hashlib.sha256(json.dumps([FORMAT_VERSION, IMPORT_RULES, files, *chosen]).encode()).hexdigest()[:12]
+    text = json.dumps([write.FORMAT_VERSION, write.IMPORT_RULES, files, *chosen])
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def describe_run(

@@ -43,7 +43,7 @@ def test_the_main_job_says_what_it_takes_the_folder_for_and_imports_it_once(caps
     assert len(inputs.samples) == 8
     assert (inputs.config.data_root, inputs.config.patients_csv) == (folder, None)
     assert "each image a group of its own" in inputs.summary
-    monkeypatch.setattr(loading, "write_import", lambda *_: pytest.fail("imported again"))
+    monkeypatch.setattr(loading.write, "write_import", lambda *_: pytest.fail("imported again"))
     assert open_inputs(own(source)).data_fingerprint == inputs.data_fingerprint
     monkeypatch.setattr(loading, "recognise_layout", lambda *_: pytest.fail("imported data need no import"))
     run = Path("outputs/run")
