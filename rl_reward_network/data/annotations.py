@@ -9,7 +9,7 @@ The file is a list of records. `image` (a file under `images/`, with or without 
 | `mask`, 3 levels `[[[x1, y1, ...], ...], ...]` | official format: a list of polygons per phrase, as many as phrases |
 | `mask`, RLE | COCO RLE (compressed or not) wherever a polygon can stand, or alone |
 | `mask_png` | a file under the data folder, or a list with one per phrase; wins over `mask` |
-| `group`, `series` | patient (see `patients.py`), and sequence of nearly identical frames; else from the file name |
+| `group`, `series` | patient (see `splits.py`), and sequence of nearly identical frames; else from the file name |
 | `width`, `height` (or labelme's `imageWidth`, `imageHeight`) | checked against the image after EXIF rotation |
 
 Phrases of a record that differ only in case or a final dot are one object, the union of their masks. The same image

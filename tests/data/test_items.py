@@ -27,7 +27,7 @@ def sample(tmp_path: Path) -> items.Sample:
     return items.Sample(path, "blood vessel", "a" * 12, "b" * 12, "c" * 12, (32, 40), square, group="Doe_John")
 
 
-def test_a_sample_gives_image_and_mask_shows_no_name_and_refuses_another_size(sample: items.Sample):
+def test_a_sample_gives_image_and_mask_and_shows_no_name(sample: items.Sample):
     image, mask = sample.load_image(), sample.load_mask()
     assert (image.dtype, image.shape, image.max()) == (np.uint8, (32, 40, 3), 9)
     assert (mask.dtype, mask.shape, mask.sum()) == (bool, (32, 40), 100)
@@ -36,6 +36,9 @@ def test_a_sample_gives_image_and_mask_shows_no_name_and_refuses_another_size(sa
     for text in (repr(sample), str([sample]), f"{sample}"):
         assert "Doe" not in text
         assert "1234567" not in text
+
+
+def test_image_that_changed_its_size_is_refused(sample):
     Image.new("L", (41, 32)).save(sample.image_path)
     with pytest.raises(ValueError, match=r"image is \(32, 41\).*\(32, 40\).*save it again"):
         sample.load_image()
