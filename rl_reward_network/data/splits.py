@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from rl_reward_network.atomic_io import read_json, write_json
-from rl_reward_network.data.items import RegionSample, Sample, data_fingerprint, first_names
+from rl_reward_network.data.items import data_fingerprint, first_names
 
 SPLITS = ("reward", "policy", "val", "test")
 FRACTIONS = (0.30, 0.30, 0.15, 0.25)  # of the groups; 14 groups give 4, 4, 2, 4
@@ -28,8 +28,23 @@ OTHER_DATA = (
 )
 
 
-Grouped = Sample | RegionSample
-S = TypeVar("S", bound=Grouped)
+class _Grouped(Protocol):
+    """Anything that can be split, such as a `Sample` or a `RegionSample`, by these pseudonyms."""
+
+    @property
+    def sample_id(self) -> str: ...
+
+    @property
+    def group_id(self) -> str: ...
+
+    @property
+    def series_id(self) -> str: ...
+
+    @property
+    def labelled(self) -> bool: ...
+
+
+S = TypeVar("S", bound=_Grouped)
 
 
 @dataclass(frozen=True)
@@ -46,7 +61,7 @@ class Split:
         return {*self.groups[name], *(self.joined if name == "policy" else ())}
 
 
-def make_split(samples: Sequence[Grouped], seed: int, fingerprint: Callable[[Any], str] = data_fingerprint) -> Split:
+def make_split(samples: Sequence[_Grouped], seed: int, fingerprint: Callable[[Any], str] = data_fingerprint) -> Split:
     """Shuffle the groups and cut them 30 / 30 / 15 / 25 % (largest remainder: at least one group each).
 
     Equal for equal data and seed, whatever the order of `samples`. Groups without any mask go to `policy`, the only
@@ -85,7 +100,7 @@ def save_split(split: Split, path: Path) -> None:
     write_json(path, {"format_version": FORMAT_VERSION, **content})
 
 
-def load_split(path: Path, samples: Sequence[Grouped], fingerprint: Callable[[Any], str] = data_fingerprint) -> Split:
+def load_split(path: Path, samples: Sequence[_Grouped], fingerprint: Callable[[Any], str] = data_fingerprint) -> Split:
     """Read a split; ValueError for one of other data, of another version, or with a group in two splits or in none."""
     split = _parse(read_json(path), path)
     owners = Counter(group for ids in split.groups.values() for group in ids)

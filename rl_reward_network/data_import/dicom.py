@@ -113,6 +113,7 @@ def _items(
     if len(chosen) > 1 and stem in masks:
         raise ValueError(f"{masks[stem][0]} is the mask of one of {total} frames; name it {path.stem}_<n>, n from 1")
     patient, series = (str(header.get(tag) or "").strip() for tag in ("PatientID", "SeriesInstanceUID"))
+    found_as = relative_path(path, source).as_posix()
     items = []
     for frame in chosen:
         found = [*masks.get(f"{stem}_{frame + 1}", []), *masks.get(stem, [])]
@@ -124,9 +125,8 @@ def _items(
             if found[0].suffix.lower() in IMAGE_SUFFIXES:
                 load_masks = partial(load_class_masks, found[0])
         written = f"{name}.png" if total == 1 else f"{name}_frame_{frame + 1:04d}.png"
-        loads = partial(load_frame, path, frame), load_masks
-        known = None, patient or None, series or None, partial(pixel_aspect, header)
-        items.append(Item(written, relative_path(path, source).as_posix(), *loads, *known))
+        load, aspect = partial(load_frame, path, frame), partial(pixel_aspect, header)
+        items.append(Item(written, found_as, load, load_masks, None, patient or None, series or None, aspect))
     return items
 
 
