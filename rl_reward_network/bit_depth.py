@@ -19,10 +19,7 @@ from tqdm import tqdm
 DARKEST_SHARE, BRIGHTEST_SHARE = 0.001, 0.999  # of the pixels, so that hot pixels or bright letters move no end
 SPAN = 255  # the least from black to white: what has no more values than 8 bit is not stretched
 WHITEST = 2**16 - 1
-MAX_IMAGES, MAX_FRAMES = (
-    64,
-    4,
-)  # measured of a data set, spread over all; of a series, whose frames are alike
+MAX_IMAGES, MAX_FRAMES = (64, 4)  # measured of a data set, spread over all; of a series, whose frames are alike
 DATA_SET = "data set"  # key of the window in a config.json
 
 
@@ -31,11 +28,9 @@ class GreyWindow(NamedTuple):
 
     black: int
     white: int
-    of_series: bool = False
-    """Whether it is of one series alone."""
+    of_series: bool = False  # alone
 
     def __str__(self) -> str:
-        """For messages."""
         return f"black is {self.black}, white is {self.white}"
 
 
@@ -53,10 +48,7 @@ def is_cut(image: Image.Image) -> bool:
 def robust_window(histogram: np.ndarray) -> GreyWindow:
     """The values that all but the darkest and the brightest 0.1 % of the pixels lie between.
 
-    An 8-bit picture in a 16-bit file stays as it is.
-
-    Args:
-        histogram: number of pixels with each value, from 0.
+    An 8-bit picture in a 16-bit file stays as it is. `histogram` has the number of pixels with each value, from 0.
 
     >>> str(robust_window(np.bincount([100] * 9999 + [65535])))
     'black is 0, white is 255'
@@ -72,11 +64,7 @@ def robust_window(histogram: np.ndarray) -> GreyWindow:
 
 
 def window_of_bits(bit_depth: int | None) -> GreyWindow | None:
-    """The full range of a number of bits, 0..4095 of 12; None of None.
-
-    Raises:
-        ValueError: not 8 to 16.
-    """
+    """The full range of a number of bits, 0..4095 of 12; None of None; ValueError for others than 8 to 16."""
     if bit_depth is not None and not 8 <= bit_depth <= 16:
         raise ValueError(f"bit_depth: got {bit_depth}; give 8 to 16, the bits that the detector wrote")
     return None if bit_depth is None else GreyWindow(0, 2**bit_depth - 1)
@@ -98,17 +86,10 @@ def common_window(frames: Iterable[np.ndarray]) -> GreyWindow:
 def windows_of(
     images: Mapping[Path, str | None], bit_depth: int | None, load: Callable[[Path], np.ndarray]
 ) -> dict[Path, GreyWindow]:
-    """The windows of grey images of more than 8 bit.
+    """The windows of grey images of more than 8 bit; equal files give equal ones, whatever their order and folder.
 
-    Equal files give equal windows, whatever their order and folder.
-
-    Args:
-        images: each with the series that its record names, or None.
-        bit_depth: its full range is the window of all; None measures them.
-        load: the stored values of an image, (H, W).
-
-    Raises:
-        ValueError: an image that is measured cannot be read.
+    `images` have the series that their record names, or None; `bit_depth` gives the full range to all, None measures
+    them; `load` gives the stored values of an image, (H, W). ValueError where one that is measured cannot be read.
     """
     if full := window_of_bits(bit_depth):
         return dict.fromkeys(images, full)
@@ -126,8 +107,7 @@ def windows_of(
 def recorded_window(windows: Mapping[str, GreyWindow | None]) -> dict[str, list[int]] | None:
     """What a config.json records as "grey_levels", for new images of the same device.
 
-    Args:
-        windows: series -> window of its images; None of 8 bit. Without images of no series, it is the medians.
+    `windows` are series -> window, None of 8 bit; without images of no series, it is the medians of the series.
     """
     known = [window for window in windows.values() if window is not None]
     own = [window for window in known if not window.of_series] or known
@@ -137,12 +117,7 @@ def recorded_window(windows: Mapping[str, GreyWindow | None]) -> dict[str, list[
 def window_for(saved: Mapping[str, Any], bit_depth: int | None) -> GreyWindow | None:
     """The window of new images: that of the training data, else by `bit_depth`; None: each image has its own.
 
-    Args:
-        saved: settings of a run.
-        bit_depth: of the images.
-
-    Raises:
-        ValueError: both are given, or `bit_depth` is not 8 to 16.
+    `saved` are the settings of a run. ValueError where both are given, or as `window_of_bits`.
     """
     pair = (saved.get("grey_levels") or {}).get(DATA_SET)
     if pair and bit_depth is not None:

@@ -55,8 +55,7 @@ def main(args: Args) -> None:
     if args.to is not None:
         check_target(args.source, args.to)
     flags = args.patients_csv, args.group_regex, args.label, args.phrase, args.layout, args.frames, args.skip
-    options = ImportOptions(*flags, classes=args.classes, bit_depth=args.bit_depth)
-    survey = survey_source(args.source, options)
+    survey = survey_source(args.source, ImportOptions(*flags, classes=args.classes, bit_depth=args.bit_depth))
     print("\n".join(report_lines(survey)))
     survey.check()
     if args.to is None or not args.write:

@@ -78,9 +78,8 @@ def main(args: Args) -> None:
     window_of_bits(args.bit_depth)
     check_range(args, "memory_gib", above=True)
     if args.memory:
-        if not show_memory(
-            args.model_path, args.device or RunConfig(gpu=args.gpu).device.split(":")[0], args.memory_gib
-        ):
+        device = args.device or RunConfig(gpu=args.gpu).device.split(":")[0]
+        if not show_memory(args.model_path, device, args.memory_gib):
             sys.exit(1)
         return
     from rl_reward_network.data.readers import DATASET_NAMES
@@ -112,13 +111,8 @@ def main(args: Args) -> None:
 def show_memory(model_path: str, device: str, memory_gib: float | None) -> bool:
     """Print what each stage needs, and training with the flags that lower it; whether all stages fit.
 
-    Args:
-        model_path: of Sa2VA; of a hub id only the configuration is downloaded.
-        device: cpu or cuda.
-        memory_gib: of that device; None: of this machine.
-
-    Raises:
-        ValueError: not a model of ours, or a GPU is asked for where none is and no memory is given.
+    Of a hub id only the configuration is downloaded. `memory_gib` is of the device; None: of this machine. ValueError
+    for no model of ours, or a GPU where none is and no memory is given.
     """
     from rl_reward_network.cli.memory import available_gib, needed_gib
     from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint

@@ -79,9 +79,7 @@ def base_gib(counted: Counted, device: str) -> float:
 def train_gib(counted: Counted, device: str, settings: GRPOSettings, bits: str | None = None) -> float:
     """GiB of training at its peak; `settings` are complete, `bits` are those of `--quantization`."""
     labels = settings.objective in OF_LABELS
-    copies = (
-        1 + MOMENTS.get(str(settings.optim), 2.0) + (0.0 if device == "cpu" else 0.5)
-    )  # gradients; 0.5: by autocast
+    copies = 1 + MOMENTS.get(str(settings.optim), 2.0) + (device != "cpu") * 0.5  # gradients; 0.5: by autocast
     copies += settings.ema_decay > 0 and settings.objective != "supervised"
     saved = counted.blocks[1] - counted.blocks[0] * BYTES_OF_BITS[bits] if bits else 0.0
     name = "grpo, 4 bit" if bits else "grpo, 8-bit AdamW" if "8bit" in str(settings.optim) else "grpo"
@@ -127,11 +125,7 @@ def needed_gib(config: Sa2VAConfig, device: str, small: bool) -> dict[str, float
 
 
 def available_gib(device: str) -> float:
-    """Memory of this machine (of a container, its limit) or of its first GPU, in GiB.
-
-    Raises:
-        ValueError: there is no GPU.
-    """
+    """Memory of this machine (of a container, its limit) or of its first GPU, in GiB; ValueError without a GPU."""
     if device == "cpu":
         limits = [file.read_text().strip() for file in LIMITS if file.is_file()]
         return min([psutil.virtual_memory().total, *map(int, filter(str.isdigit, limits))]) / GIB

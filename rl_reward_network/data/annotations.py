@@ -9,7 +9,7 @@ The file is a list of records. `image` (a file under `images/`, with or without 
 | `mask`, 3 levels `[[[x1, y1, ...], ...], ...]` | official format: a list of polygons per phrase, as many as phrases |
 | `mask`, RLE | COCO RLE (compressed or not) wherever a polygon can stand, or alone |
 | `mask_png` | a file under the data folder, or a list with one per phrase; wins over `mask` |
-| `group`, `series` | patient (see `patients.py`), and sequence of nearly identical frames; else from the file name |
+| `group`, `series` | patient (see `splits.py`), and sequence of nearly identical frames; else from the file name |
 | `width`, `height` (or labelme's `imageWidth`, `imageHeight`) | checked against the image after EXIF rotation |
 
 Phrases of a record that differ only in case or a final dot are one object, the union of their masks. The same image
@@ -52,13 +52,11 @@ class _Notes:
     other_keys: set[str] = field(default_factory=set)
     dropped: int = 0
     left_bare: int = 0
-    deep: dict[Path, str | None] = field(default_factory=dict)
-    """Image of more than 8 bit -> its series, where the record names it."""
-    patients: dict[str, str] = field(default_factory=dict)
-    """Name of a patient -> the spelling that stands for all of them, see `patients`."""
+    deep: dict[Path, str | None] = field(default_factory=dict)  # image of more than 8 bit -> series of its record
+    patients: dict[str, str] = field(default_factory=dict)  # name -> the spelling that stands for all of them
 
     def warn(self, file: str) -> None:
-        """Issue at most one warning of each kind; none names an image."""
+        """At most one warning of each kind; none names an image."""
         if self.other_keys:
             warnings.warn(f"{file}: keys that are not read: {', '.join(sorted(self.other_keys))}", stacklevel=3)
         if self.dropped:
@@ -68,29 +66,17 @@ class _Notes:
 
 
 def read_annotations(
-    root: Path,
-    group_regex: str | None = None,
-    annotations: str = "annotations.json",
-    bit_depth: int | None = None,
+    root: Path, group_regex: str | None = None, annotations: str = "annotations.json", bit_depth: int | None = None
 ) -> list[Sample]:
-    """Every (image, phrase) of an annotation file, in its order.
+    """Every (image, phrase) of the annotation file in `root`, in its order.
 
-    Only image headers are read, and the pixels of some images of more than 8 bit, to measure their window.
+    Only image headers are read, and the pixels of some images of more than 8 bit, to measure their window: per series
+    that records name by the field `series`, and for all other images together; `bit_depth` gives its whole range
+    instead. `group_regex` is searched in `image` for what a record's fields do not give; its named group `group` is the
+    patient, the optional `series` the sequence. Default: `VESSEL_NAME`. Without it each image is a series of one.
 
-    Args:
-        root: the data folder; holds `annotations` and `images/`.
-        group_regex: searched in `image` for what a record's fields do not give; its named group `group` is the patient,
-            the optional `series` the sequence. Default: `VESSEL_NAME`. Without it each image is a series of one.
-        annotations: name of the annotation file inside `root`.
-        bit_depth: whose range is the window of grey of more than 8 bit. By default it is measured, per series that
-            records name by the field `series`, and for all other images together.
-
-    Raises:
-        ValueError: the file is not as described above. The message lists up to ten faulty records with index (from 0),
-            image, field, value and remedy, and their number.
-
-    Warns:
-        UserWarning: one lists keys that are not read, one counts dropped polygons.
+    ValueError where the file is not as described above: up to ten faulty records with index (from 0), image, field,
+    value and remedy, and their number. One warning lists keys that are not read, one counts dropped polygons.
     """
     path = root / annotations
     pattern = compile_group_regex(group_regex)
@@ -136,7 +122,6 @@ def compile_group_regex(group_regex: str | None) -> re.Pattern[str]:
 
 
 def _read_records(path: Path) -> list[Any]:
-    """The non-empty list in an annotation file."""
     if not path.is_file():
         raise ValueError(
             f"{path}: file not found; a data folder holds annotations.json and images/: name one by DATA_ROOT "
@@ -187,7 +172,11 @@ def _read_record(record: dict[str, Any], root: Path, pattern: re.Pattern[str], n
                 f"`{key}` is {record[key]!r}, but the image is {size[1]} x {size[0]} (width x height, after EXIF"
                 " rotation); rescale the mask to this image, or correct the field"
             )
-    phrases = _phrases(record.get("text"))
+    text = record.get("text")
+    phrases = [text] if isinstance(text, str) else text
+    if not isinstance(phrases, list) or not phrases or not all(isinstance(p, str) and phrase_key(p) for p in phrases):
+        raise ValueError('`text` must be a phrase or a list of phrases, none empty, e.g. ["blood vessel"]')
+    phrases = [phrase.strip() for phrase in phrases]
     objects: dict[str, MaskParts] = {}
     dropped_before = notes.dropped
     for phrase, parts in zip(phrases, _masks(record, root, len(phrases), size, notes), strict=True):
@@ -199,17 +188,9 @@ def _read_record(record: dict[str, Any], root: Path, pattern: re.Pattern[str], n
     series_id = pseudonym("series", patient, series)
     if deep:
         notes.deep[path] = None if record.get("series") is None else series_id
+    group_id = pseudonym("group", patient)
     return [
-        Sample(
-            image_path=path,
-            text=spelling[key],
-            group_id=pseudonym("group", patient),
-            series_id=series_id,
-            sample_id=pseudonym("sample", name, key),
-            size=size,
-            mask_parts=parts or None,
-            group=group,
-        )
+        Sample(path, spelling[key], group_id, series_id, pseudonym("sample", name, key), size, parts or None, group)
         for key, parts in objects.items()
     ]
 
@@ -235,8 +216,14 @@ def _inside(folder: Path, value: Any, key: str) -> tuple[str, Path]:
 def _group_and_series(record: dict[str, Any], name: str, pattern: re.Pattern[str]) -> tuple[str, str]:
     """Original names of group and series, from the fields or the file name; by default a series is one image."""
     match = pattern.search(name)
-    from_name = match.groupdict() if match else {}
-    group, series = (_name_field(record, key) or from_name.get(key) for key in ("group", "series"))
+    found = match.groupdict() if match else {}
+    for key in ("group", "series"):
+        if (value := record.get(key)) is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
+            raise ValueError(f"`{key}` must be a non-empty text or a whole number, got {type(value).__name__}")
+        found[key] = str(value).strip()
+    group, series = found.get("group"), found.get("series")
     if not group:
         raise ValueError(
             "no group (patient) in the file name; add a `group` field to each record, or give --group_regex with a"
@@ -254,22 +241,6 @@ def _groups_named(records: list[Any], pattern: re.Pattern[str]) -> Iterator[str]
             yield str(group).strip()
         elif isinstance(image, str) and (match := pattern.search(image)) and match["group"]:
             yield match["group"]
-
-
-def _name_field(record: dict[str, Any], key: str) -> str | None:
-    """A name given as text or as a whole number."""
-    value = record.get(key)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip()):
-        raise ValueError(f"`{key}` must be a non-empty text or a whole number, got {type(value).__name__}")
-    return None if value is None else str(value).strip()
-
-
-def _phrases(text: Any) -> list[str]:
-    """The phrases of a record, at least one, none empty."""
-    phrases = [text] if isinstance(text, str) else text
-    if not isinstance(phrases, list) or not phrases or not all(isinstance(p, str) and phrase_key(p) for p in phrases):
-        raise ValueError('`text` must be a phrase or a list of phrases, none empty, e.g. ["blood vessel"]')
-    return [phrase.strip() for phrase in phrases]
 
 
 def phrase_key(phrase: str) -> str:
@@ -296,7 +267,6 @@ def _masks(record: dict[str, Any], root: Path, phrases: int, size: tuple[int, in
 
 
 def _check_count(key: str, objects: int, phrases: int) -> None:
-    """Raise unless there is one object per phrase."""
     if objects != phrases:
         raise ValueError(f"{key}{objects} object(s), but `text` has {phrases} phrase(s); give one per phrase")
 

@@ -7,14 +7,13 @@
 | `caption` | text |
 | `mask_rle` | COCO RLE {size: [H, W], counts}; of a video (subset SAV) a list with one RLE or null per frame |
 | `tar_file` | the tar in `images/` with the picture, e.g. 00000113.tar |
-| `image`, `img_id` | with the id above, what the picture may be called in the tar (below) |
-| `video_id` | of a video; else the id above |
+| `image`, `img_id`, `video_id` | with the id above, what the picture may be called in the tar (below) |
 
 The picture of a region is the member named like the file in `image`, the same without leading zeros, `img_id`, the id
 above, or `video_id`, the first that is there; folders and endings do not count, since subsets differ in them. Frames of
-a video are the members `<name>.0.jpg`, `<name>.1.jpg`, ... in numeric order; each is one region, the video their group.
-
-The tars also hold `<name>.pickle` with the same regions. Those are never opened: reading a pickle can run code.
+a video are the members `<name>.0.jpg`, `<name>.1.jpg`, ... in numeric order; each is one region, the video (`video_id`,
+else the id above) their group. The tars also hold `<name>.pickle` with the same regions. Those are never opened:
+reading a pickle can run code.
 
 Source: the layout that four public programs read; the data set's repository has no reader.
 """
@@ -50,7 +49,7 @@ class Member:
     size: int
 
     def open_image(self, bit_depth: int | None = None) -> np.ndarray:
-        """The image, uint8 (H, W, 3) RGB, read in one piece without unpacking the tar; see `decode_image`."""
+        """The image, uint8 (H, W, 3) RGB, without unpacking the tar; see `decode_image`."""
 
         def decode() -> np.ndarray:
             with self.tar.open("rb") as file:
@@ -75,11 +74,8 @@ def read_describe_anything(
 
     `annotations.json` is read whole (of subset SAM some gigabytes of memory); each needed tar is scanned once for its
     headers, which stay in memory. `root` is a subset, or the parent of subsets. Stops after `limit` regions (a frame of
-    a video is one); `bit_depth` is that of `decode_image`.
-
-    Raises:
-        ValueError: no such layout, a tar or member that is missing (with their count), a damaged tar, a caption that is
-            missing, or a damaged mask; the message names file and entry, and the remedy.
+    a video is one); `bit_depth` is that of `decode_image`. ValueError for another layout, missing or damaged tars,
+    members, captions and masks; it names file and entry, and the remedy.
     """
     subsets = subset_folders(Path(root))
     if not subsets:
@@ -92,7 +88,12 @@ def read_describe_anything(
     regions = collect(
         (region for subset in subsets for region in _read_subset(subset, tars, left_out, bit_depth)), limit, left_out
     )
-    tars.check_missing()
+    if tars.missing:
+        (tar, fault), damaged = tars.missing[0], {tar for tar, _ in tars.missing}
+        raise ValueError(
+            f"{tar}: {fault}; {len(tars.missing)} region(s) in {len(damaged)} tar(s) have no image: download "
+            "the tar(s) again, or delete those regions from annotations.json"
+        )
     report_left_out(root, regions, left_out)
     return regions
 
@@ -132,15 +133,6 @@ class _Tars:
         self.missing.append((tar, f"no {'frames' if video else 'image'} named {' or '.join(names)} in it"))
         return ()
 
-    def check_missing(self) -> None:
-        """Raise a ValueError if an image is missing."""
-        if self.missing:
-            (tar, fault), tars = self.missing[0], {tar for tar, _ in self.missing}
-            raise ValueError(
-                f"{tar}: {fault}; {len(self.missing)} region(s) in {len(tars)} tar(s) have no image: download "
-                "the tar(s) again, or delete those regions from annotations.json"
-            )
-
 
 def _index(tar: Path) -> tuple[Names, Names]:
     """The pictures and the videos in a tar; only the headers are read."""
@@ -169,9 +161,9 @@ def _with_bare_names(names: Names) -> Names:
 
 def _read_subset(subset: Path, tars: _Tars, left_out: Counter[str], bit_depth: int | None) -> Iterator[RegionSample]:
     """The regions of one subset; those without an image are counted in `tars`."""
-    path = subset / "annotations.json"
-    for key, index, region in tqdm(_entries(path), f"reading {subset.name}", unit="region", leave=False, delay=2):
-        where = f"{path}: entry {key!r}, region {index}"
+    file = subset / "annotations.json"
+    for key, index, region in tqdm(_entries(file), f"reading {subset.name}", unit="region", leave=False, delay=2):
+        where = f"{file}: entry {key!r}, region {index}"
         video = isinstance(region.get("mask_rle"), list)
         name = region.get("tar_file")
         if not isinstance(name, str) or not PurePosixPath(name).name:
@@ -179,7 +171,11 @@ def _read_subset(subset: Path, tars: _Tars, left_out: Counter[str], bit_depth: i
                 f"{where}: tar_file is {name!r}, expected the name of a tar in images/; download the file again"
             )
         tar = subset / "images" / PurePosixPath(name).name  # whatever folder is written before it
-        if members := tars.find(tar, _names(key, region), video):
+        stated = (region.get("image"), region.get("img_id"), key, region.get("video_id"))  # best first
+        paths = [PurePosixPath(str(one)) for one in stated if one is not None]
+        stems = [path.stem if path.suffix.lower() in ENDINGS else path.name for path in paths]
+        names = [one for one in dict.fromkeys(one for full in stems for one in (full, full.lstrip("0"))) if one]
+        if members := tars.find(tar, names, video):
             group = pseudonym("video", subset.name, str(region.get("video_id") or key)) if video else None
             for member, rle in _frames(members, region.get("mask_rle"), where, left_out):
                 place = f"{where} ({member.tar.name}: {member.name})"
@@ -217,11 +213,3 @@ def _entries(path: Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
                     f"{type(region).__name__}; download the file again"
                 )
             yield key, index, region
-
-
-def _names(key: str, region: dict[str, Any]) -> list[str]:
-    """What the picture may be called in its tar, best first, endings off."""
-    stated = (region.get("image"), region.get("img_id"), key, region.get("video_id"))
-    paths = [PurePosixPath(str(name)) for name in stated if name is not None]
-    names = [path.stem if path.suffix.lower() in ENDINGS else path.name for path in paths]
-    return [name for name in dict.fromkeys(name for full in names for name in (full, full.lstrip("0"))) if name]

@@ -53,11 +53,9 @@ def read_grasp_any_region(
 ) -> list[RegionSample]:
     """Every captioned region, in the order of shards and rows; of images only the first and last bytes are read.
 
-    Stops after `limit` regions; `path` is what `locate` takes, `bit_depth` what `decode_image` takes.
-
-    Raises:
-        ValueError: no Arrow file, one that is cut off or has other columns, or a row without a caption, with a damaged
-            mask, or with more masks than captions; the message names shard and row, and the remedy.
+    Stops after `limit` regions; `path` is what `locate` takes, `bit_depth` what `decode_image` takes. ValueError for no
+    Arrow file, one that is cut off or has other columns, or a row without a caption, with a damaged mask, or with more
+    masks than captions; it names shard and row, and the remedy.
     """
     folder = locate(path)
     shards = arrow_shards(folder)
@@ -82,9 +80,7 @@ def read_grasp_any_region(
 class GraspAnyRegionDataset:
     """Captioned regions, each {image: PIL RGB, mask: bool (H, W), caption: str}, decoded on demand.
 
-    Args:
-        path: what `locate` takes.
-        parts: folders below it to read; None: all.
+    `path` is what `locate` takes, `parts` are the folders below it to read; None: all.
     """
 
     def __init__(self, path: Path | str, parts: Iterable[str] | None = None) -> None:
@@ -157,18 +153,13 @@ def _read_shard(
         elif captions := _captions(stored["conversations"], len(rles), where, left_out):
             with _image_file(shard, row) as file:
                 image_id = image_key(file, 0, file.seek(0, 2))
-            opened, group = partial(_open_image, shard, row, bit_depth), _group(stored, patients, where)
+            opened, group = partial(_open_image, shard, row, bit_depth), None
+            if GROUP in stored:
+                if stored[GROUP] in (None, ""):
+                    raise ValueError(f"{where}: group is empty; name the patient in each row, or leave the column out")
+                group = pseudonym("group", patients.get(str(stored[GROUP]), str(stored[GROUP])))
             for index, caption in captions:
                 yield make_region(caption, rles[index], image_id, f"{where}, region {index}", opened, group)
-
-
-def _group(stored: Mapping[str, Any], patients: Mapping[str, str], where: str) -> str | None:
-    """Pseudonym of the row's group; None without that column."""
-    if GROUP not in stored:
-        return None
-    if stored[GROUP] in (None, ""):
-        raise ValueError(f"{where}: group is empty; name the patient in each row, or leave the column out")
-    return pseudonym("group", patients.get(str(stored[GROUP]), str(stored[GROUP])))
 
 
 def _open_shard(shard: Path) -> "pa.Table":
@@ -259,35 +250,23 @@ def _image_file(shard: Path, row: int) -> BinaryIO:
     if cell.null_count or cell.type not in (pa.binary(), pa.large_binary(), pa.string(), pa.large_string()):
         raise ValueError(f"{shard}: row {row}: column image holds no image file and no path; download the shard again")
     if cell.type in (pa.binary(), pa.large_binary()):
-        return pa.BufferReader(_bytes_in(cell))
+        _, offsets, data = cell.buffers()  # `cell[0]` would copy the bytes, and so read all of them from the disk
+        wide = np.int64 if cell.type == pa.large_binary() else np.int32
+        start, end = np.frombuffer(offsets, wide)[cell.offset : cell.offset + 2].tolist()
+        return pa.BufferReader(data.slice(start, end - start))
     text = cell[0].as_py()
     try:
         if text.startswith("data:"):
             return io.BytesIO(base64.b64decode(text.partition(",")[2], validate=True))
-        return _inside(shard.parent, text).open("rb")
+        path = shard.parent / PureWindowsPath(text).as_posix()  # with either slash
+        if PureWindowsPath(text).drive or not path.resolve().is_relative_to(shard.parent.resolve()):  # or by a link
+            raise ValueError(f"{text!r} leaves the folder {shard.parent}")
+        return path.open("rb")
     except (OSError, ValueError) as error:  # no such file, or not base64
         raise ValueError(f"{shard}: row {row}: the image cannot be opened ({error}); put the file there") from error
 
 
-def _inside(folder: Path, name: str) -> Path:
-    """The file of that name in the folder of a shard; ValueError for one outside of it, by its name or by a link."""
-    path = folder / PureWindowsPath(name).as_posix()  # with either slash
-    if PureWindowsPath(name).drive or not path.resolve().is_relative_to(folder.resolve()):
-        raise ValueError(f"{name!r} leaves the folder {folder}")
-    return path
-
-
-def _bytes_in(cell: "pa.Array") -> "pa.Buffer":
-    """The bytes of an array of length 1, not copied; `cell[0]` would copy, and so read all of them from the disk."""
-    _, offsets, data = cell.buffers()
-    wide = np.int64 if str(cell.type) == "large_binary" else np.int32
-    start, end = np.frombuffer(offsets, wide)[cell.offset : cell.offset + 2].tolist()
-    return data.slice(start, end - start)
-
-
 def _open_image(shard: Path, row: int, bit_depth: int | None) -> np.ndarray:
-    """The image of a row, uint8 (H, W, 3) RGB."""
-
     def decode() -> np.ndarray:
         with _image_file(shard, row) as file:
             return decode_image(file.read(), f"{shard}: row {row}", bit_depth)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,7 +21,7 @@ from tqdm import tqdm
 
 from rl_reward_network.atomic_io import PICTURES
 from rl_reward_network.data.images import decoded_once, file_stamp
-from rl_reward_network.data.items import Sample
+from rl_reward_network.data.items import Sample, first_names
 from rl_reward_network.data.splits import Split, patient_key, select
 
 SIDE = 32  # pixels of a thumbnail
@@ -28,6 +29,7 @@ SURROUNDINGS = 3.0  # sigma in pixels of a thumbnail of the mean that is taken a
 BLANK = 0.5  # grey levels; a thumbnail that deviates less from its surroundings shows nothing
 SAME = 0.965  # correlation; different patients stay below 0.95 in five sets of real images
 BLOCK = 1000  # rows of the correlation matrix at once
+_mean_around = partial(gaussian_filter, sigma=SURROUNDINGS, mode="nearest")
 
 S = TypeVar("S", bound=Sample)
 
@@ -35,8 +37,7 @@ S = TypeVar("S", bound=Sample)
 def thumbnail(image: np.ndarray) -> np.ndarray:
     """int8 (SIDE, SIDE): how each pixel differs from its surroundings, 0 of a blank image; equal for equal pixels.
 
-    Args:
-        image: grey (H, W) of any depth, or RGB (H, W, 3).
+    `image` is grey (H, W) of any depth, or RGB (H, W, 3).
     """
     channels = [image] if image.ndim == 2 else list(np.moveaxis(image, 2, 0))  # faster than a mean over axis 2
     grey = np.mean([channel.astype(np.float32) for channel in channels], axis=0)
@@ -46,10 +47,6 @@ def thumbnail(image: np.ndarray) -> np.ndarray:
         return np.zeros((SIDE, SIDE), np.int8)
     local = np.sqrt(_mean_around(detail**2)) + 0.5 * overall  # an empty margin must not become noise
     return np.clip(np.rint(detail / local * 32), -127, 127).astype(np.int8)
-
-
-def _mean_around(values: np.ndarray) -> np.ndarray:
-    return np.asarray(gaussian_filter(values, SURROUNDINGS, mode="nearest"))
 
 
 def thumbnails(samples: Sequence[Sample]) -> np.ndarray:
@@ -118,9 +115,8 @@ def _likeness(
 
 def _coarse(flat: np.ndarray) -> np.ndarray:
     """float32 (N, 64): the averages of standardised thumbnails over 4 x 4 pixels, so scaled that no distance grows."""
-    return np.asarray(
-        flat.reshape(-1, SIDE // 4, 4, SIDE // 4, 4).sum(axis=(2, 4)).reshape(len(flat), (SIDE // 4) ** 2) / 4
-    )
+    sums = flat.reshape(-1, SIDE // 4, 4, SIDE // 4, 4).sum(axis=(2, 4))
+    return np.asarray(sums.reshape(len(flat), (SIDE // 4) ** 2) / 4)
 
 
 def _standardised(small: np.ndarray) -> np.ndarray:
@@ -168,7 +164,7 @@ def copy_pictures(trained: Path | None, folder: Path) -> None:
 
 
 def together(*pictures: Pictures) -> dict[str, np.ndarray]:
-    """The pictures of several trainings, one after the other."""
+    """The pictures of several trainings."""
     uses = dict.fromkeys(use for one in pictures for use in one)
     return {use: np.unique(np.concatenate([one[use] for one in pictures if use in one]), axis=0) for use in uses}
 
@@ -182,16 +178,10 @@ def judged_parts(
 
 
 def check_apart(known: Pictures, parts: Mapping[str, Sequence[Sample]], whose: str, remedy: str) -> None:
-    """Refuse weights that have seen the images that they are to judge or to be measured on.
+    """Refuse weights that have seen the images that they are to judge or to be measured on; counts and names them.
 
-    Args:
-        known: of the weights; {} checks nothing.
-        parts: name, such as "the test split" -> its samples. Those of `VAL` may have chosen the weights.
-        whose: file and what the weights are, the beginning of the message.
-        remedy: the end of the message.
-
-    Raises:
-        ValueError: images of a part trained the weights, or chose them; counts and names them.
+    `parts` are name, such as "the test split" -> its samples; those of `VAL` may have chosen the weights. `whose` (file
+    and what the weights are) and `remedy` begin and end the ValueError. {} as `known` checks nothing.
     """
     for part, samples in parts.items() if known else ():
         small = thumbnails(samples)
@@ -203,11 +193,5 @@ def check_apart(known: Pictures, parts: Mapping[str, Sequence[Sample]], whose: s
                 total = len({sample.image_path for sample in samples})
                 raise ValueError(
                     f"{whose} was {USES[use]} on {len(shared)} of the {total} images of {part}, perhaps under other"
-                    f" names ({some_names(shared)}); {remedy}"
+                    f" names ({first_names({path.name for path in shared})}); {remedy}"
                 )
-
-
-def some_names(paths: Iterable[Path]) -> str:
-    """The names of the first three files, for a message on the screen: they may name a patient."""
-    names = sorted({path.name for path in paths})
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

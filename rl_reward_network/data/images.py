@@ -13,15 +13,7 @@ from threading import Lock
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from rl_reward_network.bit_depth import (
-    WHITEST,
-    GreyWindow,
-    common_window,
-    grey_to_rgb,
-    is_cut,
-    is_deep,
-    window_of_bits,
-)
+from rl_reward_network.bit_depth import WHITEST, GreyWindow, common_window, grey_to_rgb, is_cut, is_deep, window_of_bits
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")  # of images in a folder
 SMALLEST = 8  # pixels of a side; the observation of the prompt policy needs as many
@@ -31,80 +23,47 @@ OTHER_COLOURS = ("CMYK", "YCbCr", "LAB", "RGBX")  # modes whose channels are nei
 WHITE_IS_ZERO = 0  # of PhotometricInterpretation, TIFF 6.0
 DICOM_MARK, GZIP_MARK = b"DICM", b"\x1f\x8b"  # the former after 128 bytes
 MOST_DECODED = 2**29  # bytes; 1200 grey images of 512 pixels with their masks need 0.7 of it
+_KEPT: OrderedDict[Hashable, tuple[np.ndarray, tuple[int, ...]]] = OrderedDict()  # grey as one channel, masks as bits
+_used, _LOCK = 0, Lock()  # bytes of them
 START = 200  # bytes that tell what a file is that is no image
 
 
 def load_image(path: Path, grey: GreyWindow | None = None) -> np.ndarray:
-    """The picture in an image file, upright and in RGB.
+    """The picture in an image file, upright and in RGB: uint8 (H, W, 3).
 
-    EXIF rotation is applied. Grey is repeated on the three channels. Alpha is dropped, not blended, as
-    by `convert("RGB")` in Sa2VA. 8-bit images are not scaled.
+    Grey is repeated on the three channels. Alpha is dropped, not blended, as by `convert("RGB")` in Sa2VA. 8-bit images
+    are not scaled; `grey` is the window of more than 8 bit, None: that of this image alone, so that frames differ.
 
-    Args:
-        path: the file.
-        grey: window of grey of more than 8 bit; None: that of this image alone, so that frames of one series differ.
-
-    Returns:
-        uint8 (H, W, 3) RGB, 0..255.
-
-    Raises:
-        ValueError: missing, empty, truncated, not an image, too large, animated or multi-page, colour of 16 bit per
-            channel, or grey that is not an integer in 0..65535 or whose 0 is white; the message names the file and the
-            remedy.
+    ValueError with file and remedy: missing, empty, truncated, not an image, too large, animated or multi-page, colour
+    of 16 bit per channel, or grey that is not an integer in 0..65535 or whose 0 is white.
     """
     return _to_rgb(_read(path), path, grey)
-
-
-class _Decoded:
-    """Arrays of this process, the latest `MOST_DECODED` bytes of them: grey as one channel, masks as bits."""
-
-    def __init__(self) -> None:
-        self.kept: OrderedDict[Hashable, tuple[np.ndarray, tuple[int, ...]]] = OrderedDict()
-        self.bytes = 0
-        self.lock = Lock()
-
-    def find(self, key: Hashable) -> np.ndarray | None:
-        """A copy of the array of a key; None where it is not kept."""
-        with self.lock:
-            if key not in self.kept:
-                return None
-            self.kept.move_to_end(key)
-            packed, shape = self.kept[key]
-        if packed.ndim == 1:
-            return np.unpackbits(packed, count=math.prod(shape)).reshape(shape).astype(bool)
-        return np.broadcast_to(packed, shape).copy()
-
-    def keep(self, key: Hashable, array: np.ndarray) -> None:
-        """Keep an array, and drop those that were not used for the longest time."""
-        grey = array.ndim == 3 and bool((array == array[..., :1]).all())
-        packed = np.packbits(array) if array.dtype == bool else array[..., :1].copy() if grey else array.copy()
-        with self.lock:
-            if key not in self.kept and packed.nbytes <= MOST_DECODED:
-                self.kept[key] = packed, array.shape
-                self.bytes += packed.nbytes
-            while self.bytes > MOST_DECODED:
-                self.bytes -= self.kept.popitem(last=False)[1][0].nbytes
-
-
-_DECODED = _Decoded()
 
 
 def decoded_once(key: Hashable, decode: Callable[[], np.ndarray]) -> np.ndarray:
     """What `decode` returns, from memory where this process has it: checks, training and evaluation share one decoding.
 
-    At most `MOST_DECODED` bytes are kept, so that memory does not grow with the data.
-
-    Args:
-        key: tells the content, e.g. path, time stamp and window.
-        decode: gives uint8 (H, W, 3), or bool (H, W).
-
-    Returns:
-        An array of the caller's own.
+    At most `MOST_DECODED` bytes are kept, so that memory does not grow with the data. `key` tells the content, e.g.
+    path, time stamp and window; `decode` gives uint8 (H, W, 3), or bool (H, W). The array is the caller's own.
     """
-    found = _DECODED.find(key)
-    if found is None:
-        found = decode()
-        _DECODED.keep(key, found)
+    with _LOCK:
+        if kept := _KEPT.get(key):
+            _KEPT.move_to_end(key)
+    if kept:
+        packed, shape = kept
+        if packed.ndim == 1:
+            return np.unpackbits(packed, count=math.prod(shape)).reshape(shape).astype(bool)
+        return np.broadcast_to(packed, shape).copy()
+    found = decode()
+    grey = found.ndim == 3 and bool((found == found[..., :1]).all())
+    packed = np.packbits(found) if found.dtype == bool else found[..., :1].copy() if grey else found.copy()
+    global _used
+    with _LOCK:
+        if key not in _KEPT and packed.nbytes <= MOST_DECODED:
+            _KEPT[key] = packed, found.shape
+            _used += packed.nbytes
+        while _used > MOST_DECODED:
+            _used -= _KEPT.popitem(last=False)[1][0].nbytes
     return found
 
 
@@ -120,7 +79,7 @@ def file_stamp(path: Path) -> Hashable:
 def load_for_model(
     path: Path, grey: GreyWindow | None = None, most_pixels: int = MOST_PIXELS
 ) -> tuple[np.ndarray, str]:
-    """`load_image` for a single picture, and a line that states its window; "" for 8-bit images.
+    """`load_image`, and a line that states its window; "" for 8-bit images.
 
     A picture of more than `most_pixels` is refused before it is decoded.
     """
@@ -174,14 +133,11 @@ def _upright_size(image: Image.Image) -> tuple[int, int]:
 
 
 def load_grid(path: Path, palette_colours: bool = False) -> np.ndarray:
-    """The stored numbers of a mask file after EXIF rotation, (H, W) or (H, W, C).
+    """The stored numbers of a mask file after EXIF rotation, (H, W) or (H, W, C). Raises as `load_image`.
 
     A palette gives its indices if its first colour is black, the background. It gives its colours if it is grey or
-    begins with another colour, as PNG optimisers write them, in any order. A colour that is declared transparent gives
-    an alpha channel.
-
-    With `palette_colours`, every palette gives its colours; an index may have another meaning in another file. Raises
-    as `load_image`.
+    begins with another colour, as PNG optimisers write them, in any order; with `palette_colours` always, since an
+    index may have another meaning in another file. A colour that is declared transparent gives an alpha channel.
     """
     image = _read(path)
     if image.mode == "P":
@@ -278,7 +234,6 @@ def _fault(image: Image.Image, most_pixels: int) -> str:
 
 
 def _unreadable(error: Exception, start: bytes) -> tuple[str, str]:
-    """Why Pillow refuses a file, and the remedy."""
     if found := not_fetched(start):
         return found
     if start[128:132] == DICOM_MARK:
@@ -296,7 +251,6 @@ def _unreadable(error: Exception, start: bytes) -> tuple[str, str]:
 
 
 def _to_rgb(image: Image.Image, name: Path | str, grey: GreyWindow | None = None) -> np.ndarray:
-    """uint8 (H, W, 3) RGB of a decoded image, by the rule in `load_image`."""
     return grey_to_rgb(_grey(image, name), grey) if is_deep(image) else np.array(image.convert("RGB"))
 
 
@@ -312,16 +266,10 @@ def _grey(image: Image.Image, name: Path | str) -> np.ndarray:
 
 
 def ridge_strength(grey: np.ndarray, sigmas: Sequence[float]) -> np.ndarray:
-    """Sato's tubeness of dark and of bright tubes.
+    """Sato's tubeness of float (H, W): float (2, H, W), at least 0, of dark tubes, then of bright ones.
 
-    Equal to two calls of `skimage.filters.sato`, which would compute the second derivatives twice.
-
-    Args:
-        grey: float (H, W).
-        sigmas: radii of the tubes, in pixels.
-
-    Returns:
-        float (2, H, W), at least 0: dark tubes, then bright ones.
+    Equal to two calls of `skimage.filters.sato`, which would compute the second derivatives twice. `sigmas` are the
+    radii of the tubes, in pixels.
     """
     from skimage import feature  # takes long to import
 

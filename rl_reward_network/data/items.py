@@ -19,11 +19,16 @@ from rl_reward_network.data.masks import MaskParts, parse_rle, rasterise
 SALT = "rl_reward_network/data/v1"
 
 
+def first_names(names: Iterable[str], most: int = 3) -> str:
+    """The first few names in sorted order, and how many more there are; on the screen only, if they name patients."""
+    ordered = sorted(names)
+    return ", ".join(ordered[:most]) + (f" and {len(ordered) - most} more" if len(ordered) > most else "")
+
+
 def pseudonym(*names: str) -> str:
     """12 hex digits in place of names that may identify a person; equal names give equal digits on every machine.
 
-    The salt is public, so this is pseudonymisation, not anonymisation: it keeps names out of files and logs, but a list
-    of candidate names can be hashed and compared.
+    The salt is public, so this is pseudonymisation, not anonymisation: candidate names can be hashed and compared.
 
     >>> pseudonym("group", "patient 7") == pseudonym("group", "patient 7") != pseudonym("group", "patient 8")
     True
@@ -33,31 +38,18 @@ def pseudonym(*names: str) -> str:
 
 @dataclass(frozen=True)
 class Sample:
-    """One (image, phrase).
-
-    Attributes:
-        image_path: the image file. Its name may contain a patient's name: never write it to a file or log.
-        text: the phrase, e.g. "blood vessel".
-        group_id: pseudonym of the patient or group, 12 hex digits, safe to write.
-        series_id: pseudonym of the series, whose frames are nearly identical, safe to write.
-        sample_id: pseudonym of image name and phrase, safe to write.
-        size: (H, W) in pixels after EXIF rotation.
-        mask_parts: how the mask is stored; None when unlabelled.
-        group: the original group name; in memory only.
-        grey: how grey of more than 8 bit becomes 8 bit; None for 8-bit images.
-        joined: whether it is of `--unlabelled_root`, whose masks are not read.
-    """
+    """One (image, phrase). Pseudonyms, 12 hex digits, are safe to write; names of files and `group` never are."""
 
     image_path: Path = field(repr=False)
     text: str
-    group_id: str
-    series_id: str
-    sample_id: str
-    size: tuple[int, int]
-    mask_parts: MaskParts | None = field(repr=False, compare=False)
-    group: str = field(repr=False)
-    grey: GreyWindow | None = None
-    joined: bool = False
+    group_id: str  # pseudonym of the patient or group
+    series_id: str  # of the series, whose frames are nearly identical
+    sample_id: str  # of image name and phrase
+    size: tuple[int, int]  # (H, W) in pixels after EXIF rotation
+    mask_parts: MaskParts | None = field(repr=False, compare=False)  # None when unlabelled
+    group: str = field(repr=False)  # the original name
+    grey: GreyWindow | None = None  # how grey of more than 8 bit becomes 8 bit; None for 8-bit images
+    joined: bool = False  # whether it is of `--unlabelled_root`, whose masks are not read
 
     @property
     def labelled(self) -> bool:
@@ -67,8 +59,7 @@ class Sample:
     def load_image(self) -> np.ndarray:
         """The image, uint8 (H, W, 3) RGB, decoded once per process.
 
-        Raises:
-            ValueError: the file cannot be read, or its size has changed since the annotations were read.
+        ValueError where it cannot be read, or its size has changed since the annotations were read.
         """
         key = file_stamp(self.image_path), self.grey
         image = decoded_once(key, lambda: load_image(self.image_path, self.grey))
@@ -80,11 +71,7 @@ class Sample:
         return image
 
     def load_mask(self) -> np.ndarray | None:
-        """The ground truth, bool (H, W); None when unlabelled.
-
-        Raises:
-            ValueError: a PNG mask cannot be read, has another size, or is not binary.
-        """
+        """The ground truth, bool (H, W); None when unlabelled. ValueError as `rasterise`."""
         parts = self.mask_parts
         if parts is None:
             return None
@@ -109,27 +96,16 @@ COMPRESSED = (b"\x89PNG", b"\xff\xd8\xff")  # first bytes of formats in which ot
 
 @dataclass(frozen=True, eq=False)
 class RegionSample:
-    """One (image, mask, caption); nothing is decoded before `load`.
+    """One (image, mask, caption); nothing is decoded before `load`. Ids are pseudonyms, 12 hex digits."""
 
-    Attributes:
-        caption: as stored, stripped; never empty.
-        group_id: pseudonym of the unit of the split (image, video or patient), 12 hex digits.
-        series_id: pseudonym of a series of nearly identical images (a video); `group_id` without a video.
-        image_id: pseudonym of the image, equal for all its regions, so that its features are computed once.
-        sample_id: pseudonym of image and region.
-        where: file and row or key, for messages, without the caption.
-        mask_parts: how the mask is stored.
-        open_image: decodes the image, uint8 (H, W, 3) RGB.
-    """
-
-    caption: str
-    group_id: str
-    series_id: str
-    image_id: str
-    sample_id: str
-    where: str
+    caption: str  # as stored, stripped; never empty
+    group_id: str  # of the unit of the split (image, video or patient)
+    series_id: str  # of a series of nearly identical images (a video); `group_id` without a video
+    image_id: str  # equal for all regions of an image, so that its features are computed once
+    sample_id: str  # of image, mask and caption
+    where: str  # file and row or key, for messages, without the caption
     mask_parts: MaskParts = field(repr=False)
-    open_image: Callable[[], np.ndarray] = field(repr=False)
+    open_image: Callable[[], np.ndarray] = field(repr=False)  # uint8 (H, W, 3) RGB
 
     @property
     def labelled(self) -> bool:
@@ -139,8 +115,7 @@ class RegionSample:
     def load(self) -> tuple[np.ndarray, np.ndarray]:
         """Image, uint8 (H, W, 3) RGB, and mask, bool (H, W).
 
-        Raises:
-            ValueError: the image is damaged, or the mask is of another size, or empty.
+        ValueError where the image is damaged, or the mask is of another size, or empty.
         """
         try:
             image = self.open_image()
@@ -163,13 +138,9 @@ def make_region(
 ) -> RegionSample:
     """A `RegionSample` of stored values; its `sample_id` depends on image, mask and caption, not on the file.
 
-    Args:
-        caption: text; anything else counts as missing.
-        rle: COCO RLE {"size": [H, W], "counts": ...}; `load` checks that it is the image's size.
-        image_id: from `image_key`.
-        where: file and row or key, with which a ValueError begins: no caption, none with a word, or a damaged RLE.
-        open_image: decodes the image.
-        group_id: pseudonym of group and series, such as a video; None: `image_id`.
+    `rle` is a COCO RLE {"size": [H, W], "counts": ...}, whose size `load` compares with the image; `group_id` is the
+    pseudonym of group and series, such as a video, None: `image_id`. ValueError, which begins with `where`, for no
+    caption, none with a word, or a damaged RLE.
     """
     text = caption.strip() if isinstance(caption, str) else ""
     if not text:

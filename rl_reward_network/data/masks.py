@@ -55,9 +55,6 @@ def ignored_classes(files: Iterable[Iterable[str]]) -> tuple[set[str], set[str]]
     """The classes that no mask is made of: those of pixels that are to be ignored, and those of the background.
 
     `files` are the classes of each image. A number or colour alone is the mask, whatever it is.
-
-    >>> sorted(ignored_classes([["1", "255"], ["2", "__void__"]])[0]), sorted(ignored_classes([["1"], ["255"]])[0])
-    (['255', '__void__'], [])
     """
     each = [set(names) for names in files]
     every = set().union(*each)
@@ -78,10 +75,8 @@ def load_class_masks(path: Path, size: Size, palette_colours: bool = True) -> Cl
     A grey among colours has the name of its value. Transparent pixels are background; where all others are black, these
     are the object, "255". Soft edges of black and white, and lossy masks of these, are cut at 128.
 
-    Args:
-        path: the mask; ValueError if it is unreadable, of another size, or a picture rather than a mask.
-        size: (H, W) of its image, after EXIF rotation.
-        palette_colours: see `load_grid`; False where the indices of all files have one meaning.
+    `size` is that of its image, after EXIF rotation; `palette_colours` is False where the indices of all files have one
+    meaning, see `load_grid`. ValueError if it is unreadable, of another size, or a picture rather than a mask.
     """
     check_mask_size(path, size)
     suffix = path.suffix.lower()
@@ -135,7 +130,12 @@ def classes_of(grid: np.ndarray, path: Path, lossy: bool = False) -> ClassMasks:
     if grid.ndim == 3 and (grid == grid[..., :1]).all():
         grid = grid[..., 0]
     if grid.ndim == 3:
-        return _colours(grid, path)
+        codes = grid.astype(np.int64) @ np.array([2**16, 2**8, 1])
+        names = {  # "#rrggbb", or the value of a grey, as in files without any other colour
+            code: str(code & 255) if len(set(code.to_bytes(3, "big"))) == 1 else f"#{code:06x}"
+            for code in _values(codes, path)
+        }
+        return {name: codes == code for code, name in names.items() if code != 0}
     if lossy:
         grid = _cut(grid, path)
     elif grid.size and grid.min() >= 0:
@@ -161,18 +161,7 @@ def _opaque(grid: np.ndarray, path: Path) -> np.ndarray:
     return seen[..., None].astype(np.uint8) * 255
 
 
-def _colours(grid: np.ndarray, path: Path) -> ClassMasks:
-    """One mask per colour of a uint8 (H, W, 3) grid."""
-    codes = grid.astype(np.int64) @ np.array([2**16, 2**8, 1])
-    names = {  # "#rrggbb", or the value of a grey, as in files without any other colour
-        code: str(code & 255) if len(set(code.to_bytes(3, "big"))) == 1 else f"#{code:06x}"
-        for code in _values(codes, path)
-    }
-    return {name: codes == code for code, name in names.items() if code != 0}
-
-
 def _values(grid: np.ndarray, path: Path) -> list[int]:
-    """The distinct values of a grid; ValueError if they are too many for classes."""
     values: list[int] = np.unique(grid).tolist()
     if len(values) > MAX_CLASSES:
         raise ValueError(
@@ -212,24 +201,16 @@ LONGEST_RUN_CODE = 7  # characters of 5 bits: enough for any 32-bit run length
 
 @dataclass(frozen=True, eq=False)
 class MaskParts:
-    """How one mask is stored. The mask is the union of all parts; no part at all means unlabelled, not empty.
+    """How one mask is stored. The mask is the union of all parts; no part at all means unlabelled, not empty."""
 
-    Attributes:
-        polygons: each float64 (2n,), x1, y1, x2, y2, ... in original pixels, n >= 3.
-        rles: compressed COCO RLE, each {"size": [H, W], "counts": bytes}, runs checked.
-        pngs: image files of 0 and 1, or 0 and 255, see `load_mask`.
-    """
-
-    polygons: tuple[np.ndarray, ...] = ()
-    rles: tuple[dict[str, Any], ...] = ()
-    pngs: tuple[Path, ...] = ()
+    polygons: tuple[np.ndarray, ...] = ()  # each float64 (2n,), x1, y1, x2, y2, ... in original pixels, n >= 3
+    rles: tuple[dict[str, Any], ...] = ()  # compressed COCO RLE, each {"size": [H, W], "counts": bytes}, runs checked
+    pngs: tuple[Path, ...] = ()  # image files, see `load_mask`
 
     def __add__(self, other: "MaskParts") -> "MaskParts":
-        """The union of two masks."""
         return MaskParts(self.polygons + other.polygons, self.rles + other.rles, self.pngs + other.pngs)
 
     def __bool__(self) -> bool:
-        """Whether there is any part."""
         return bool(self.polygons or self.rles or self.pngs)
 
     def digest(self) -> str:
@@ -240,20 +221,12 @@ class MaskParts:
 
 
 def rasterise(parts: MaskParts, size: tuple[int, int]) -> np.ndarray:
-    """The union of all parts, as pixels.
+    """The union of all parts, bool (H, W); polygons inside each other are a union too, not a hole.
 
-    Polygons inside each other are a union too, not a hole.
-
-    Args:
-        parts: what is stored; ValueError for a PNG that is unreadable, of another size, or not binary.
-        size: (H, W) of the image.
-
-    Returns:
-        bool (H, W).
+    ValueError for a PNG that is unreadable, of another size, or not binary.
     """
-    mask = np.zeros(size, dtype=bool)
-    if parts.polygons or parts.rles:
-        mask |= coco.decode(_encoded(parts, size)).astype(bool)
+    drawn = parts.polygons or parts.rles
+    mask = coco.decode(_encoded(parts, size)).astype(bool) if drawn else np.zeros(size, bool)
     for path in parts.pngs:
         mask |= load_mask(path, size)
     return mask
@@ -289,10 +262,8 @@ def check_outline(parts: MaskParts, size: Size, shares: bool = False) -> None:
 def parse_polygon(values: Any, size: tuple[int, int]) -> MaskParts:
     """One flat polygon [x1, y1, x2, y2, ...] in pixels; no part if it has fewer than 3 different points.
 
-    pycocotools reads 4 numbers as a box, so polygons of 2 points are dropped first.
-
-    Raises:
-        ValueError: not a flat list of finite numbers of even length, or a point more than 1 px outside the image.
+    pycocotools reads 4 numbers as a box, so polygons of 2 points are dropped first. ValueError for what is no flat list
+    of finite numbers of even length, or a point more than 1 px outside the image.
     """
     if not isinstance(values, list):
         raise ValueError(f"a polygon must be a flat list [x1, y1, x2, y2, ...], got {type(values).__name__}")
@@ -308,29 +279,21 @@ def parse_polygon(values: Any, size: tuple[int, int]) -> MaskParts:
     if len(flat) % 2:
         raise ValueError(f"a polygon has {len(flat)} numbers, expected pairs x, y; a coordinate is missing")
     points = flat.astype(np.float64).reshape(-1, 2)  # (n, 2) x, y
-    _check_inside(points, size)
-    return MaskParts(polygons=(points.ravel(),)) if len(np.unique(points, axis=0)) >= 3 else MaskParts()
-
-
-def _check_inside(points: np.ndarray, size: tuple[int, int]) -> None:
-    """Raise if a point (x, y) lies more than OVERSHOOT outside an image of size (H, W)."""
-    height, width = size
-    low, high = points.min(axis=0), points.max(axis=0)
+    (height, width), low, high = size, points.min(axis=0), points.max(axis=0)
     if (low < -OVERSHOOT).any() or high[0] > width + OVERSHOOT or high[1] > height + OVERSHOOT:
         raise ValueError(
             f"a polygon reaches x {low[0]:g}..{high[0]:g}, y {low[1]:g}..{high[1]:g}, but the image is {width} x"
             f" {height} (width x height, after EXIF rotation); it was drawn at another scale, or leaves the image:"
             " rescale it to this image, or cut it at the border"
         )
+    return MaskParts(polygons=(points.ravel(),)) if len(np.unique(points, axis=0)) >= 3 else MaskParts()
 
 
 def parse_rle(value: dict[str, Any], size: tuple[int, int]) -> MaskParts:
     """One COCO RLE {"size": [H, W], "counts": ...}, counts compressed (str, bytes) or a list of runs.
 
-    The sum of the runs is checked, since only some releases of pycocotools do so.
-
-    Raises:
-        ValueError: a key is missing, `size` is not the image's, `counts` is damaged or does not sum to H * W.
+    The sum of the runs is checked, since only some releases of pycocotools do so. ValueError for a missing key, another
+    size than the image's, and counts that are damaged or do not sum to H * W.
     """
     if not {"size", "counts"} <= value.keys():
         raise ValueError(f"an RLE needs the keys 'size' and 'counts', got {sorted(map(str, value))}")
@@ -341,8 +304,7 @@ def parse_rle(value: dict[str, Any], size: tuple[int, int]) -> MaskParts:
         raise ValueError(
             f"RLE runs must be >= 0 and sum to H * W = {size[0] * size[1]}, got a sum of {runs.sum()}; export it again"
         )
-    uncompressed = {"size": list(size), "counts": runs.tolist()}
-    return MaskParts(rles=(coco.frPyObjects(uncompressed, *size),))
+    return MaskParts(rles=(coco.frPyObjects({"size": list(size), "counts": runs.tolist()}, *size),))
 
 
 def to_rle(mask: np.ndarray) -> dict[str, Any]:

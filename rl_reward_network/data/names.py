@@ -1,16 +1,7 @@
 """Objects asked for by name: `classes.json` beside annotations.json, with the wordings of each class.
 
-The file is a list of classes. `name` is the class's phrase in annotations.json.
-
-| key | meaning |
-|---|---|
-| `name` | of the class; one class each |
-| `phrases` | wordings that train, at least one |
-| `held_out` | a wording that no training sees, for the test |
-| `ids` | of an import: categories of the source, by name or number, whose union is the mask; `"all"` |
-| `asked_only_with` | of an import: the class is asked for only where one of these categories is there |
-| `asked_not_with` | of an import: the class is not asked for where one of these is there |
-| `absent_with` | of an import: where one of these is there and none of `ids`, the class is certainly absent |
+The file is a list of classes with the fields of `NamedClass`; docs/how-to/your-data.md describes it. `name` is the
+class's phrase in annotations.json, `ids` and the last three are of an import and name categories of the source.
 """
 
 import hashlib
@@ -32,11 +23,7 @@ LISTS = ("phrases", "ids", "asked_only_with", "asked_not_with", "absent_with")
 
 @dataclass(frozen=True)
 class NamedClass:
-    """A class and how it is asked for; the fields are those of `CLASSES_FILE`.
-
-    Attributes:
-        ids: names or numbers of categories; ("all",) are all of them; () outside of an import.
-    """
+    """A class and how it is asked for; `ids` are ("all",) for the union of all categories, () outside of an import."""
 
     name: str
     phrases: tuple[str, ...]
@@ -97,7 +84,6 @@ def wordings_fingerprint(classes: Iterable[NamedClass]) -> str | None:
 
 
 def _parsed(entry: Any, where: str) -> NamedClass:
-    """A class of the file."""
     if not isinstance(entry, dict):
         raise ValueError(f"{where} is {entry!r:.40}, expected an object {{name, phrases, held_out}}")
     where = f"{where} ({entry['name']!r})" if isinstance(entry.get("name"), str) else where
@@ -114,7 +100,6 @@ def _parsed(entry: Any, where: str) -> NamedClass:
 
 
 def _texts(value: Any, where: str) -> tuple[str, ...]:
-    """A list of texts or whole numbers, or one of them, as texts."""
     values = value if isinstance(value, list) else [value]
     if not all(isinstance(one, str | int) and not isinstance(one, bool) and str(one).strip() for one in values):
         raise ValueError(f"{where} is {value!r:.60}, expected a list of texts")

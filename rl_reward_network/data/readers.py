@@ -15,9 +15,8 @@ from rl_reward_network.data.annotations import read_annotations, recognise_annot
 from rl_reward_network.data.describe_anything import DOWNLOAD, read_describe_anything, recognise_describe_anything
 from rl_reward_network.data.grasp_any_region import is_hub_id, locate, read_grasp_any_region, recognise_grasp_any_region
 from rl_reward_network.data.images import IMAGE_SUFFIXES
-from rl_reward_network.data.items import RegionSample, Sample, image_key
+from rl_reward_network.data.items import RegionSample, Sample, first_names, image_key
 
-MAX_NAMES_LISTED = 6
 EXPECTED = (
     "expected Grasp-Any-Region (*.arrow files), describe-anything (<SUBSET>/annotations.json and <SUBSET>/images/*.tar)"
     " or annotated images (annotations.json and images/)"
@@ -35,8 +34,7 @@ def read_named_regions(
     """Regions of annotated images, captioned by their phrases: which object is this? The masks are decoded.
 
     Phrases with an empty mask, or without one, are left out. `GRPOInputs` splits the patients as it does for images.
-
-    Stops after `limit` regions; the other arguments are those of `read_annotations`. ValueError as it raises, and for a
+    Stops after `limit` regions; the other arguments and errors are those of `read_annotations`, and ValueError for a
     mask that cannot be read, or no region at all.
     """
     regions: list[RegionSample] = []
@@ -63,9 +61,7 @@ ReadRegions = Callable[..., list[RegionSample]]
 """(folder, limit, bit_depth): at most `limit` captioned regions, bit_depth as `decode_image` takes it."""
 
 NAMES = "names"
-IMAGES: dict[str, tuple[Recognise, ReadImages]] = {
-    "annotations": (recognise_annotations, read_annotations),
-}
+IMAGES: dict[str, tuple[Recognise, ReadImages]] = {"annotations": (recognise_annotations, read_annotations)}
 REGIONS: dict[str, tuple[Recognise, ReadRegions]] = {
     "gar": (recognise_grasp_any_region, read_grasp_any_region),
     "dam": (recognise_describe_anything, read_describe_anything),
@@ -79,13 +75,9 @@ DATASET_NAMES = ("auto", *READERS)
 def recognise(path: Path | str, dataset_name: str = "auto") -> str:
     """The key of `READERS` for a folder or a hub id; file names decide, contents are not read.
 
-    Args:
-        path: a folder, or the hub id `owner/name` of a data set in the layout of Grasp-Any-Region.
-        dataset_name: "auto", or a key of `READERS`, which is returned unless the folder is of another format.
-
-    Raises:
-        ValueError: `dataset_name` is unknown or contradicts the folder, there is no such folder, or it is of no format
-            or of several.
+    `path` is a folder, or the hub id `owner/name` of a data set in the layout of Grasp-Any-Region; a `dataset_name` but
+    "auto" is returned unless the folder is of another format. ValueError if it is unknown or contradicts the folder, or
+    there is no such folder, or it is of no format or of several.
     """
     if dataset_name not in DATASET_NAMES:
         raise ValueError(f"dataset_name is {dataset_name!r}, expected {', '.join(DATASET_NAMES)}")
@@ -106,9 +98,8 @@ def recognise(path: Path | str, dataset_name: str = "auto") -> str:
         descriptions.pop("annotations", None)  # the other formats have an annotations.json, too
     if not descriptions:
         _refuse_bare_images(folder)
-        names = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())
-        more = f" and {len(names) - MAX_NAMES_LISTED} more" if len(names) > MAX_NAMES_LISTED else ""
-        holds = f"it holds {', '.join(names[:MAX_NAMES_LISTED])}{more}" if names else "it is empty"
+        names = first_names((path.name + "/" * path.is_dir() for path in folder.iterdir()), most=6)
+        holds = f"it holds {names}" if names else "it is empty"
         raise ValueError(f"{folder}: no known data format ({holds}); {EXPECTED}")
     if len(descriptions) > 1:
         raise ValueError(
@@ -139,14 +130,9 @@ def read_region_data(
 ) -> tuple[list[RegionSample], str]:
     """The regions, and one line on what was read, e.g. "Grasp-Any-Region, 2 shards, 400 images, 1402 regions".
 
-    Args:
-        path, dataset_name: as `recognise` takes them; a hub id is downloaded whole.
-        limit: at most so many regions; None: all.
-        bit_depth: of grey images of more than 8 bit, as `decode_image` takes it.
-        group_regex: of `names`, as `read_annotations` takes it.
-
-    Raises:
-        ValueError: as `recognise` and the reader; or the folder holds images without captions.
+    `path` and `dataset_name` are as `recognise` takes them (a hub id is downloaded whole), at most `limit` regions are
+    read, `bit_depth` is as `decode_image` takes it, `group_regex` is for `names`. ValueError as `recognise` and the
+    reader, and for images without captions.
     """
     name = recognise(path, dataset_name)
     if name not in REGIONS:
@@ -155,15 +141,13 @@ def read_region_data(
         )
     recognises, read = REGIONS[name]
     folder = locate(path) if name == "gar" else Path(path)
-    more = (group_regex,) if name == NAMES else ()
-    samples = read(folder, limit, bit_depth, *more)
+    samples = read(folder, limit, bit_depth, *((group_regex,) if name == NAMES else ()))
     images = len({sample.image_id for sample in samples})
     limited = " (the limit)" if len(samples) == limit else ""
     return samples, f"{recognises(folder)}, {images} images, {len(samples)} regions{limited}"
 
 
 def _refuse_bare_images(folder: Path) -> None:
-    """Raise for a folder of images without annotations."""
     inside = folder / "images" if (folder / "images").is_dir() else folder
     count = sum(path.suffix.lower() in IMAGE_SUFFIXES for path in inside.iterdir())
     if not count:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from rl_reward_network.atomic_io import read_json, write_json
-from rl_reward_network.data.items import data_fingerprint
+from rl_reward_network.data.items import data_fingerprint, first_names
 
 SPLITS = ("reward", "policy", "val", "test")
 FRACTIONS = (0.30, 0.30, 0.15, 0.25)  # of the groups; 14 groups give 4, 4, 2, 4
@@ -28,51 +28,40 @@ OTHER_DATA = (
 )
 
 
-class Grouped(Protocol):
-    """Anything that can be split, such as a `Sample` or a `RegionSample`."""
+class _Grouped(Protocol):
+    """Anything that can be split, such as a `Sample` or a `RegionSample`, by these pseudonyms."""
 
     @property
-    def sample_id(self) -> str:
-        """Pseudonym of the sample."""
+    def sample_id(self) -> str: ...
 
     @property
-    def group_id(self) -> str:
-        """Pseudonym of the unit that must not be in two splits."""
+    def group_id(self) -> str: ...
 
     @property
-    def series_id(self) -> str:
-        """Pseudonym of a series of nearly identical images."""
+    def series_id(self) -> str: ...
 
     @property
-    def labelled(self) -> bool:
-        """Whether there is ground truth."""
+    def labelled(self) -> bool: ...
 
 
-S = TypeVar("S", bound=Grouped)
+S = TypeVar("S", bound=_Grouped)
 
 
 @dataclass(frozen=True)
 class Split:
-    """Which group is in which split.
+    """Which group is in which split."""
 
-    Attributes:
-        groups: split name -> sorted group ids (pseudonyms, safe to write).
-        seed: of the shuffling of the groups.
-        fingerprint: `data_fingerprint` of the data that were split.
-        joined: further groups of `policy`, those of `--unlabelled_root`; not saved.
-    """
-
-    groups: dict[str, tuple[str, ...]]
+    groups: dict[str, tuple[str, ...]]  # split name -> sorted group ids (pseudonyms)
     seed: int
-    fingerprint: str
-    joined: tuple[str, ...] = field(default=(), compare=False)
+    fingerprint: str  # `data_fingerprint` of the data that were split
+    joined: tuple[str, ...] = field(default=(), compare=False)  # further groups of `policy`; not saved
 
     def ids(self, name: str) -> set[str]:
         """The groups of a split, with those that join it."""
         return {*self.groups[name], *(self.joined if name == "policy" else ())}
 
 
-def make_split(samples: Sequence[Grouped], seed: int, fingerprint: Callable[[Any], str] = data_fingerprint) -> Split:
+def make_split(samples: Sequence[_Grouped], seed: int, fingerprint: Callable[[Any], str] = data_fingerprint) -> Split:
     """Shuffle the groups and cut them 30 / 30 / 15 / 25 % (largest remainder: at least one group each).
 
     Equal for equal data and seed, whatever the order of `samples`. Groups without any mask go to `policy`, the only
@@ -106,29 +95,28 @@ def _counts(total: int) -> list[int]:
 
 
 def save_split(split: Split, path: Path) -> None:
-    """Write a split as JSON, whole or not at all; it holds no names."""
+    """Write a split as JSON, whole or not at all."""
     content = {"groups": split.groups, "seed": split.seed, "fingerprint": split.fingerprint}
     write_json(path, {"format_version": FORMAT_VERSION, **content})
 
 
-def load_split(path: Path, samples: Sequence[Grouped], fingerprint: Callable[[Any], str] = data_fingerprint) -> Split:
+def load_split(path: Path, samples: Sequence[_Grouped], fingerprint: Callable[[Any], str] = data_fingerprint) -> Split:
     """Read a split; ValueError for one of other data, of another version, or with a group in two splits or in none."""
     split = _parse(read_json(path), path)
     owners = Counter(group for ids in split.groups.values() for group in ids)
     if leaks := [group for group, count in owners.items() if count > 1]:
-        raise ValueError(f"{path}: leak: group(s) {_some(leaks)} appear more than once; begin a new run")
+        raise ValueError(f"{path}: leak: group(s) {first_names(leaks)} appear more than once; begin a new run")
     present = {sample.group_id for sample in samples}
     if missing := present - owners.keys():
-        raise ValueError(f"{path}: group(s) {_some(missing)} of the data are in no split; {OTHER_DATA}")
+        raise ValueError(f"{path}: group(s) {first_names(missing)} of the data are in no split; {OTHER_DATA}")
     if absent := owners.keys() - present:
-        raise ValueError(f"{path}: group(s) {_some(absent)} are not in the data; {OTHER_DATA}")
+        raise ValueError(f"{path}: group(s) {first_names(absent)} are not in the data; {OTHER_DATA}")
     if split.fingerprint != (actual := fingerprint(samples)):
         raise ValueError(f"{path}: fingerprint is {split.fingerprint[:12]}, the data give {actual[:12]}; {OTHER_DATA}")
     return split
 
 
 def _parse(value: Any, path: Path) -> Split:
-    """A Split from the content of its file."""
     version = value.get("format_version") if isinstance(value, dict) else None
     if version != FORMAT_VERSION:
         raise ValueError(f"{path}: format_version is {version!r}, this program reads {FORMAT_VERSION}; begin a new run")
@@ -139,12 +127,6 @@ def _parse(value: Any, path: Path) -> Split:
     if not ids_valid or not isinstance(seed, int) or not isinstance(fingerprint, str):
         raise ValueError(f"{path}: each split needs a list of group ids, and `seed` and `fingerprint`; begin a new run")
     return Split({name: tuple(groups[name]) for name in SPLITS}, seed, fingerprint)
-
-
-def _some(ids: Iterable[str]) -> str:
-    """The first three ids (pseudonyms) and how many more."""
-    ordered = sorted(ids)
-    return ", ".join(ordered[:3]) + (f" and {len(ordered) - 3} more" if len(ordered) > 3 else "")
 
 
 def select(samples: Iterable[S], split: Split, name: str) -> list[S]:
@@ -168,19 +150,14 @@ def subsample(samples: Iterable[S], count: int, seed: int) -> list[S]:
     series: dict[str, list[S]] = defaultdict(list)
     for sample in ordered:
         series[sample.series_id].append(sample)
-    rounds = zip_longest(*series.values())
-    return [sample for turn in rounds for sample in turn if sample is not None][:count]
+    return [sample for turn in zip_longest(*series.values()) for sample in turn if sample is not None][:count]
 
 
 PARTS = re.compile(r"\d+|[^\d ]+")
 
 
 def patient_key(name: str) -> str:
-    """What all spellings of a name share: letters without case, numbers without leading zeros, one space between.
-
-    >>> patient_key("Patient 7") == patient_key("patient_07") == patient_key("PATIENT  7") != patient_key("Patient 70")
-    True
-    """
+    """What all spellings of a name share: letters without case, numbers without leading zeros, one space between."""
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
     marks = "".join(one if one.isalnum() or unicodedata.category(one)[0] == "M" else " " for one in folded)
     parts = [str(int(part)) if part.isdecimal() else part for part in PARTS.findall(marks)]

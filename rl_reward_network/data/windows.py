@@ -23,14 +23,11 @@ BLUR, NOISE, HIDDEN = 1.5, 0.06, 0.3  # largest: width in pixels; share of the g
 
 
 class LabelledImages(NamedTuple):
-    """N images, which may differ in size, with their true masks."""
+    """N images, uint8 (H, W, 3) RGB, which may differ in size, their true masks, bool (H, W), and patients."""
 
     images: list[np.ndarray]
-    """uint8 (H, W, 3), RGB."""
     truths: list[np.ndarray]
-    """bool (H, W)."""
-    groups: Sequence[str] = ()
-    """Patient of each; without, every image counts as one."""
+    groups: Sequence[str] = ()  # without, every image counts as one
 
 
 def window_side(images: Iterable[np.ndarray], largest: int, multiple: int) -> int:
@@ -42,17 +39,10 @@ def window_side(images: Iterable[np.ndarray], largest: int, multiple: int) -> in
 def draw_batch(
     data: LabelledImages, count: int, side: int, rng: np.random.Generator, mirror: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Windows with random position, rotation, scale, reflection, contrast and brightness.
+    """B windows with random position, rotation, scale, reflection, contrast and brightness.
 
-    Args:
-        data: N images; none is drawn twice while `count` is at most N.
-        count: B.
-        side: S in pixels.
-        rng: source of randomness.
-        mirror: whether half of the windows are mirrored.
-
-    Returns:
-        image float32 (B, 3, S, S) in [0, 1], truth float32 (B, 1, S, S) of 0 and 1.
+    No image is drawn twice while `count` is at most N; with `mirror`, half of the windows are mirrored. Gives images
+    float32 (B, 3, S, S) in [0, 1] and truths float32 (B, 1, S, S) of 0 and 1.
     """
     total = len(data.images)
     picks = rng.choice(total, count, replace=total < count)
@@ -102,13 +92,9 @@ def _centre(truth: np.ndarray, side: np.ndarray | float, rng: np.random.Generato
 def augmented(
     image: np.ndarray, truths: np.ndarray, rng: np.random.Generator, mirror: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A random view of about the whole image, of its own size: position, rotation, scale, ...
+    """A random view of about the whole image, uint8 (H, W, 3), of its own size, with its masks, bool (K, H, W).
 
-    Args:
-        image: uint8 (H, W, 3).
-        truths: bool (K, H, W), of K questions about it.
-        rng: source of randomness.
-        mirror: whether half of the views are mirrored; not where left and right matter.
+    With `mirror`, half of the views are mirrored; not where left and right matter.
     """
     window = _draw_window(image, truths, truths.shape[1:], rng, mirror)
     return _pixels(_recoloured(window, rng)), (window[0, 3:] > 0.5).numpy()

@@ -11,15 +11,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from rl_reward_network.data.images import IMAGE_SUFFIXES
-from rl_reward_network.data_import.files import (
-    PARTS,
-    files_below,
-    json_files,
-    names_of,
-    relative_path,
-    role_of,
-    unread_keys,
-)
+from rl_reward_network.data_import import files
 from rl_reward_network.data_import.items import Found, Outline, OutlineMasks, declared_size, file_item, id_text
 
 MAX_FILES = 20  # JSON files of a data set; folders with more hold one file per image
@@ -36,18 +28,20 @@ Parts = tuple[str, ...]
 
 def recognise_coco(source: Path) -> str:
     """ "COCO instances (train.json, val.json)"; "" where no JSON file has images, annotations and categories."""
-    files, _ = _coco_files(source)
-    return f"COCO instances ({', '.join(sorted({path.name for path in files}))})" if files else ""
+    ours, _ = _coco_files(source)
+    return f"COCO instances ({', '.join(sorted({path.name for path in ours}))})" if ours else ""
 
 
 def read_coco(source: Path, frames: str = "") -> Found:
     """One item per image of the JSON files; images without any annotation are unlabelled."""
-    pictures = {_composed(relative_path(path, source)).parts: path for path in files_below(source, *IMAGE_SUFFIXES)}
+    pictures = {
+        _composed(files.relative_path(path, source)).parts: path for path in files.files_below(source, *IMAGE_SUFFIXES)
+    }
     found: dict[Path, tuple[Path, OutlineMasks]] = {}
     class_ids: dict[str, str] = {}
     notes, ambiguous = list[str](), set[str]()
-    files, faults = _coco_files(source)
-    for file, content in files.items():
+    contents, faults = _coco_files(source)
+    for file, content in contents.items():
         names = _category_names(content, file)
         for number in [number for number, name in names.items() if class_ids.get(number, name) != name]:
             here, there = names[number], class_ids[number]
@@ -61,22 +55,22 @@ def read_coco(source: Path, frames: str = "") -> Found:
                 found[image] = (file, masks)
         except ValueError as error:
             faults.extend(str(error).split("\n"))
-    written = names_of(sorted(found), source)
+    written = files.names_of(sorted(found), source)
     outlined = {path: masks if masks.outlines else None for path, (_, masks) in found.items()}
     items = [file_item(source, path, name, outlined[path]) for path, name in written.items()]
     left = len(pictures) - len(found)
     notes += [f"{left} image file(s) that no JSON file names, left out"] if left else []
-    notes += unread_keys(files.values(), KNOWN)
+    notes += files.unread_keys(contents.values(), KNOWN)
     named = {number: name for number, name in class_ids.items() if number not in ambiguous}
-    return Found(items, named, faults, notes, read=tuple(files))
+    return Found(items, named, faults, notes, read=tuple(contents))
 
 
 def _coco_files(source: Path) -> tuple[dict[Path, dict[str, Any]], list[str]]:
     """JSON file -> content, of the files of COCO's form, and the faults of files that hold no JSON."""
-    files = files_below(source, ".json")
-    if len(files) > MAX_FILES:
-        files = [path for path in files if path.parent == source or path.parent.name.lower() == "annotations"]
-    contents, faults = json_files(files[:MAX_FILES])
+    paths = files.files_below(source, ".json")
+    if len(paths) > MAX_FILES:
+        paths = [path for path in paths if path.parent == source or path.parent.name.lower() == "annotations"]
+    contents, faults = files.json_files(paths[:MAX_FILES])
     ours = {path: content for path, content in contents.items() if isinstance(content, dict) and content.keys() >= KEYS}
     return ours, list(faults.values())
 
@@ -103,7 +97,7 @@ def _images(
             raise ValueError(f"{file}: `{key}` must be a list of objects; export it again")
     outlines, faults = _outlines(file, content, names)
     named = [next((str(image[key]) for key in NAMES if image.get(key)), "") for image in content["images"]]
-    places = _places(named, relative_path(file, source), pictures)
+    places = _places(named, files.relative_path(file, source), pictures)
     for image, name in zip(content["images"], named, strict=True):
         where, place = f"{file}: image {name or image.get('id')!r}", places.get(name)
         try:
@@ -152,12 +146,11 @@ def _rank(place: Parts, file: PurePosixPath) -> tuple[bool, bool, int]:
     """How likely the images of a JSON file lie below a folder: one of its name, of no masks, near to it."""
     named = file.stem.removeprefix("instances_") in place
     near = takewhile(lambda pair: pair[0] == pair[1], zip(place, file.parent.parts, strict=False))
-    return named, role_of(PurePosixPath(*place, "x")) != "mask", len(list(near))
+    return named, files.role_of(PurePosixPath(*place, "x")) != "mask", len(list(near))
 
 
 def _said(words: Iterable[str]) -> set[str]:
-    """The parts of the data (train, val, test) that words name."""
-    return {PARTS[word.lower()] for word in words if word.lower() in PARTS}
+    return {files.PARTS[word.lower()] for word in words if word.lower() in files.PARTS}
 
 
 def _outlines(file: Path, content: dict[str, Any], names: dict[str, str]) -> tuple[dict[str, list[Outline]], list[str]]:

@@ -1,8 +1,7 @@
 """DICOM files: one image per frame or file, as it is meant to be seen, and masks/ with the stem of the file.
 
-Written names are neutral, and no tag is kept: patient and series are written as keyed hashes, see `write.py`.
-
-The modality transform and the first window (or lookup table) of the file or frame are applied, MONOCHROME1 is inverted.
+Written names are neutral, and no tag is kept: patient and series are written as keyed hashes, see `write.py`. The
+modality transform and the first window (or lookup table) of the file or frame are applied, MONOCHROME1 is inverted.
 Files without preamble or meta information, as old archives write them, are read, too. Source: DICOM PS3.3, C.7.6.3,
 C.7.6.16 and C.11.2; PS3.5, 8.1.1; pydicom.
 """
@@ -64,13 +63,9 @@ def recognise_dicom(source: Path) -> str:
 def read_dicom(source: Path, frames: str = "middle") -> Found:
     """One item per chosen frame; frames without a mask are unlabelled.
 
-    Args:
-        source: the folder; masks are pictures or DICOM files in masks/ whose stem is that of the file, or `<stem>_<n>`
-            of its frame n (from 1), perhaps with an affix such as `_mask`.
-        frames: of files with several: "first", "middle" or "all".
-
-    Raises:
-        ValueError: `frames` is unknown.
+    Masks are pictures or DICOM files in masks/ whose stem is that of the file, or `<stem>_<n>` of its frame n (from 1),
+    perhaps with an affix such as `_mask`. `frames` of files with several are "first", "middle" or "all"; ValueError for
+    others.
     """
     if frames not in FRAMES:
         raise ValueError(f"frames is {frames!r}, expected {', '.join(FRAMES)}")
@@ -118,6 +113,7 @@ def _items(
     if len(chosen) > 1 and stem in masks:
         raise ValueError(f"{masks[stem][0]} is the mask of one of {total} frames; name it {path.stem}_<n>, n from 1")
     patient, series = (str(header.get(tag) or "").strip() for tag in ("PatientID", "SeriesInstanceUID"))
+    found_as = relative_path(path, source).as_posix()
     items = []
     for frame in chosen:
         found = [*masks.get(f"{stem}_{frame + 1}", []), *masks.get(stem, [])]
@@ -128,17 +124,9 @@ def _items(
             load_masks = partial(load_dicom_masks, found[0], frame, total)
             if found[0].suffix.lower() in IMAGE_SUFFIXES:
                 load_masks = partial(load_class_masks, found[0])
-        items.append(
-            Item(
-                name=f"{name}.png" if total == 1 else f"{name}_frame_{frame + 1:04d}.png",
-                found_as=relative_path(path, source).as_posix(),
-                load_image=partial(load_frame, path, frame),
-                load_masks=load_masks,
-                group=patient or None,
-                series=series or None,
-                aspect=partial(pixel_aspect, header),
-            )
-        )
+        written = f"{name}.png" if total == 1 else f"{name}_frame_{frame + 1:04d}.png"
+        load, aspect = partial(load_frame, path, frame), partial(pixel_aspect, header)
+        items.append(Item(written, found_as, load, load_masks, None, patient or None, series or None, aspect))
     return items
 
 
@@ -157,11 +145,8 @@ def _masks_by_stem(masks: list[Path], images: list[Path], source: Path) -> dict[
 def load_dicom_masks(path: Path, frame: int, total: int, size: Size) -> ClassMasks:
     """The classes of a DICOM file by its stored values, without window or inversion; see `load_class_masks`.
 
-    Args:
-        path: the file; ValueError if it cannot be decoded, or has another size or number of frames.
-        frame: of the image, from 0; a mask with a single frame is that of every image.
-        total: frames of the image.
-        size: (H, W) of the image.
+    `frame` (from 0), `total` and `size` (H, W) are of the image; a mask with a single frame is that of all. ValueError
+    if the file cannot be decoded, or has another size or number of frames.
     """
     header = read_header(path)
     own = int(header.get("NumberOfFrames") or 1)
@@ -174,13 +159,8 @@ def load_dicom_masks(path: Path, frame: int, total: int, size: Size) -> ClassMas
     return classes_of(stored, path)
 
 
-def is_dicom(path: Path) -> bool:
-    """Whether a file has DICOM's suffix, or begins as DICOM files do."""
-    return path.suffix.lower() in DICOM_SUFFIXES or begins_as_dicom(path)
-
-
 def _dicom_files(source: Path) -> list[Path]:
-    """Files of DICOM's suffix, and those of any other that no image has, or of none, that begin as DICOM files do."""
+    """Files of DICOM's suffix, and those that begin as DICOM files do, with another suffix than images or none."""
     others = (path for path in files_below(source) if path.suffix.lower() not in (*DICOM_SUFFIXES, *IMAGE_SUFFIXES))
     begun = [path for path in others if path.name != "DICOMDIR" and begins_as_dicom(path)]
     return sorted([*files_below(source, *DICOM_SUFFIXES), *begun])
@@ -228,11 +208,14 @@ def stored_values(path: Path, frame: int = 0, header: Dataset | None = None) -> 
     header = header or read_header(path)
     try:
         syntax = header.file_meta.get("TransferSyntaxUID")
-        shifted = header.get("HighBit", 0) >= header.get("BitsStored", 16) and (not syntax or _in_words(syntax))
+        # As whole words, unused bits included; other codecs store the used bits alone.
+        in_words = not syntax or not syntax.is_encapsulated or syntax == RLELossless
         source = path if syntax and not syntax.is_deflated else _whole(path)
-        if not shifted:
+        if not in_words or header.get("HighBit", 0) < header.get("BitsStored", 16):
             return pixel_array(source, index=frame)
-        return _without_unused_bits(pixel_array(source, index=frame, correct_unused_bits=False), header)
+        above = header.BitsAllocated - 1 - header.HighBit
+        values = pixel_array(source, index=frame, correct_unused_bits=False)
+        return values << above >> (header.BitsAllocated - header.BitsStored)  # with the sign, if there is one
     except Exception as error:  # decoders raise RuntimeError, NotImplementedError, ValueError, AttributeError, ...
         reason = (str(error).splitlines() or [""])[0]
         raise ValueError(
@@ -288,17 +271,6 @@ def _whole(path: Path) -> Dataset:
         explicit = ExplicitVRLittleEndian if little else ExplicitVRBigEndian
         dataset.file_meta.TransferSyntaxUID = ImplicitVRLittleEndian if implicit else explicit
     return dataset
-
-
-def _in_words(syntax: pydicom.uid.UID) -> bool:
-    """Whether pixels are stored as whole words, unused bits included; other codecs store the used bits alone."""
-    return not syntax.is_encapsulated or syntax == RLELossless
-
-
-def _without_unused_bits(values: np.ndarray, header: Dataset) -> np.ndarray:
-    """The values of words whose highest used bit is `HighBit`."""
-    above = header.BitsAllocated - 1 - header.HighBit
-    return values << above >> (header.BitsAllocated - header.BitsStored)  # with the sign, if there is one
 
 
 def _of_frame(header: Dataset, frame: int) -> Dataset:
@@ -369,15 +341,11 @@ def _range(dataset: Dataset, stored: np.ndarray) -> tuple[float, float]:
         if dataset.get(tables):
             return 0.0, float(2 ** dataset[tables][0].LUTDescriptor[2] - 1)
     windowed = "WindowWidth" in dataset
-    used = dataset.BitsStored if windowed else _used_bits(dataset, stored)
-    low = -(2 ** (used - 1)) if dataset.PixelRepresentation else 0
+    used, signed = dataset.BitsStored, bool(dataset.PixelRepresentation)
+    fewer = -signed * 2 ** (DEEPEST - 1)
+    if not windowed and fewer <= stored.min() and stored.max() < fewer + 2**DEEPEST:
+        used = min(used, DEEPEST)  # of more bits few greys would be left
+    low = -signed * 2 ** (used - 1)
     slope, intercept = float(dataset.get("RescaleSlope", 1)), float(dataset.get("RescaleIntercept", 0))
     ends = low * slope + intercept, (low + 2**used - 1) * slope + intercept
     return ends if windowed else (min(ends), max(ends))  # pydicom's window ends where the stored bits do
-
-
-def _used_bits(dataset: Dataset, stored: np.ndarray) -> int:
-    """The stored bits; of more than 16, 16 where these hold all values, of which few greys would be left."""
-    low = -(2 ** (DEEPEST - 1)) if dataset.PixelRepresentation else 0
-    few = low <= stored.min() and stored.max() < low + 2**DEEPEST
-    return min(dataset.BitsStored, DEEPEST) if few else dataset.BitsStored

@@ -50,9 +50,9 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def check_files(folder: Path) -> None:
-    """Refuse files that are named but cannot be used: links without a target, and pictures by their names.
+    """Refuse links without a target, and pictures whose name cannot be used.
 
-    The name of a picture must be UTF-8, and the same on Windows, since annotations.json may be written there.
+    It must be UTF-8, and the same on Windows, since annotations.json may be written there.
     """
     files = sorted(path for path in _walk(folder) if not path.name.startswith(HIDDEN))
     for path in files:
@@ -73,7 +73,6 @@ def check_files(folder: Path) -> None:
 
 
 def _refuse(error: OSError) -> None:
-    """Refuse a folder that is there and cannot be listed."""
     if not isinstance(error, FileNotFoundError):
         raise ValueError(f"{error.filename}: folder not read ({error.strerror}); check its permissions") from error
 
@@ -81,10 +80,8 @@ def _refuse(error: OSError) -> None:
 def unread_note(folder: Path, named: bool = True, read: Iterable[Path] | None = None) -> list[str]:
     """How many files are not read: images and masks of other kinds, and files that may say something; [] without any.
 
-    Args:
-        folder: holds them, also in subfolders.
-        named: whether the first of them are named.
-        read: files that are read beside pictures; None: no others than images and masks are counted.
+    With `named` the first of them are named. `read` are files that are read beside pictures; None: no others than
+    images and masks are counted.
     """
     kinds = grouped(files_below(folder), _kind)
     notes, rest = list[str](), {*IMAGE_SUFFIXES}
@@ -208,11 +205,7 @@ AFFIX = re.compile(
 
 
 def role_of(relative: PurePosixPath) -> str:
-    """ "image" or "mask", by the deepest folder that names a role; "" without one.
-
-    >>> [role_of(PurePosixPath(path)) for path in ("JPEGImages/1.png", "Ground Truth/1.png", "a/1.png")]
-    ['image', 'mask', '']
-    """
+    """ "image" or "mask", by the deepest folder that names a role; "" without one."""
     return next((role for folder in reversed(relative.parts[:-1]) if (role := _folder_role(folder))), "")
 
 
@@ -251,11 +244,7 @@ def pair_key(relative: PurePosixPath) -> PurePosixPath:
 
 
 def image_keys(mask: PurePosixPath) -> list[PurePosixPath]:
-    """The `pair_key` of the images that a mask may be of, by its name without an affix; best first.
-
-    >>> [str(key) for key in image_keys(PurePosixPath("a/7_mask_1.png"))]
-    ['a/7', 'a/7_1']
-    """
+    """The `pair_key` of the images that a mask may be of, by its name without an affix: 7, 7_1 of "7_mask_1"."""
     key = pair_key(mask)
     if not (match := AFFIX.fullmatch(key.name)):
         return []

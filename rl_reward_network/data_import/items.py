@@ -28,51 +28,31 @@ KEPT = (".png", ".jpg", ".jpeg", ".webp")  # copied as they are; others become P
 
 @dataclass(frozen=True)
 class Item:
-    """One image of a source.
+    """One image of a source."""
 
-    Attributes:
-        name: of the written image below `images/`, with forward slashes, e.g. "train/1.png"; differs between items.
-        found_as: file in the source, for --patients_csv, --group_regex and messages; may hold a patient's name.
-        load_image: uint8 (H, W, 3), uint8 (H, W) or uint16 (H, W), upright.
-        load_masks: from the image's (H, W) to its `ClassMasks`; None where the image is not annotated.
-        file: the image file, where it is written as it is.
-        group, series: where the layout gives them; may name a patient.
-        aspect: gives the height of a pixel, in multiples of its width.
-    """
-
-    name: str
-    found_as: str
-    load_image: Callable[[], np.ndarray]
-    load_masks: Callable[[Size], ClassMasks] | None
-    file: Path | None = None
-    group: str | None = None
+    name: str  # of the written image below `images/`, with forward slashes, e.g. "train/1.png"; differs between items
+    found_as: str  # file in the source, for --patients_csv, --group_regex and messages; may hold a patient's name
+    load_image: Callable[[], np.ndarray]  # uint8 (H, W, 3), uint8 (H, W) or uint16 (H, W), upright
+    load_masks: Callable[[Size], ClassMasks] | None  # from the image's (H, W); None: not annotated
+    file: Path | None = None  # where it is written as it is
+    group: str | None = None  # where the layout gives it; may name a patient
     series: str | None = None
-    aspect: Callable[[], float] = lambda: 1.0
+    aspect: Callable[[], float] = lambda: 1.0  # height of a pixel, in multiples of its width
 
 
 @dataclass(frozen=True)
 class Found:
-    """The content of a source.
-
-    Attributes:
-        items: the images.
-        class_ids: number of a class in the source -> its name, where the source names its classes.
-        faults: what is wrong, each with its file and remedy; nothing is written while there is one.
-        notes: what is left out, or was decided.
-        read: files that were read beside pictures; others are named in a note.
-        remarks: notes that reports on the imported data repeat; they name no file.
-        private: whether names of groups and series are written as keyed hashes only.
-        broken: name -> fault of an image or its drawing that cannot be read; `items` lacks it, --skip leaves it out.
-    """
+    """The content of a source."""
 
     items: list[Item]
-    class_ids: dict[str, str] = field(default_factory=dict)
-    faults: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    private: bool = False
+    class_ids: dict[str, str] = field(default_factory=dict)  # number of a class -> its name, where the source names it
+    faults: list[str] = field(default_factory=list)  # with file and remedy; nothing is written while there is one
+    notes: list[str] = field(default_factory=list)  # what is left out, or was decided
+    private: bool = False  # names of groups and series are written as keyed hashes only
+    # Name -> fault of an image or its drawing that cannot be read; `items` lacks it, --skip leaves it out.
     broken: dict[str, str] = field(default_factory=dict)
-    read: tuple[Path, ...] = ()
-    remarks: list[str] = field(default_factory=list)
+    read: tuple[Path, ...] = ()  # files that were read beside pictures; others are named in a note
+    remarks: list[str] = field(default_factory=list)  # notes that reports on the data repeat; they name no file
 
 
 def file_item(source: Path, path: Path, name: str, load_masks: Callable[[Size], ClassMasks] | None) -> Item:
@@ -124,17 +104,11 @@ def file_aspect(path: Path) -> float:
 
 @dataclass(frozen=True)
 class Outline:
-    """One object of an image.
-
-    Attributes:
-        class_name: its class.
-        parts: flat polygons [x1, y1, x2, y2, ...] in pixels (or in shares of the size), or COCO RLEs.
-        where: file and object, for messages.
-    """
+    """One object of an image."""
 
     class_name: str
-    parts: list[Any]
-    where: str
+    parts: list[Any]  # flat polygons [x1, y1, x2, y2, ...] in pixels (or in shares of the size), or COCO RLEs
+    where: str  # file and object, for messages
 
 
 def declared_size(height: Any, width: Any, where: str) -> Size:
@@ -148,22 +122,15 @@ def declared_size(height: Any, width: Any, where: str) -> Size:
 
 @dataclass(frozen=True)
 class OutlineMasks:
-    """Called with an image's size (H, W), the masks of its classes: the union of the outlines of each.
-
-    Attributes:
-        outlines: of one image.
-        declared: (H, W) of the image on which they were drawn, if the source gives it.
-        where: the file with the outlines, for messages.
-        shares: whether coordinates are shares of width and height (YOLO).
-    """
+    """Called with an image's size (H, W), the masks of its classes: the union of the outlines of each."""
 
     outlines: tuple[Outline, ...]
-    declared: Size | None = None
-    where: str = ""
-    shares: bool = False
+    declared: Size | None = None  # (H, W) of the image on which they were drawn, if the source gives it
+    where: str = ""  # their file, for messages
+    shares: bool = False  # whether coordinates are shares of width and height (YOLO)
 
     def __call__(self, size: Size) -> ClassMasks:
-        """Class -> bool (H, W); ValueError for outlines on another size, or one that is none or covers no pixel."""
+        """ValueError for outlines on another size, or one that is none or covers no pixel."""
         if self.declared is not None and self.declared != size:
             drawn = f"{self.declared[1]} x {self.declared[0]}"
             raise ValueError(
@@ -184,7 +151,6 @@ class OutlineMasks:
         return classes
 
     def _parsed(self, part: Any, size: Size) -> MaskParts:
-        """A polygon or RLE as parts of a mask."""
         if isinstance(part, dict):
             return parse_rle(part, size)
         if self.shares:
@@ -210,15 +176,10 @@ def groups_of(
 ) -> tuple[Groups, str]:
     """Group and series of each item, a patient in one spelling, and where they are from.
 
-    Args:
-        items: the images.
-        patients_csv: a CSV file, "none", or None.
-        group_regex: with a named group `group` and perhaps `series`; searched in the path below the source; by default
-            `VESSEL_NAME`, where the layout does not give all groups.
-        own: whether an image whose group is not known is a group of its own, instead of an error.
-
-    Raises:
-        ValueError: both are given, an image has no group, or the table does not fit the images.
+    `patients_csv` is a CSV file, "none", or None. `group_regex` has a group named `group` and perhaps `series`; it is
+    searched in the path below the source, by default `VESSEL_NAME`, where the layout does not give all groups. With
+    `own`, an image whose group is not known is a group of its own. ValueError where both are given, an image has no
+    group, or the table does not fit the images.
     """
     if patients_csv is not None and group_regex is not None:
         raise ValueError(f"patients_csv is {patients_csv!r} and group_regex is {group_regex!r}: leave one of them out")
@@ -251,11 +212,7 @@ def _from_names(items: Sequence[Item], group_regex: str | None, own: bool) -> Gr
 
 
 def picture_name(path: str) -> str:
-    """What all versions of one picture share: the name without its hash, wherever the file lies; else the path.
-
-    >>> picture_name("train/a_png.rf.0f1e.jpg") == picture_name("valid/a_png.rf.77aa.jpg") == "a_png.jpg"
-    True
-    """
+    """What all versions of one picture share: the name without its hash, wherever the file lies; else the path."""
     name = PurePosixPath(path).name
     return VERSION.sub("", name) if VERSION.search(name) else path
 
@@ -283,7 +240,6 @@ def _from_table(items: Sequence[Item], path: Path) -> Groups:
 
 
 def _read_table(path: Path) -> dict[str, dict[str, str]]:
-    """Image -> row; ValueError if it is no such table."""
     if not path.is_file():
         raise ValueError(f"patients_csv: {path}: file not found; {REMEDIES}")
     try:
@@ -319,5 +275,4 @@ def _names(item: Item) -> list[str]:
 
 
 def _some(names: list[str], total: int) -> str:
-    """How many, and the first of them."""
     return f"{len(names)} of {total} images ({some(names)})"

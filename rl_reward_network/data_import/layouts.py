@@ -18,34 +18,10 @@ from typing import NamedTuple
 
 from rl_reward_network.data.images import IMAGE_SUFFIXES
 from rl_reward_network.data.masks import load_joined_masks
+from rl_reward_network.data_import import files, per_image
 from rl_reward_network.data_import.coco import read_coco, recognise_coco
 from rl_reward_network.data_import.dicom import read_dicom, recognise_dicom
-from rl_reward_network.data_import.files import (
-    AFFIX,
-    SHOWN,
-    affix_of,
-    check_files,
-    files_below,
-    grouped,
-    image_keys,
-    images_and_masks,
-    listed,
-    names_of,
-    pair_key,
-    relative_path,
-    role_of,
-    several_masks,
-    unread_note,
-)
 from rl_reward_network.data_import.items import Found, file_item
-from rl_reward_network.data_import.per_image import (
-    read_labelme,
-    read_nnunet,
-    read_yolo,
-    recognise_labelme,
-    recognise_nnunet,
-    recognise_yolo,
-)
 
 # ---- paired folders -------------------------------------------------------------------------------------------------
 
@@ -58,80 +34,84 @@ Pairs = dict[Path, list[Path]]
 
 def recognise_paired_folders(source: Path) -> str:
     """ "images/ with masks/"; "" where images and masks are not told apart by folders or affixes."""
-    images, masks = images_and_masks(files_below(source, *IMAGE_SUFFIXES), source)
+    images, masks = files.images_and_masks(files.files_below(source, *IMAGE_SUFFIXES), source)
     if not images or not masks:
         return ""
-    in_folders = [path for path in masks if role_of(relative_path(path, source)) == "mask"]
+    in_folders = [path for path in masks if files.role_of(files.relative_path(path, source)) == "mask"]
     if not in_folders:
-        affixes = sorted({f"X_{affix_of(path)}" for path in masks})
+        affixes = sorted({f"X_{files.affix_of(path)}" for path in masks})
         return f"images beside their masks (X and {' or '.join(affixes)})"
     folders = [sorted({path.parent.name for path in part}) for part in (images, in_folders)]
-    return f"paired folders ({' with '.join(', '.join(names[:SHOWN]) for names in folders)})"
+    return f"paired folders ({' with '.join(', '.join(names[: files.SHOWN]) for names in folders)})"
 
 
 def read_paired_folders(source: Path, frames: str = "") -> Found:
     """One item per image; images without a mask are unlabelled."""
-    files = files_below(source, *IMAGE_SUFFIXES)
-    images, masks = images_and_masks(files, source)
+    pictures = files.files_below(source, *IMAGE_SUFFIXES)
+    images, masks = files.images_and_masks(pictures, source)
     pairs, faults, notes = pair_by_name(images, masks, source)
     if not any(pairs.values()):
-        names = [", ".join(str(relative_path(p, source)) for p in files[:SHOWN]) for files in (images, masks)]
+        names = [
+            ", ".join(str(files.relative_path(p, source)) for p in part[: files.SHOWN]) for part in (images, masks)
+        ]
         raise ValueError(
             f"{source}: no annotations.json, and no image has a mask of equal name; images are {names[0]}; masks are"
             f" {names[1]}; rename the folders to images/ and masks/ and each mask as its image, or write"
             " annotations.json (docs/how-to/your-data.md)"
         )
-    names_written = names_of(images, source)
+    names_written = files.names_of(images, source)
     items = [
         file_item(source, image, names_written[image], partial(load_joined_masks, tuple(found)) if found else None)
         for image, found in pairs.items()
     ]
-    rest = sorted({*files} - {*images, *masks})
-    outside = [f"{len(rest)} picture(s) outside of these folders, left out: {listed(rest, source)}"] if rest else []
+    rest = sorted({*pictures} - {*images, *masks})
+    outside = (
+        [f"{len(rest)} picture(s) outside of these folders, left out: {files.listed(rest, source)}"] if rest else []
+    )
     return Found(items, faults=faults, notes=[*notes, *outside])
 
 
 def pair_by_name(images: list[Path], masks: list[Path], source: Path) -> tuple[Pairs, list[str], list[str]]:
     """The masks of each image, the faults (two images or two masks of one name), and notes.
 
-    Args:
-        images, masks: files below `source`.
-        source: folder; two files fit if their paths below it differ in the folder "images" / "masks", in the suffix and
-            in an affix of the mask at most. Where that fits no mask of a folder, see `_loosely`.
+    Two files fit if their paths below `source` differ in the folder "images" / "masks", in the suffix and in an affix
+    of the mask at most. Where that fits no mask of a folder, see `_loosely`.
     """
-    keys = {path: pair_key(relative_path(path, source)) for path in (*images, *masks)}
-    by_key = grouped(images, keys.__getitem__)
+    keys = {path: files.pair_key(files.relative_path(path, source)) for path in (*images, *masks)}
+    by_key = files.grouped(images, keys.__getitem__)
     pairs: Pairs = {image: [] for image in images}
     faults, notes = list[str](), list[str]()
-    for inside in grouped(masks, lambda path: path.parent).values():
-        wanted = {mask: [keys[mask], *reversed(image_keys(relative_path(mask, source)))] for mask in inside}
+    for inside in files.grouped(masks, lambda path: path.parent).values():
+        wanted = {mask: [keys[mask], *reversed(files.image_keys(files.relative_path(mask, source)))] for mask in inside}
         equal = {mask: next((by_key[key][0] for key in names if key in by_key), None) for mask, names in wanted.items()}
         found = {mask: image for mask, image in equal.items() if image}
         if not found and (found := _loosely(wanted, by_key)):
             mask, image = next(iter(found.items()))
-            notes.append(f"paired by parts of their names, look: {listed([image, mask], source)}, ...")
+            notes.append(f"paired by parts of their names, look: {files.listed([image, mask], source)}, ...")
         for mask, image in found.items():
             pairs[image].append(mask)
     double = [same for same in by_key.values() if len(same) > 1 and pairs[same[0]]]
-    faults += [f"{listed(same, source)}: images of one name, with one mask for both; rename one" for same in double]
+    faults += [
+        f"{files.listed(same, source)}: images of one name, with one mask for both; rename one" for same in double
+    ]
     lost = sorted({*masks} - {mask for found in pairs.values() for mask in found})
-    notes += [f"{len(lost)} mask(s) without an image, left out: {listed(lost, source)}"] if lost else []
+    notes += [f"{len(lost)} mask(s) without an image, left out: {files.listed(lost, source)}"] if lost else []
     left_out: list[tuple[Path, str]] = []
     for image, fitting in pairs.items():
         # A first observer's drawing comes before all others; beside it, mask/ is the field of view in DRIVE and HRF.
         best = min(map(_rank, fitting), default=0)
         pairs[image] = [mask for mask in fitting if _rank(mask) == best]
         if others := [mask for mask in fitting if _rank(mask) != best]:
-            left_out.append((others[0], listed(pairs[image][:1], source)))
-        parts = [AFFIX.fullmatch(mask.stem) for mask in pairs[image]]  # X_mask, X_mask_1, X_mask_2 ... as in BUSI
+            left_out.append((others[0], files.listed(pairs[image][:1], source)))
+        parts = [files.AFFIX.fullmatch(mask.stem) for mask in pairs[image]]  # X_mask, X_mask_1, X_mask_2 ... as in BUSI
         wholes = {(mask.parent, m and (m["base"], m["word"])) for mask, m in zip(pairs[image], parts, strict=True)}
         numbered = {m["number"] for m in parts if m and m["word"].lower().startswith("mask")}
-        faults += [] if len(wholes) == 1 and len(numbered) == len(parts) else several_masks(pairs[image], source)
+        faults += [] if len(wholes) == 1 and len(numbered) == len(parts) else files.several_masks(pairs[image], source)
     for other, taken in left_out[:1]:
-        of = f"such as {listed([other], source)}"
+        of = f"such as {files.listed([other], source)}"
         notes.append(f"masks of {len(left_out)} image(s) left out, {of}, since each has one such as {taken}")
     joined = [found for found in pairs.values() if len(found) > 1]
-    notes += [f"{len(joined)} mask(s) joined of several files: {listed(joined[0], source)}"] if joined else []
+    notes += [f"{len(joined)} mask(s) joined of several files: {files.listed(joined[0], source)}"] if joined else []
     return pairs, list(dict.fromkeys(faults)), list(dict.fromkeys(notes))
 
 
@@ -172,26 +152,20 @@ def _rank(mask: Path) -> int:
 
 
 class Layout(NamedTuple):
-    """How a layout is recognised and read.
-
-    Args:
-        recognise, read: see the module's docstring; `frames` is for files with several, see `dicom.FRAMES`.
-        words: what it is, for messages.
-        private: whether names in the source may be those of patients, as `Found.private`.
-    """
+    """How a layout is recognised and read, see the module's docstring."""
 
     recognise: Callable[[Path], str]
     read: Callable[[Path, str], Found]
-    words: str
-    private: bool = False
+    words: str  # what it is, for messages
+    private: bool = False  # whether names in the source may be those of patients, as `Found.private`
 
 
 LAYOUTS: dict[str, Layout] = {
     "paired": Layout(recognise_paired_folders, read_paired_folders, "images/ and masks/ with equal names"),
     "coco": Layout(recognise_coco, read_coco, "COCO instances"),
-    "nnunet": Layout(recognise_nnunet, read_nnunet, "nnU-Net (imagesTr, labelsTr)"),
-    "yolo": Layout(recognise_yolo, read_yolo, "YOLO polygons (images/, labels/*.txt)"),
-    "labelme": Layout(recognise_labelme, read_labelme, "LabelMe (one JSON per image)"),
+    "nnunet": Layout(per_image.recognise_nnunet, per_image.read_nnunet, "nnU-Net (imagesTr, labelsTr)"),
+    "yolo": Layout(per_image.recognise_yolo, per_image.read_yolo, "YOLO polygons (images/, labels/*.txt)"),
+    "labelme": Layout(per_image.recognise_labelme, per_image.read_labelme, "LabelMe (one JSON per image)"),
     "dicom": Layout(recognise_dicom, read_dicom, "DICOM", private=True),
 }
 AUTO = "auto"
@@ -200,21 +174,20 @@ AUTO = "auto"
 def recognise_layout(source: Path, layout: str = AUTO) -> tuple[str, str]:
     """Key of `LAYOUTS` for a folder, and the description of what it holds; a `layout` that is named is taken as it is.
 
-    Raises:
-        ValueError: no folder, no known layout, several, or `layout` is unknown.
+    ValueError for no folder, no known layout, several, or an unknown `layout`.
     """
     if layout not in (AUTO, *LAYOUTS):
         raise ValueError(f"layout is {layout!r}, expected {AUTO}, {', '.join(LAYOUTS)}")
     if not source.is_dir():
         raise ValueError(f"{source}: no such folder; name the folder of your images")
-    check_files(source)
+    files.check_files(source)
     if layout != AUTO:
         return layout, LAYOUTS[layout].recognise(source) or layout
     found = {name: text for name, one in LAYOUTS.items() if (text := one.recognise(source))}
     if not found:
         *words, last = (one.words for one in LAYOUTS.values())
         expected = f"expected {', '.join(words)} or {last}"
-        raise ValueError("; ".join([f"{source}: no known layout", *unread_note(source, read=()), expected]))
+        raise ValueError("; ".join([f"{source}: no known layout", *files.unread_note(source, read=()), expected]))
     if len(found) > 1:
         raise ValueError(
             f"{source}: holds {' and '.join(found.values())}; import one by sa2va-rl data import --layout"

@@ -17,19 +17,7 @@ import yaml
 from rl_reward_network.atomic_io import read_json
 from rl_reward_network.data.images import IMAGE_SUFFIXES
 from rl_reward_network.data.masks import VOLUMES, ClassMasks, Size, load_class_masks
-from rl_reward_network.data_import.files import (
-    files_below,
-    grouped,
-    json_files,
-    listed,
-    names_of,
-    pictures_below,
-    relative_path,
-    role_of,
-    several_masks,
-    unread_keys,
-    without_role,
-)
+from rl_reward_network.data_import import files
 from rl_reward_network.data_import.items import NUMBER, Found, Outline, OutlineMasks, declared_size, file_item, id_text
 
 # ---- nnU-Net --------------------------------------------------------------------------------------------------------
@@ -45,7 +33,7 @@ def recognise_nnunet(source: Path) -> str:
 
 def read_nnunet(source: Path, frames: str = "") -> Found:
     """One item per case of imagesTr (and of imagesTs, unlabelled without labelsTs); ValueError for volumes."""
-    volumes = [path for path in files_below(source) if path.name.lower().endswith(VOLUMES)]
+    volumes = [path for path in files.files_below(source) if path.name.lower().endswith(VOLUMES)]
     if volumes:
         raise ValueError(
             f"{volumes[0]}: a volume, expected single images; write each slice or frame as PNG (file_ending .png in"
@@ -55,8 +43,8 @@ def read_nnunet(source: Path, frames: str = "") -> Found:
     items, faults = [], list[str]()
     for images, labels in (("imagesTr", "labelsTr"), ("imagesTs", "labelsTs")):
         cases: dict[str, Path] = {}
-        masks = grouped(files_below(source / labels, *IMAGE_SUFFIXES), lambda path: path.stem)
-        for path in files_below(source / images, *IMAGE_SUFFIXES):
+        masks = files.grouped(files.files_below(source / labels, *IMAGE_SUFFIXES), lambda path: path.stem)
+        for path in files.files_below(source / images, *IMAGE_SUFFIXES):
             if path.stem[-5:-4] == "_" and path.stem[-4:].isdecimal() and not path.stem.endswith(CHANNEL):
                 faults.append(f"{path}: a second channel of its case; merge the channels into one RGB image")
                 continue
@@ -66,7 +54,7 @@ def read_nnunet(source: Path, frames: str = "") -> Found:
                 continue
             cases[case] = path
             found = masks.pop(case, [])
-            faults += several_masks(found, source)
+            faults += files.several_masks(found, source)
             name = case + path.suffix if images == "imagesTr" else f"{images}/{case}{path.suffix}"
             items.append(file_item(source, path, name, partial(load_named_masks, found[0], values) if found else None))
         lost = [mask for found in masks.values() for mask in found]
@@ -89,18 +77,14 @@ def _class_values(source: Path) -> dict[str, list[int]]:
     values = {}
     for name, given in labels.items():
         numbers = given if isinstance(given, list) else [given]
-        if not numbers or not all(map(_is_value, numbers)) or (len(numbers) > 1 and 0 in map(int, numbers)):
+        whole = all(one.isdecimal() if isinstance(one, str) else type(one) is int and one >= 0 for one in numbers)
+        if not numbers or not whole or (len(numbers) > 1 and 0 in map(int, numbers)):
             raise ValueError(
                 f"{path}: `labels` must be {{name: value}}, or {{name: [value, ...]}} with values above 0, but {name!r}"
                 f" is {given!r:.40}; correct it"
             )
         values[name] = [int(number) for number in numbers]
     return {name: numbers for name, numbers in values.items() if numbers != [0]}
-
-
-def _is_value(value: Any) -> bool:
-    """Whether it is a whole number, as a number or as digits."""
-    return str(value).isdecimal() if isinstance(value, str) else type(value) is int and value >= 0
 
 
 def load_named_masks(path: Path, values: dict[str, list[int]], size: Size) -> ClassMasks:
@@ -125,7 +109,7 @@ NAME_FILES = ("data.yaml", "data.yml", "dataset.yaml", "classes.txt", "obj.names
 
 def recognise_yolo(source: Path) -> str:
     """ "YOLO polygons"; "" without a text file of an image in a folder "labels"."""
-    images, labels = files_below(source, *IMAGE_SUFFIXES), _label_files(source)
+    images, labels = files.files_below(source, *IMAGE_SUFFIXES), _label_files(source)
     fitting = {_key(path, source) for path in images} & {_key(path, source) for path in labels}
     return f"YOLO polygons (images with {len(labels)} text files)" if fitting else ""
 
@@ -133,15 +117,15 @@ def recognise_yolo(source: Path) -> str:
 def read_yolo(source: Path, frames: str = "") -> Found:
     """One item per image; an empty text file is an empty mask, an image without text file is unlabelled."""
     names = _class_names(source)
-    images, mask_files = pictures_below(source)
-    labels = grouped(_label_files(source), lambda path: _key(path, source))
+    images, mask_files = files.pictures_below(source)
+    labels = files.grouped(_label_files(source), lambda path: _key(path, source))
     keys = Counter(_key(path, source) for path in images)
     faults = [f"{source / key}: {count} images of one name; rename one" for key, count in keys.items() if count > 1]
-    written = names_of(images, source)
+    written = files.names_of(images, source)
     items, broken = [], dict[str, str]()
     for path in images:
         texts, masks = labels.pop(_key(path, source), []), None
-        faults += several_masks(texts, source)
+        faults += files.several_masks(texts, source)
         if texts:
             try:
                 masks = OutlineMasks(tuple(_outlines(texts[0], names)), where=str(texts[0]), shares=True)
@@ -150,19 +134,21 @@ def read_yolo(source: Path, frames: str = "") -> Found:
                 continue
         items.append(file_item(source, path, written[path], masks))
     notes = [f"{len(labels)} text file(s) without an image, left out"] if labels else []
-    notes += [f"{len(mask_files)} picture(s) of masks, left out: {listed(mask_files, source)}"] if mask_files else []
-    read = (*_label_files(source), *(path for path in files_below(source) if path.name in NAME_FILES))
+    notes += (
+        [f"{len(mask_files)} picture(s) of masks, left out: {files.listed(mask_files, source)}"] if mask_files else []
+    )
+    read = (*_label_files(source), *(path for path in files.files_below(source) if path.name in NAME_FILES))
     return Found(items, names, faults, notes, broken=broken, read=read)
 
 
 def _label_files(source: Path) -> list[Path]:
     """Text files in a folder "labels", without a list of the classes."""
-    files = [path for path in files_below(source, ".txt") if path.name not in NAME_FILES]
-    return [path for path in files if role_of(relative_path(path, source)) == "mask"]
+    texts = [path for path in files.files_below(source, ".txt") if path.name not in NAME_FILES]
+    return [path for path in texts if files.role_of(files.relative_path(path, source)) == "mask"]
 
 
 def _key(path: Path, source: Path) -> str:
-    return str(without_role(relative_path(path, source)).with_suffix(""))
+    return str(files.without_role(files.relative_path(path, source)).with_suffix(""))
 
 
 def _class_names(source: Path) -> dict[str, str]:
@@ -232,17 +218,17 @@ LOOKED_AT = 20  # JSON files that tell whether it is LabelMe
 
 def recognise_labelme(source: Path) -> str:
     """ "LabelMe"; "" where no JSON file has shapes and imagePath (the first few are read)."""
-    files = files_below(source, ".json")
-    contents, _ = json_files(files[:LOOKED_AT])
+    drawings = files.files_below(source, ".json")
+    contents, _ = files.json_files(drawings[:LOOKED_AT])
     drawn = any(isinstance(one, dict) and one.keys() >= {"shapes", "imagePath"} for one in contents.values())
-    return f"LabelMe ({len(files)} JSON files)" if drawn else ""
+    return f"LabelMe ({len(drawings)} JSON files)" if drawn else ""
 
 
 def read_labelme(source: Path, frames: str = "") -> Found:
     """One item per image; images without a JSON file are unlabelled."""
-    images, masks = pictures_below(source)
+    images, masks = files.pictures_below(source)
     drawn: dict[Path, OutlineMasks] = {}
-    contents, unreadable = json_files(files_below(source, ".json"))
+    contents, unreadable = files.json_files(files.files_below(source, ".json"))
     faults = list[str]()
     for path, content in contents.items():
         try:
@@ -258,11 +244,11 @@ def read_labelme(source: Path, frames: str = "") -> Found:
             faults.append(str(error))
     lost = {path.with_suffix("") for path in unreadable}  # their images are annotated: not imported as unlabelled
     images = [path for path in images if path in drawn or path.with_suffix("") not in lost]
-    names = names_of(images, source)
+    names = files.names_of(images, source)
     items = [file_item(source, path, names[path], drawn.get(path)) for path in images]
-    notes = [f"{len(masks)} picture(s) of masks, left out: {listed(masks, source)}"] if masks else []
-    notes += unread_keys(contents.values(), KNOWN)
-    broken = {relative_path(path, source).as_posix(): fault for path, fault in unreadable.items()}
+    notes = [f"{len(masks)} picture(s) of masks, left out: {files.listed(masks, source)}"] if masks else []
+    notes += files.unread_keys(contents.values(), KNOWN)
+    broken = {files.relative_path(path, source).as_posix(): fault for path, fault in unreadable.items()}
     return Found(items, {}, faults, notes, broken=broken, read=tuple(contents))
 
 
@@ -274,26 +260,21 @@ def _image_of(path: Path, content: dict[str, Any], images: set[Path]) -> Path:
     folders = [path.parent, path.parent.parent] if parts else []
     places = [folder.joinpath(*names) for folder in folders for names in (parts, parts[-1:])]
     for place in (exact, *places, *(path.with_suffix(suffix) for suffix in IMAGE_SUFFIXES)):
-        if place in images:
-            _check_renamed(path, place, images)
-            return place
+        if place not in images:
+            continue
+        near = [folder / f"{path.stem}{suffix}" for folder in (path.parent, place.parent) for suffix in IMAGE_SUFFIXES]
+        if place.stem != path.stem and (own := [one for one in near if one in images]):
+            raise ValueError(  # files were renamed, imagePath was not
+                f"{path}: imagePath names {place.name}, but there is {own[0].name}; write the right one into imagePath,"
+                " or give the file the name of its image"
+            )
+        return place
     raise ValueError(
         f"{path}: imagePath is {content.get('imagePath')!r}, no image of the source; put it beside the file"
     )
 
 
-def _check_renamed(path: Path, image: Path, images: set[Path]) -> None:
-    """Raise if a JSON file names another image than the one of its own stem: files were renamed, imagePath was not."""
-    near = [folder / f"{path.stem}{suffix}" for folder in (path.parent, image.parent) for suffix in IMAGE_SUFFIXES]
-    if image.stem != path.stem and (own := [place for place in near if place in images]):
-        raise ValueError(
-            f"{path}: imagePath names {image.name}, but there is {own[0].name}; write the right one into imagePath, or"
-            " give the file the name of its image"
-        )
-
-
 def _shapes(path: Path, shapes: list[Any]) -> list[Outline]:
-    """Polygons, rectangles and quadrangles; ValueError for other shapes."""
     outlines = []
     for number, shape in enumerate(shapes):
         where = f"{path}: shape {number}"

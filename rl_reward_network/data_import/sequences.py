@@ -1,8 +1,7 @@
 """Sequences of frames (a folder of images, a DICOM file with several frames, a video file).
 
 Frames are decoded one at a time, so memory does not grow with the length. All frames have one size, and grey of more
-than 8 bit has one window for the whole sequence (see `bit_depth.py`). No DICOM tag is kept but the frame
-rate.
+than 8 bit has one window for the whole sequence (see `bit_depth.py`). No DICOM tag is kept but the frame rate.
 """
 
 import re
@@ -14,54 +13,36 @@ from typing import Literal
 
 import cv2
 import numpy as np
-from pydicom.dataset import Dataset
 
 from rl_reward_network.bit_depth import MAX_FRAMES, GreyWindow, common_window, grey_to_rgb
-from rl_reward_network.data.images import (
-    IMAGE_SUFFIXES,
-    image_header,
-    load_deep,
-    load_image,
-)
-from rl_reward_network.data_import.dicom import is_dicom, iter_frames, read_header
+from rl_reward_network.data.images import IMAGE_SUFFIXES, image_header, load_deep, load_image
+from rl_reward_network.data_import.dicom import begins_as_dicom, iter_frames, read_header
+from rl_reward_network.data_import.files import DICOM_SUFFIXES
 
 VIDEO_SUFFIXES = (".avi", ".mp4", ".m4v", ".mov")
 FRAMES_PER_SECOND = 10.0  # where the file does not say
 Decode = Callable[[Iterable[int]], Iterator[np.ndarray]]
+"""Ascending indices -> stored values of those frames: uint8 (H, W, 3), or unsigned grey (H, W)."""
 
 
 @dataclass(frozen=True)
 class FrameSequence:
-    """The frames of one recording, on disk.
-
-    Args:
-        path: folder or file.
-        names: of the frames in their order: file names of a folder, else "frame 1", "frame 2", ...
-        size: (H, W) of each frame.
-        grey: window of grey of more than 8 bit; None: 8 bit.
-        rate: frames per second.
-        decode: (ascending indices) -> those frames, stored values: uint8 (H, W, 3), or unsigned grey (H, W).
-    """
+    """The frames of one recording, on disk."""
 
     path: Path
-    names: tuple[str, ...]
-    size: tuple[int, int]
-    grey: GreyWindow | None
-    rate: float
+    names: tuple[str, ...]  # in order: file names of a folder, else "frame 1", "frame 2", ...
+    size: tuple[int, int]  # (H, W) of each
+    grey: GreyWindow | None  # of more than 8 bit; None: 8 bit
+    rate: float  # frames per second
     decode: Decode
 
     def __len__(self) -> int:
-        """Number of frames."""
         return len(self.names)
 
     def frames(self, indices: Iterable[int] | None = None) -> Iterator[np.ndarray]:
-        """Frames as uint8 (H, W, 3) RGB, each decoded on demand.
+        """Frames at ascending `indices` (from 0; None: all) as uint8 (H, W, 3) RGB, each decoded on demand.
 
-        Args:
-            indices: ascending, from 0; None is all.
-
-        Raises:
-            ValueError: a frame cannot be decoded, or has another size; the message names it.
+        ValueError where one cannot be decoded, or has another size; it is named.
         """
         wanted = range(len(self)) if indices is None else list(indices)
         for index, pixels in zip(wanted, self.decode(wanted), strict=True):
@@ -73,23 +54,19 @@ class FrameSequence:
 def open_sequence(
     path: Path, grey: GreyWindow | None = None, is_frame: Callable[[Path], bool] = lambda file: True
 ) -> FrameSequence:
-    """Read the headers of a sequence.
+    """Read the headers of a folder of images, sorted by name with numbers as numbers, of a DICOM or of a video file.
 
-    Args:
-        path: folder of images, which are sorted by name with numbers as numbers; DICOM file; AVI, MP4 or MOV file.
-        grey: window of grey of more than 8 bit; None measures it on a few frames of the sequence.
-        is_frame: whether an image of a folder belongs to the sequence.
-
-    Raises:
-        ValueError: nothing is there, no frame is found, or frames differ in size or depth; the message names the file.
+    `grey` is the window of grey of more than 8 bit; None measures it on a few frames. `is_frame` tells whether an image
+    of a folder belongs to the sequence. ValueError where nothing is there, no frame is found, or frames differ in size
+    or depth; it names the file.
     """
     if path.is_dir():
         return _folder(path, grey, is_frame)
     if not path.exists():
         raise ValueError(f"{path}: no such file or folder; name a folder of frames, a DICOM file or a video file")
-    if path.suffix.lower() in VIDEO_SUFFIXES:
+    if (suffix := path.suffix.lower()) in VIDEO_SUFFIXES:
         return _video(path)
-    if path.suffix.lower() not in IMAGE_SUFFIXES and is_dicom(path):
+    if suffix in DICOM_SUFFIXES or (suffix not in IMAGE_SUFFIXES and begins_as_dicom(path)):
         return _dicom(path, grey)
     kinds = ", ".join(VIDEO_SUFFIXES)
     raise ValueError(f"{path}: not a sequence; name a folder of frames, a DICOM file or a video file ({kinds})")
@@ -112,8 +89,7 @@ def natural_order(path: Path) -> list[tuple[int, str]]:
 
 
 def _folder(folder: Path, grey: GreyWindow | None, is_frame: Callable[[Path], bool]) -> FrameSequence:
-    images = sorted(visible_images(folder), key=natural_order)
-    files = [path for path in images if is_frame(path)]
+    files = [path for path in sorted(visible_images(folder), key=natural_order) if is_frame(path)]
     if not files:
         raise ValueError(
             f"{folder}: holds no frame ({', '.join(IMAGE_SUFFIXES)}); name the folder that holds them, or a DICOM or"
@@ -140,7 +116,8 @@ def _dicom(path: Path, grey: GreyWindow | None) -> FrameSequence:
         count, size = int(header.get("NumberOfFrames") or 1), (int(header.Rows), int(header.Columns))
         if count < 1:
             raise ValueError(f"NumberOfFrames is {count}")
-        rate = _rate(header)
+        rate, time = header.get("RecommendedDisplayFrameRate") or header.get("CineRate"), header.get("FrameTime")
+        rate = float(rate) if rate else 1000 / float(time) if time else FRAMES_PER_SECOND  # PS3.3, C.7.6.5; in ms
         deep = header.BitsStored > 8 and header.SamplesPerPixel == 1
     except Exception as error:  # of damaged tags: AttributeError, ValueError, TypeError, ...
         raise ValueError(
@@ -148,15 +125,7 @@ def _dicom(path: Path, grey: GreyWindow | None) -> FrameSequence:
         ) from error
     decode = partial(iter_frames, path)
     used = grey or _measured(decode, count) if deep else None
-    return FrameSequence(path, _numbered(count), size, used, rate, decode)
-
-
-def _rate(header: Dataset) -> float:
-    """Frames per second, by DICOM PS3.3, C.7.6.5; FrameTime is in milliseconds."""
-    if rate := header.get("RecommendedDisplayFrameRate") or header.get("CineRate"):
-        return float(rate)
-    time = header.get("FrameTime")
-    return 1000 / float(time) if time else FRAMES_PER_SECOND
+    return FrameSequence(path, tuple(f"frame {n + 1}" for n in range(count)), size, used, rate, decode)
 
 
 def _video(path: Path) -> FrameSequence:
@@ -172,7 +141,8 @@ def _video(path: Path) -> FrameSequence:
         capture.release()
     if not count or count < promised:
         raise ValueError(_broken_video(path, count, promised))
-    return FrameSequence(path, _numbered(count), first.shape[:2], None, rate or FRAMES_PER_SECOND, partial(_read, path))
+    names = tuple(f"frame {n + 1}" for n in range(count))
+    return FrameSequence(path, names, first.shape[:2], None, rate or FRAMES_PER_SECOND, partial(_read, path))
 
 
 def _read(path: Path, indices: Iterable[int]) -> Iterator[np.ndarray]:
@@ -213,29 +183,16 @@ def _other_size(path: Path, names: tuple[str, ...], index: int, found: tuple[int
     )
 
 
-def _numbered(count: int) -> tuple[str, ...]:
-    return tuple(f"frame {number}" for number in range(1, count + 1))
-
-
 def _measured(decode: Decode, count: int) -> GreyWindow:
     """One window for all frames, measured on as many of them as that of a series in training."""
     return common_window(decode(range(0, count, -(-count // MAX_FRAMES))))
 
 
 def key_frames(count: int, how: Literal["first", "uniform"], most: int = 5) -> list[int]:
-    """Numbers of the frames that a language model sees, counted from 0, in order of time.
+    """Numbers of the frames that a language model sees, from 0, in order of time; all if there are at most `most`.
 
-    Args:
-        count: length of the sequence.
-        how: "first" is what the official prediction does; in an angiogram those frames may lie before the contrast
-            agent. "uniform" is evenly spaced, with the first and the last frame.
-        most: largest number of frames; all are chosen if there are fewer.
-
-    Raises:
-        ValueError: count or most below 1.
-
-    >>> key_frames(20, "first"), key_frames(20, "uniform", most=3)
-    ([0, 1, 2, 3, 4], [0, 10, 19])
+    "first" is what the official prediction does; in an angiogram those frames may lie before the contrast agent.
+    "uniform" is evenly spaced, with the first and the last frame. ValueError for a count or `most` below 1.
     """
     if count < 1 or most < 1:
         raise ValueError(f"{count} frames, at most {most} key frames: expected 1 or more of both")

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,10 @@ from rl_reward_network.data_import.layouts import AUTO, LAYOUTS, recognise_layou
 
 
 def chosen_classes(label: str | None, classes: Iterable[str], class_ids: dict[str, str]) -> list[str] | None:
-    """The classes whose union is the mask; None where the user has to choose.
+    """The classes whose union is the mask; None where the user has to choose. ValueError for no class of that name.
 
-    Args:
-        label: a class by name, number or colour; several with commas between; "all"; None: the only class there is.
-        classes: the classes that occur.
-        class_ids: number -> name, see `Found`.
-
-    Raises:
-        ValueError: no class of that name.
+    `label` is a class by name, number or colour, several with commas between, "all", or None: the only class there is.
+    `classes` are those that occur, `class_ids` number -> name, see `Found`.
     """
     occurring = sorted(set(classes), key=class_order)
     known = sorted({*classes, *class_ids.values()}, key=class_order)
@@ -75,13 +71,11 @@ class ImportOptions:
     layout: str = AUTO
     frames: str = "middle"
     skip: int = 0
-    own_groups: bool = False
-    """Of unlabelled images: one whose group is not known is a group of its own."""
+    own_groups: bool = False  # of unlabelled images: one whose group is not known is a group of its own
     classes: Path | None = None
     bit_depth: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a negative limit, and a class beside those of a file."""
         for name in ("label", "phrase") if self.classes else ():
             if getattr(self, name) is not None:
                 raise ValueError(
@@ -94,20 +88,13 @@ class ImportOptions:
 
 @dataclass(frozen=True)
 class Seen:
-    """A decoded item.
-
-    Attributes:
-        size: (H, W).
-        pixels: of each class; None: unlabelled.
-        flat: whether it has no mask and looks like one.
-        aspect: height of a pixel in multiples of its width.
-    """
+    """A decoded item."""
 
     item: Item
-    size: tuple[int, int]
+    size: tuple[int, int]  # (H, W)
     thumbnail: np.ndarray
-    pixels: dict[str, int] | None
-    flat: bool
+    pixels: dict[str, int] | None  # of each class; None: unlabelled
+    flat: bool  # whether it has no mask and looks like one
     aspect: float = 1.0
 
     @property
@@ -118,32 +105,21 @@ class Seen:
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """A source, and what was decided for it.
-
-    Attributes:
-        layout, description: key of `LAYOUTS`, and what it was taken for.
-        seen: the decoded images, without those that have a fault.
-        classes: those whose union is the mask; None while open.
-        groups, groups_from: of each image, names not hidden yet; None while open.
-        leaks: `same_in_two_groups` of the decoded images.
-        open_points: what has to be repaired or decided before anything can be written.
-        skipped: broken files that are left out, each with what is wrong; names no patient where names are hidden.
-        named: the classes that are asked for by name, with categories as the masks name them; () for one phrase.
-    """
+    """A source, and what was decided for it."""
 
     source: Path
     options: ImportOptions
-    layout: str
+    layout: str  # key of `LAYOUTS`
     description: str
     found: Found
-    seen: list[Seen]
-    classes: list[str] | None
-    groups: Groups | None
+    seen: list[Seen]  # without those that have a fault
+    classes: list[str] | None  # those whose union is the mask; None while open
+    groups: Groups | None  # of each image, names not hidden yet; None while open
     groups_from: str
-    leaks: list[tuple[int, int, float]]
-    open_points: tuple[str, ...]
-    skipped: tuple[str, ...]
-    named: tuple[NamedClass, ...] = ()
+    leaks: list[tuple[int, int, float]]  # `same_in_two_groups` of `seen`
+    open_points: tuple[str, ...]  # to be repaired or decided before anything can be written
+    skipped: tuple[str, ...]  # broken files that are left out, and why; names no patient where names are hidden
+    named: tuple[NamedClass, ...] = ()  # asked for by name, with categories as the masks name them; () for one phrase
 
     @property
     def phrase(self) -> str:
@@ -161,8 +137,7 @@ class Survey:
 def survey_source(source: Path, options: ImportOptions) -> Survey:
     """Recognise, read and decode a source.
 
-    Raises:
-        ValueError: the layout is not recognised, or the source cannot be read at all; other faults are `open_points`.
+    ValueError where the layout is not recognised, or the source cannot be read at all; other faults are `open_points`.
     """
     layout, description = recognise_layout(source, options.layout)
     found = LAYOUTS[layout].read(source, options.frames)
@@ -213,12 +188,8 @@ def survey_source(source: Path, options: ImportOptions) -> Survey:
     names = {item.name: group for item, (group, _) in zip(found.items, groups or (), strict=bool(groups))}
     own = [names.get(one.item.name, one.item.name) for one in seen]
     leaks = same_in_two_groups(np.stack([one.thumbnail for one in seen]), own) if seen else []
-    return Survey(
-        *(source, options, layout, description, found, seen, classes, groups, groups_from, leaks),
-        tuple(points),
-        skipped,
-        asked_for,
-    )
+    decided = classes, groups, groups_from, leaks, tuple(points), skipped, asked_for
+    return Survey(source, options, layout, description, found, seen, *decided)
 
 
 def _without_ignored(seen: list[Seen], found: Found, options: ImportOptions) -> list[Seen]:
@@ -249,18 +220,14 @@ def _without_ignored(seen: list[Seen], found: Found, options: ImportOptions) -> 
     left_out = ignored | background
     for number in [number for number, name in found.class_ids.items() if name in left_out]:
         del found.class_ids[number]
-
-    def kept(one: Seen) -> Seen:
-        return replace(one, pixels=one.pixels and {n: count for n, count in one.pixels.items() if n not in left_out})
-
-    return list(map(kept, seen)) if left_out else seen
+    kept = [{n: count for n, count in (one.pixels or {}).items() if n not in left_out} for one in seen]
+    return [replace(one, pixels=one.pixels and pixels) for one, pixels in zip(seen, kept, strict=True)]
 
 
 def _named_classes(path: Path, known: list[str], found: Found) -> tuple[NamedClass, ...]:
     """The classes of a file, their categories by the names that the masks have.
 
-    Raises:
-        ValueError: as `read_classes`, or a category that the source does not have; names class, field and remedy.
+    ValueError as `read_classes`, or for a category that the source does not have; names class, field and remedy.
     """
     resolved = []
     for number, one in enumerate(read_classes(path)):
@@ -282,21 +249,15 @@ def _only_asked(
     named: tuple[NamedClass, ...], found: Found, seen: list[Seen], groups: Groups | None
 ) -> tuple[Found, list[Seen], Groups | None]:
     """Images, decoded ones and groups without those in which no class is asked for; a note counts them."""
-    asked = [any(one.asked(image.present) is not None for one in named) for image in seen]
-    wanted = {image.item.name for image, is_asked in zip(seen, asked, strict=True) if is_asked}
+    wanted = {image.item.name for image in seen if any(one.asked(image.present) is not None for one in named)}
     if not wanted:
         raise ValueError("no image has a mask for a class of classes.json; correct its `ids`, or name other data")
     kept = [item.name in wanted for item in found.items]
-    if all(kept):
-        return found, seen, groups
-    note = f"{kept.count(False)} image(s) in which no class is asked for, left out"
-    items = [item for item, keep in zip(found.items, kept, strict=True) if keep]
-    groups = groups and [group for group, keep in zip(groups, kept, strict=True) if keep]
-    return (
-        replace(found, items=items, notes=[*found.notes, note]),
-        [image for image in seen if image.item.name in wanted],
-        groups,
-    )
+    if not all(kept):
+        note = f"{kept.count(False)} image(s) in which no class is asked for, left out"
+        found = replace(found, items=list(compress(found.items, kept)), notes=[*found.notes, note])
+        groups = groups and list(compress(groups, kept))
+    return found, [image for image in seen if image.item.name in wanted], groups
 
 
 def class_counts(seen: list[Seen], found: Found) -> dict[str, tuple[int, int]]:

@@ -151,19 +151,17 @@ def _asked(survey: Survey) -> dict[str, Asked]:
     """Image name -> what is asked of it."""
     if not survey.named:
         return {item.name: {survey.phrase: ("masks", tuple(survey.classes or ()))} for item in survey.found.items}
-    asked: dict[str, Asked] = {}
-    for image in survey.seen:
-        categories = {number: one.asked(image.present) for number, one in enumerate(survey.named)}
-        asked[image.item.name] = {
-            survey.named[number].name: (f"masks/{number}", names)
-            for number, names in categories.items()
-            if names is not None
+    return {
+        image.item.name: {
+            one.name: (f"masks/{number}", names)
+            for number, one in enumerate(survey.named)
+            if (names := one.asked(image.present)) is not None
         }
-    return asked
+        for image in survey.seen
+    }
 
 
 def _write_item(folder: Path, item: Item, mask_name: str, asked: Asked) -> None:
-    """Copy or write an image, and write its masks."""
     place = folder / "images" / item.name
     place.parent.mkdir(parents=True, exist_ok=True)
     image = item.load_image()
@@ -183,7 +181,6 @@ def _write_item(folder: Path, item: Item, mask_name: str, asked: Asked) -> None:
 
 
 def _record(item: Item, group: str, series: str | None, mask_name: str, asked: Asked) -> dict[str, Any]:
-    """The record of annotations.json."""
     files = [f"{below}/{mask_name}" for below, _ in asked.values()]
     mask = {"mask_png": files[0] if len(files) == 1 else files} if item.load_masks else {}
     return {"image": item.name, "text": list(asked), **mask, "group": group, **({"series": series} if series else {})}

@@ -1,11 +1,9 @@
 """Rendered X-ray angiograms: patients x series x frames, each series in one of six looks.
 
-A look is the appearance of a series: contrast, thin branches, calibre, noise, motion blur, polarity, catheter. It is
-the hidden property on which the best prompt depends, see `tools/nano`.
-
-The picture is absorption, as on an X-ray detector: tissue, ribs, spine and diaphragm, then contrast medium along the
-rays through round tubes, motion blur of the heart alone, detector blur and noise, display window, polarity. The ground
-truth is the vessel tree, never the catheter.
+A look is the appearance of a series, on which the best prompt depends, see `tools/nano`. The picture is absorption, as
+on an X-ray detector: tissue, ribs, spine and diaphragm, then contrast medium along the rays through round tubes, motion
+blur of the heart alone, detector blur and noise, display window, polarity. The ground truth is the vessel tree, never
+the catheter.
 
 Vessels are tapering tubes. Coordinates are (x, y) in pixels, pixel centres at whole numbers. No radius is below
 `THINNEST_RADIUS`, so the mask of the thinnest vessel is at least 8 pixels wide wherever it lies between pixel centres:
@@ -31,16 +29,10 @@ CLEARANCE = 5.0  # pixels between the walls of two tubes, so that they remain di
 
 @dataclass(frozen=True, eq=False)
 class Tube:
-    """One vessel, or the catheter.
+    """One vessel, or the catheter."""
 
-    Args:
-        points: float64 (n, 2), x and y of its centre line, about a pixel apart.
-        radius: float64 (n,), pixels.
-        part: TRUNK, BRANCH, THIN or CATHETER.
-    """
-
-    points: np.ndarray
-    radius: np.ndarray
+    points: np.ndarray  # float64 (n, 2), x and y of its centre line, about a pixel apart
+    radius: np.ndarray  # float64 (n,), pixels
     part: int
 
 
@@ -50,25 +42,15 @@ TREE = TRUNK | BRANCH | THIN  # bits of the ground truth
 
 @dataclass(frozen=True)
 class Look:
-    """Rendering settings of a series; ranges are (low, high), drawn once per series.
+    """Rendering settings of a series; ranges are (low, high), drawn once per series."""
 
-    Args:
-        contrast: absorption of contrast medium, 1 / (100 pixels).
-        thin: number of thin branches that are attempted.
-        calibre: factor on the radii of trunk and branches.
-        noise: standard deviation of the detector's noise, share of full exposure.
-        blur: length in pixels of the heart's motion during the exposure.
-        bright: vessels are brighter than the background, as after subtraction.
-        with_catheter: draw a catheter and two pacemaker leads.
-    """
-
-    contrast: tuple[float, float] = (2.9, 3.8)
-    thin: tuple[int, int] = (4, 6)
-    calibre: tuple[float, float] = (0.9, 1.15)
-    noise: tuple[float, float] = (0.012, 0.018)
-    blur: tuple[float, float] = (0.0, 2.0)
-    bright: bool = False
-    with_catheter: bool = False
+    contrast: tuple[float, float] = (2.9, 3.8)  # absorption of contrast medium, 1 / (100 pixels)
+    thin: tuple[int, int] = (4, 6)  # number of thin branches that are attempted
+    calibre: tuple[float, float] = (0.9, 1.15)  # factor on the radii of trunk and branches
+    noise: tuple[float, float] = (0.012, 0.018)  # standard deviation of the detector's noise, share of full exposure
+    blur: tuple[float, float] = (0.0, 2.0)  # length in pixels of the heart's motion during the exposure
+    bright: bool = False  # vessels are brighter than the background, as after subtraction
+    with_catheter: bool = False  # and two pacemaker leads
 
 
 LOOKS: dict[str, Look] = {
@@ -83,16 +65,10 @@ LOOKS: dict[str, Look] = {
 
 @dataclass(frozen=True, eq=False)
 class Angiogram:
-    """One frame.
+    """One frame."""
 
-    Args:
-        image: uint8 (H, W), grey.
-        parts: uint8 (H, W), bits TRUNK, BRANCH, THIN, CATHETER; the ground truth is `parts & TREE > 0`.
-        look: key of `LOOKS`.
-    """
-
-    image: np.ndarray
-    parts: np.ndarray
+    image: np.ndarray  # uint8 (H, W), grey
+    parts: np.ndarray  # uint8 (H, W), bits TRUNK, BRANCH, THIN, CATHETER; the ground truth is `parts & TREE > 0`
     look: str
 
 
@@ -137,22 +113,20 @@ def _contrast(tubes: list[Tube], filling: float, blur: float, angle: float) -> n
     vessels = 2 * np.sqrt(depth([tube for tube in tubes if tube.part != CATHETER]))
     wires = 2 * np.sqrt(depth([tube for tube in tubes if tube.part == CATHETER]))
     if blur >= 1:
-        vessels = _smear(vessels, blur, angle)
+        kernel = np.ones(int(np.rint(blur)) | 1)
+        along_x = rotate(vessels, angle, reshape=False, order=1, mode="nearest")
+        smeared = convolve1d(along_x, kernel / kernel.sum(), axis=1)
+        vessels = rotate(smeared, -angle, reshape=False, order=1, mode="nearest")
     return np.exp(-filling / 100 * vessels - 0.22 * wires)
-
-
-def _smear(picture: np.ndarray, length: float, angle: float) -> np.ndarray:
-    """Motion blur of `length` pixels along `angle` degrees."""
-    kernel = np.ones(int(np.rint(length)) | 1)
-    along_x = rotate(picture, angle, reshape=False, order=1, mode="nearest")
-    return rotate(convolve1d(along_x, kernel / kernel.sum(), axis=1), -angle, reshape=False, order=1, mode="nearest")
 
 
 def _tissue(rng: Generator) -> np.ndarray:
     """(H, W) share of light behind the vessels: soft tissue, ribs, spine, diaphragm, vignette."""
     rows, cols = np.mgrid[0:SIDE, 0:SIDE] / SIDE
     light = rng.uniform(0.62, 0.78) + 0.10 * _smooth(rng, 4) + 0.035 * _smooth(rng, 12) + 0.012 * _smooth(rng, 48)
-    light = light * _ribs(rng, rows, cols) * _diaphragm(rng, rows, cols)
+    light = light * _ribs(rng, rows, cols)
+    dome = rng.uniform(0.72, 1.15) + rng.uniform(0.3, 0.9) * (cols - rng.uniform(0.2, 0.8)) ** 2  # the diaphragm's
+    light = light * (1 - rng.uniform(0.1, 0.3) / (1 + np.exp((dome - rows) / 0.012)))
     spine, width = rng.uniform(-0.2, 1.2), rng.uniform(0.08, 0.14)
     light *= 1 - rng.uniform(0.05, 0.16) / (1 + np.exp((np.abs(cols - spine + 0.1 * rows) - width) / 0.02))
     radius = np.hypot(rows - 0.5, cols - 0.5)
@@ -175,14 +149,7 @@ def _ribs(rng: Generator, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
     height = rows + slope * cols + bend * (cols - 0.5) ** 2 + rng.uniform(0, 1)
     gap = np.abs((height % period) - period / 2)
     band = 1 / (1 + np.exp((gap - width / 2) / 0.006))
-    edge = np.exp(-(((gap - width / 2) / 0.008) ** 2))
-    return 1 - rng.uniform(0.02, 0.09) * (band + 0.6 * edge)
-
-
-def _diaphragm(rng: Generator, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
-    """(H, W) factor: a dome at the lower edge, visible in some pictures."""
-    top = rng.uniform(0.72, 1.15) + rng.uniform(0.3, 0.9) * (cols - rng.uniform(0.2, 0.8)) ** 2
-    return 1 - rng.uniform(0.1, 0.3) / (1 + np.exp((top - rows) / 0.012))
+    return 1 - rng.uniform(0.02, 0.09) * (band + 0.6 * np.exp(-(((gap - width / 2) / 0.008) ** 2)))
 
 
 def grow_tree(rng: Generator, branches: int, thin_branches: int, calibre: float = 1.0) -> list[Tube]:
@@ -250,26 +217,26 @@ def _wire(rng: Generator, start: np.ndarray, headings: np.ndarray) -> Tube:
     return Tube(start + np.cumsum(steps, axis=0), np.full(len(steps), rng.uniform(4.3, 5.2)), CATHETER)
 
 
-def turned(tubes: list[Tube], angle: float, flip: bool, side: int = 256) -> list[Tube]:
+def turned(tubes: list[Tube], angle: float, flip: bool) -> list[Tube]:
     """The tubes turned about the picture's middle by `angle` radians, mirrored first if `flip`."""
-    middle = (side - 1) / 2
+    middle = (SIDE - 1) / 2
     turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
     mirror = np.array([-1.0 if flip else 1.0, 1.0])
     return [replace(tube, points=(tube.points - middle) * mirror @ turn + middle) for tube in tubes]
 
 
-def moved(tubes: list[Tube], shift: np.ndarray, swell: np.ndarray, side: int = 256) -> list[Tube]:
+def moved(tubes: list[Tube], shift: np.ndarray, swell: np.ndarray) -> list[Tube]:
     """The tubes at another phase of the heart beat: shifted by (x, y) pixels, stretched smoothly by `swell` pixels."""
-    wave = [np.sin(np.pi * tube.points[:, ::-1] / side) for tube in tubes]
+    wave = [np.sin(np.pi * tube.points[:, ::-1] / SIDE) for tube in tubes]
     return [replace(tube, points=tube.points + shift + w * swell) for tube, w in zip(tubes, wave, strict=True)]
 
 
-def depth(tubes: list[Tube], side: int = 256) -> np.ndarray:
-    """float64 (side, side): squared half-thickness of the tubes above each pixel centre, 0 outside.
+def depth(tubes: list[Tube]) -> np.ndarray:
+    """float64 (SIDE, SIDE): squared half-thickness of the tubes above each pixel centre, 0 outside.
 
     The union of discs: radius^2 - distance^2, largest over all points; a ray through a round tube is twice its root.
     """
-    grid = np.zeros((side, side))
+    grid = np.zeros((SIDE, SIDE))
     for tube in tubes:
         reach = int(np.ceil(tube.radius.max())) + 1
         offsets = np.arange(-reach, reach + 1)
@@ -278,14 +245,14 @@ def depth(tubes: list[Tube], side: int = 256) -> np.ndarray:
         gap = (ys - tube.points[:, 1:])[:, :, None] ** 2 + (xs - tube.points[:, :1])[:, None, :] ** 2  # (n, k, k)
         value = tube.radius[:, None, None] ** 2 - gap
         rows, cols = np.broadcast_to(ys[:, :, None], value.shape), np.broadcast_to(xs[:, None, :], value.shape)
-        inside = (value > 0) & (rows >= 0) & (rows < side) & (cols >= 0) & (cols < side)
+        inside = (value > 0) & (rows >= 0) & (rows < SIDE) & (cols >= 0) & (cols < SIDE)
         np.maximum.at(grid, (rows[inside], cols[inside]), value[inside])
     return grid
 
 
-def part_map(tubes: list[Tube], side: int = 256) -> np.ndarray:
-    """uint8 (side, side): the parts that cover each pixel, as bits; 0 is background."""
-    bits = np.zeros((side, side), dtype=np.uint8)
+def part_map(tubes: list[Tube]) -> np.ndarray:
+    """uint8 (SIDE, SIDE): the parts that cover each pixel, as bits; 0 is background."""
+    bits = np.zeros((SIDE, SIDE), dtype=np.uint8)
     for part in sorted({tube.part for tube in tubes}):
-        bits[depth([tube for tube in tubes if tube.part == part], side) > 0] |= part
+        bits[depth([tube for tube in tubes if tube.part == part]) > 0] |= part
     return bits

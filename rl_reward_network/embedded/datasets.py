@@ -42,10 +42,8 @@ def is_rendered(folder: Path) -> bool:
 def embedded_angiograms(parent: Path = DEFAULT_FOLDER, no_gap: bool = False) -> Path:
     """The folder of the rendered angiograms below `parent`; they are rendered if it does not exist.
 
-    With `no_gap`, one prompt is the best on every picture.
-
-    Raises:
-        ValueError: the folder exists, but was not rendered by this version of the project.
+    With `no_gap`, one prompt is the best on every picture. ValueError where the folder exists, but was not rendered by
+    this version of the project.
     """
     folder = angiogram_folder(parent, no_gap)
     looks = NO_GAP_LOOKS if no_gap else tuple(LOOKS)
@@ -101,11 +99,7 @@ def write_angiograms(
 
 
 def read_looks(folder: Path) -> dict[str, str]:
-    """The look of each frame of a rendered folder, by its file name.
-
-    Raises:
-        ValueError: the folder was not rendered by this project.
-    """
+    """The look of each frame of a rendered folder, by its file name; ValueError for any other folder."""
     return dict(read_json(folder / "looks.json"))
 
 
@@ -116,7 +110,7 @@ def look_of(patient: int, series: int, looks: tuple[str, ...]) -> str:
 
 
 def _write_series(folder: Path, looks: tuple[str, ...], seed: int, patient: int, series: int) -> list[dict[str, Any]]:
-    """Write the frames of one series; returns their annotation records, with the look added."""
+    """The frames of one series; returns their annotation records, with the look added."""
     rng = np.random.default_rng([seed, patient, series])
     look = look_of(patient, series, looks)
     first = int(rng.integers(5, 40))

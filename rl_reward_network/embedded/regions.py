@@ -68,11 +68,7 @@ class Scene:
 
 
 def render_scene(rng: np.random.Generator, side: int = REFERENCE_SIDE) -> Scene:
-    """A random scene of `side` x `side` pixels.
-
-    Raises:
-        ValueError: `side` is below 96, too small to distinguish the shapes.
-    """
+    """A random scene of `side` x `side` pixels; ValueError below 96, too small to distinguish the shapes."""
     if side < SMALLEST_SIDE:
         raise ValueError(f"side is {side} pixels, expected at least {SMALLEST_SIDE}; render a larger picture")
     canvas = _background(rng, side)
@@ -113,13 +109,11 @@ def write_regions(
 ) -> None:
     """Write the scenes of `make_scenes` in GAR's layout; `folder` appears whole or not at all, replacing an older.
 
-    `sa2va-nano` was trained in DAYLIGHT; under other light captions still name the unlit colours.
+    `sa2va-nano` was trained in DAYLIGHT; under other light captions still name the unlit colours. ValueError for a
+    `count` below 1, or a `side` too small.
 
     A row holds `image` (PNG inside), `mask_rle` (compressed COCO RLE), `conversations` (the k-th answer is the caption
     of the k-th mask) and `catagory` (GAR's spelling; the shapes). All rows are in memory, about 0.25 MB each.
-
-    Raises:
-        ValueError: `count` is below 1, or `side` too small.
     """
     import datasets as hf  # a slow import (pandas, pyarrow) that only this function needs
 
@@ -136,7 +130,6 @@ def write_regions(
 
 
 def _to_row(scene: Scene, light: tuple[float, float, float]) -> dict[str, Any]:
-    """One scene under coloured light, as a row of GAR's table."""
     lit = (scene.image * np.array(light)).round().astype(np.uint8)
     Image.fromarray(lit).save(png := io.BytesIO(), "PNG", compress_level=1)  # noise hardly shrinks anyway
     pairs = [({"from": "human", "value": QUESTION}, {"from": "gpt", "value": obj.caption}) for obj in scene.objects]

@@ -58,7 +58,6 @@ class RunConfig:
     images, or of a series (of captioned regions, of each image)."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers out of range and unknown bit depths."""
         check_at_least(self, 0, "seed", "split_seed")
         check_at_least(self, -1, "gpu")
         window_of_bits(self.bit_depth)
@@ -94,7 +93,6 @@ class PromptConfig:
     """File with your own prompts, one per line; by default the 11 built-in ones."""
 
     def __post_init__(self) -> None:
-        """Refuse limits below 1."""
         check_at_least(self, 1, "segment_batch", "max_new_tokens", "max_tiles")
 
 
@@ -126,7 +124,6 @@ class RegionConfig:
     """Prompt of all annotated images; by default the first built-in prompt."""
 
     def __post_init__(self) -> None:
-        """Refuse counts out of range."""
         check_at_least(self, 1, "max_dynamic_patch")
         check_at_least(self, 4, "max_regions")
         check_range(self, "feature_cache_gib")

@@ -21,36 +21,18 @@ from skimage.morphology import skeletonize
 from rl_reward_network.atomic_io import NAMES_ALONE
 from rl_reward_network.data.annotations import recognise_annotations
 from rl_reward_network.data.identity import TRAIN_ANEW, check_apart, judged_parts, same_in_two_groups, thumbnail
-from rl_reward_network.data.items import RegionSample, Sample, region_fingerprint
+from rl_reward_network.data.items import Sample, region_fingerprint
 from rl_reward_network.data.names import classes_of
 from rl_reward_network.data.readers import REGIONS, read_region_data, recognise
 from rl_reward_network.data.splits import Split, make_split, patient_key, select, spellings
 from rl_reward_network.data_import.files import some, unread_note
 from rl_reward_network.data_import.write import import_notes, imported_grey, is_ungrouped
-from rl_reward_network.embedded.datasets import (
-    DEFAULT_DATA,
-    DEFAULT_FOLDER,
-    angiogram_folder,
-    is_rendered,
-    region_folder,
-)
+from rl_reward_network.embedded import datasets
+from rl_reward_network.inputs import loading
 from rl_reward_network.inputs.config import RegionConfig, RunConfig
-from rl_reward_network.inputs.loading import (
-    FLAG,
-    check_named,
-    check_one_phrase,
-    decode_files,
-    images_summary,
-    join_unlabelled,
-    nameless_note,
-    open_samples,
-    own_format,
-    regions_summary,
-)
 from rl_reward_network.models.default import is_small
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.models.sa2va.checkpoint_sa2va import CheckpointFolder, open_checkpoint
-from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
+from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
 from rl_reward_network.models.sa2va.modeling_sa2va import check_checkpoint
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.report.statistics import MIN_PATIENTS
@@ -109,44 +91,37 @@ def check_model(model_path: str, data_root: Path) -> Finding:
     folder = open_checkpoint(model_path)
     config = check_checkpoint(folder)
     folder.tensors()
-    text = config.text_config
-    user_data = data_root.exists() and not is_rendered(data_root)
+    text, template = config.text_config, f"template {config.template}"
+    if config.family.body == "qwen_vl":  # the released ones were trained without the system turn of some templates
+        processor = Sa2VAProcessor.from_config(config, folder.tokenizer(config), None, folder.image_processor(config))
+        template = f"chat template {'with a' if processor.system_turn else 'without'} system turn"
+    user_data = data_root.exists() and not datasets.is_rendered(data_root)
     hint = "; a rehearsal model, of no use on your own images: set MODEL_PATH" if user_data else ""
     return Finding(
         f"{'official' if folder.original else 'our'} layout, {config.family.name}, {text.num_hidden_layers} x "
-        f"{text.hidden_size} language model, {_template(folder, config)}{hint if is_small(model_path) else ''}"
+        f"{text.hidden_size} language model, {template}{hint if is_small(model_path) else ''}"
     )
-
-
-def _template(folder: CheckpointFolder, config: Sa2VAConfig) -> str:
-    """The prompt format; the released Qwen-VL models were trained without the system turn that some templates have."""
-    if config.family.body != "qwen_vl":
-        return f"template {config.template}"
-    processor = Sa2VAProcessor.from_config(config, folder.tokenizer(config), None, folder.image_processor(config))
-    return f"chat template {'with a' if processor.system_turn else 'without'} system turn"
 
 
 def check_data(config: RunConfig, regions: RegionConfig) -> Finding:
     """Decode every image and mask once; describe data and split, and note what is suspicious."""
-    check_named(config.model_path, config.data_root, DEFAULT_DATA)
+    loading.check_named(config.model_path, config.data_root, datasets.DEFAULT_DATA)
     if _to_be_rendered(config.data_root):
         if config.unlabelled_root is not None:
             raise ValueError(f"{config.data_root}: not there yet, so {FLAG} cannot be compared; run sa2va-rl data")
         return Finding("embedded data, not there yet: the run renders them")
     if regions.dataset_name not in REGIONS:
-        config = own_format(config)
+        config = loading.own_format(config)
     return _regions(config, regions) if _captioned(config, regions) else _images(config)
 
 
 def _to_be_rendered(root: Path) -> bool:
-    """Whether these are embedded data that do not exist yet."""
-    folders = (angiogram_folder, partial(angiogram_folder, no_gap=True), region_folder)
-    embedded = [folder(parent).resolve() for parent in (DEFAULT_FOLDER, CLONE / "data") for folder in folders]
+    folders = (datasets.angiogram_folder, partial(datasets.angiogram_folder, no_gap=True), datasets.region_folder)
+    embedded = [folder(parent).resolve() for parent in (datasets.DEFAULT_FOLDER, CLONE / "data") for folder in folders]
     return not root.exists() and root.resolve() in embedded
 
 
 def _captioned(config: RunConfig, regions: RegionConfig) -> bool:
-    """Whether these are captioned regions."""
     if regions.dataset_name != "auto":
         return regions.dataset_name in REGIONS
     try:
@@ -158,27 +133,24 @@ def _captioned(config: RunConfig, regions: RegionConfig) -> bool:
 def _images(config: RunConfig) -> Finding:
     """Annotated images, for all three trainings."""
     root = config.data_root
-    samples, split = open_samples(config)
+    samples, split = loading.open_samples(config)
     by_name = []
     if classes := classes_of(root):
         by_name = [f"asked for by name, in GRPO with labels alone: {', '.join(one.name for one in classes.values())}"]
     else:
-        check_one_phrase(samples, root)
-    samples, split, _ = join_unlabelled(config, samples, split)
+        loading.check_one_phrase(samples, root)
+    samples, split, _ = loading.join_unlabelled(config, samples, split)
     images = sample_statistics(samples)
-    few = {
-        ("policy", "val"): "step 2 will deploy the model as it is",
-        ("test",): "there will be no verdict",
-    }
+    few = {("policy", "val"): "step 2 will deploy the model as it is", ("test",): "there will be no verdict"}
     hints = "".join(
         f"; fewer than {MIN_PATIENTS} {' and '.join(names)} patients with masks: {meaning}"
         for names, meaning in few.items()
         if len({s.group_id for name in names for s in select(samples, split, name) if s.labelled}) < MIN_PATIENTS
     )
-    summary = f"{images_summary(samples, root)}; patients: {_sizes(split)}{hints}"
+    summary = f"{loading.images_summary(samples, root)}; patients: {_sizes(split)}{hints}"
     joined = [sample for sample in samples if sample.joined]
     unread = [note for folder in (root, config.unlabelled_root) if folder for note in unread_note(folder)]
-    look = [f"look: {note}" for note in (*unread, nameless_note(joined)) if note]
+    look = [f"look: {note}" for note in (*unread, loading.nameless_note(joined)) if note]
     notes = (*import_notes(root), *_notes(images), *look, *(() if is_ungrouped(root) else _spelling_note(samples)))
     return Finding("\n".join([summary, *by_name, *_grey(samples, root, config.bit_depth), *_foreground(images)]), notes)
 
@@ -187,13 +159,14 @@ def _regions(config: RunConfig, settings: RegionConfig) -> Finding:
     """Captioned regions, for GRPO."""
     root = config.data_root
     if config.unlabelled_root is not None:
-        raise ValueError(f"{config.unlabelled_root}: {FLAG} is for images, but {root} holds captions")
+        raise ValueError(f"{config.unlabelled_root}: {loading.FLAG} is for images, but {root} holds captions")
     regions, summary = read_region_data(root, settings.dataset_name, settings.max_regions, config.bit_depth)
     split = make_split(regions, config.split_seed, region_fingerprint)
-    images = region_statistics(regions)
+    picked = regions[:: -(-len(regions) // CHECKED) or 1]
+    images = loading.decode_files([lambda r=r: image_statistics(r.where, r.group_id, *r.load()) for r in picked])  # type: ignore[misc]
     words = [len(region.caption.split()) for region in regions]
     captions = f"captions: {min(words)} to {max(words)} words, median {median(words):g}"
-    first = f"{regions_summary(summary, root)}, for GRPO; groups: {_sizes(split)}"
+    first = f"{loading.regions_summary(summary, root)}, for GRPO; groups: {_sizes(split)}"
     return Finding("\n".join([first, *_foreground(images), captions]), _notes(images))
 
 
@@ -212,7 +185,7 @@ def sample_statistics(samples: Sequence[Sample]) -> list[ImageStatistics]:
         place = sample.image_path.as_posix().rpartition("/images/")[2]  # with the folders below
         return image_statistics(place, patient_key(sample.group), sample.load_image(), mask, filled)
 
-    return decode_files([partial(read, sample) for sample in samples])
+    return loading.decode_files([partial(read, sample) for sample in samples])
 
 
 def has_filled_loops(mask: np.ndarray) -> bool:
@@ -236,12 +209,6 @@ def has_filled_loops(mask: np.ndarray) -> bool:
         return False
     wide = (distance_transform_edt(~deep) <= WIDE * thin) & part
     return bool(wide.sum() > FILLED[1] * part.sum())
-
-
-def region_statistics(regions: Sequence[RegionSample]) -> list[ImageStatistics]:
-    """Statistics of captioned regions, `CHECKED` of them at most. Raises as `decode_files`."""
-    picked = regions[:: -(-len(regions) // CHECKED) or 1]
-    return decode_files([lambda r=r: image_statistics(r.where, r.group_id, *r.load()) for r in picked])  # type: ignore[misc]
 
 
 def image_statistics(
@@ -268,7 +235,6 @@ def _grey(samples: list[Sample], root: Path, bit_depth: int | None) -> list[str]
 
 
 def _foreground(images: list[ImageStatistics]) -> list[str]:
-    """Share of the pixels that is foreground, over all masks."""
     shares = [image.share for image in images if image.share is not None]
     if not shares:
         return []
@@ -312,9 +278,11 @@ def check_reward_network(path: str, config: RunConfig) -> Finding:
     known = f"mode {info.get('mode')}, trained on {len(info.get('train_groups', []))} patients"
     if not network.pictures:
         return Finding(f"{known}; its images are not recorded: {NAMES_ALONE}")
-    if not _to_be_rendered(config.data_root) and recognise_annotations((config := own_format(config)).data_root):
-        samples, split = open_samples(config)
-        check_apart(network.pictures, judged_parts(samples, split), f"{path}: the reward network", TRAIN_ANEW)
+    if not _to_be_rendered(config.data_root):
+        config = loading.own_format(config)
+        if recognise_annotations(config.data_root):
+            parts = judged_parts(*loading.open_samples(config))
+            check_apart(network.pictures, parts, f"{path}: the reward network", TRAIN_ANEW)
     return Finding(known)
 
 

@@ -18,17 +18,9 @@ from tqdm import tqdm
 
 from rl_reward_network.atomic_io import NAMES_ALONE, PICTURES, load_arrays, locked
 from rl_reward_network.data.annotations import compile_group_regex, phrase_key, recognise_annotations
-from rl_reward_network.data.identity import (
-    among,
-    check_apart,
-    join_groups,
-    joined_note,
-    judged_parts,
-    some_names,
-    thumbnails,
-)
+from rl_reward_network.data.identity import among, check_apart, join_groups, joined_note, judged_parts, thumbnails
 from rl_reward_network.data.images import IMAGE_SUFFIXES, image_header
-from rl_reward_network.data.items import Sample, data_fingerprint, pseudonym, recorded_grey, with_windows
+from rl_reward_network.data.items import Sample, data_fingerprint, first_names, pseudonym, recorded_grey, with_windows
 from rl_reward_network.data.masks import looks_like_mask
 from rl_reward_network.data.readers import READERS, REGIONS, read_images
 from rl_reward_network.data.splits import (
@@ -41,27 +33,12 @@ from rl_reward_network.data.splits import (
     select,
     subsample,
 )
-from rl_reward_network.data_import.files import check_files as check_names
-from rl_reward_network.data_import.files import files_below, pictures_below
+from rl_reward_network.data_import import write
+from rl_reward_network.data_import.files import check_files, files_below, pictures_below
 from rl_reward_network.data_import.items import NONE, picture_name
 from rl_reward_network.data_import.layouts import LAYOUTS, recognise_layout
 from rl_reward_network.data_import.survey import ImportOptions, report_lines, survey_source
-from rl_reward_network.data_import.write import (
-    FORMAT_VERSION,
-    IMPORT_RULES,
-    check_named_alike,
-    check_target,
-    imported_grey,
-    is_ungrouped,
-    write_import,
-)
-from rl_reward_network.embedded.datasets import (
-    DEFAULT_DATA,
-    DEFAULT_FOLDER,
-    angiogram_folder,
-    embedded_angiograms,
-    is_rendered,
-)
+from rl_reward_network.embedded import datasets
 from rl_reward_network.env.mask_bank import MaskBank
 from rl_reward_network.env.prompts import load_prompts
 from rl_reward_network.flags import changed
@@ -76,27 +53,16 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class RunInputs:
-    """Data, split, frozen model and mask bank of a run of steps 1 and 2.
-
-    Args:
-        config: settings.
-        samples: all (image, phrase) pairs of the data, those of `--unlabelled_root` last.
-        split: reward / policy / val / test, by patient.
-        prompts: P prompts.
-        segmenter: the frozen Sa2VA.
-        bank: its masks, each computed once.
-        prompt_config: settings of prompts and segmenter.
-        unlabelled: fingerprint of the samples that have joined from `--unlabelled_root`; None without.
-    """
+    """Data, split, frozen model and mask bank of a run of steps 1 and 2."""
 
     config: RunConfig
-    samples: list[Sample]
-    split: Split
+    samples: list[Sample]  # all of the data, those of `--unlabelled_root` last
+    split: Split  # reward / policy / val / test, by patient
     prompts: tuple[str, ...]
     segmenter: Sa2VASegmenter
-    bank: MaskBank
+    bank: MaskBank  # the model's masks, each computed once
     prompt_config: PromptConfig = field(default_factory=PromptConfig)
-    unlabelled: str | None = None
+    unlabelled: str | None = None  # fingerprint of the samples that have joined from `--unlabelled_root`
 
     @property
     def summary(self) -> str:
@@ -106,7 +72,7 @@ class RunInputs:
     @property
     def grey_levels(self) -> dict[str, list[int]] | None:
         """The window of the data's grey images of more than 8 bit, for a config.json; None without any."""
-        return recorded_grey(self.samples) or imported_grey(self.config.data_root)
+        return recorded_grey(self.samples) or write.imported_grey(self.config.data_root)
 
     @property
     def data_fingerprint(self) -> str:
@@ -116,10 +82,8 @@ class RunInputs:
     def pick(self, name: str, count: int, labelled: bool = False) -> list[Sample]:
         """At most `count` samples of one split, labelled ones first, one frame per series before a second.
 
-        Without `labelled` up to half of them are of `--unlabelled_root`.
-
-        Raises:
-            ValueError: the split has no such sample, or a file is damaged.
+        Without `labelled` up to half of them are of `--unlabelled_root`. ValueError where the split has no such sample,
+        or a file is damaged.
         """
         samples = select(self.samples, self.split, name)
         picked = subsample([s for s in samples if s.labelled], count, self.config.seed)
@@ -133,7 +97,7 @@ class RunInputs:
             other = "use --reward net" if name == "policy" else "name a trained reward network by REWARD_NET"
             remedy = "annotate more patients" + (f", or {other}" if labelled else "")
             raise ValueError(f"{self.config.data_root}: no {kind} in the {name} split; {remedy}")
-        check_files(picked)
+        check_readable([load for sample in picked for load in (sample.load_image, sample.load_mask)])
         return picked
 
     def probabilities(self, image: np.ndarray) -> np.ndarray:
@@ -149,14 +113,9 @@ def open_inputs(
 ) -> RunInputs:
     """Read the data, split them and load the model.
 
-    Args:
-        config: model, data, seeds and device.
-        prompt_config: prompts and limits of the segmenter; by default the built-in ones.
-        split_file: split.json of an earlier run, used if it fits the data; by default the split is made by the seed.
-        prompts: prompts of an earlier run, in place of those of `prompt_config`.
-
-    Raises:
-        ValueError: data, split, prompts or model are refused, in this order.
+    `split_file` is split.json of an earlier run, used if it fits the data, in place of a split by the seed; `prompts`
+    are of an earlier run, in place of those of `prompt_config`. ValueError where data, split, prompts or model are
+    refused, in this order.
     """
     check_inputs(config)
     config = own_format(config)
@@ -173,15 +132,21 @@ def open_inputs(
 def open_samples(config: RunConfig, split_file: Path | None = None) -> tuple[list[Sample], Split]:
     """The annotated images of a run and their split; the model was trained on none of its val and test images.
 
-    Raises:
-        ValueError: the data or the split are refused, or as `check_model_apart`.
+    ValueError where the data or the split are refused, or the model has seen such images, or was chosen on test images.
     """
     samples = read_samples(config.data_root, config.group_regex, config.bit_depth)
-    if split_file is None:
-        split = split_samples(samples, config.data_root, config.split_seed)
-    else:
+    if split_file:
         split = load_split(split_file, samples)
-    check_model_apart(config.model_path, samples, split)
+    else:
+        try:
+            split = make_split(samples, config.split_seed)
+        except ValueError as error:
+            joined = f" ({note})" if (note := joined_note(samples)) else ""
+            raise ValueError(f"{config.data_root / 'annotations.json'}: {error}{joined}") from None
+    parts = judged_parts(samples, split, ("val", "test"))
+    pictures = load_arrays(Path(config.model_path) / PICTURES, NAMES_ALONE)  # none of a published model: it passes
+    remedy = "use the data and --split_seed of that training, or leave these images out"
+    check_apart(pictures, parts, f"{config.model_path}: the model", remedy)
     return samples, split
 
 
@@ -194,7 +159,7 @@ def segmenter_with(model_path: str | Path, config: RunConfig, limits: PromptConf
 def check_inputs(config: RunConfig) -> None:
     """Refuse, before anything is read, a wrong regular expression, data that nobody named, or a missing GPU."""
     compile_group_regex(config.group_regex)
-    check_named(config.model_path, config.data_root, DEFAULT_DATA)
+    check_named(config.model_path, config.data_root, datasets.DEFAULT_DATA)
     check_device(config.device)
 
 
@@ -207,21 +172,11 @@ def check_named(model_path: str, data_root: Path, default: Path) -> None:
         )
 
 
-def check_model_apart(model_path: str, samples: Sequence[Sample], split: Split) -> None:
-    """Refuse a model that was trained on images of the val or test split, or chosen on some of the latter.
-
-    A model without recorded pictures, such as a published one, passes.
-    """
-    parts = judged_parts(samples, split, ("val", "test"))
-    remedy = "use the data and --split_seed of that training, or leave these images out"
-    check_apart(load_arrays(Path(model_path) / PICTURES, NAMES_ALONE), parts, f"{model_path}: the model", remedy)
-
-
 def images_summary(samples: Sequence[Sample], data_root: Path) -> str:
     """One line on annotated images, e.g. "960 rendered angiograms (embedded data), 960 with a mask"."""
     data = [sample for sample in samples if not sample.joined]
-    kind = "rendered angiograms (embedded data)" if is_rendered(data_root) else "annotated images"
-    own = ", each image a group of its own (--patients_csv none)" if is_ungrouped(data_root) else ""
+    kind = "rendered angiograms (embedded data)" if datasets.is_rendered(data_root) else "annotated images"
+    own = ", each image a group of its own (--patients_csv none)" if write.is_ungrouped(data_root) else ""
     own += f", {note}" if (note := joined_note(data)) else ""
     more = f"; {unlabelled_summary(samples)}" if len(data) < len(samples) else ""
     return f"{len(data)} {kind}, {sum(sample.labelled for sample in data)} with a mask{own}{more}"
@@ -229,7 +184,7 @@ def images_summary(samples: Sequence[Sample], data_root: Path) -> str:
 
 def regions_summary(summary: str, data_root: Path) -> str:
     """The summary of a reader of captioned regions, with a mark where they are rendered."""
-    return f"rendered scenes (embedded data), in the layout of {summary}" if is_rendered(data_root) else summary
+    return "rendered scenes (embedded data), in the layout of " * datasets.is_rendered(data_root) + summary
 
 
 def read_samples(data_root: Path, group_regex: str | None = None, bit_depth: int | None = None) -> list[Sample]:
@@ -240,24 +195,10 @@ def read_samples(data_root: Path, group_regex: str | None = None, bit_depth: int
 
 def render_missing(data_root: Path) -> None:
     """Render embedded angiograms where `data_root` is theirs and holds nothing else."""
-    user_data = data_root.exists() and not is_rendered(data_root)
+    user_data = data_root.exists() and not datasets.is_rendered(data_root)
     for no_gap in (False, True):
-        if data_root == angiogram_folder(DEFAULT_FOLDER, no_gap) and not user_data:
-            embedded_angiograms(DEFAULT_FOLDER, no_gap)
-
-
-def split_samples(samples: list[Sample], data_root: Path, seed: int) -> Split:
-    """`make_split`, with the file's name in its message."""
-    try:
-        return make_split(samples, seed)
-    except ValueError as error:
-        joined = f" ({note})" if (note := joined_note(samples)) else ""
-        raise ValueError(f"{data_root / 'annotations.json'}: {error}{joined}") from None
-
-
-def check_files(samples: Sequence[Sample]) -> None:
-    """Decode every image and mask once. Raises as `decode_files`."""
-    check_readable([load for sample in samples for load in (sample.load_image, sample.load_mask)])
+        if data_root == datasets.angiogram_folder(datasets.DEFAULT_FOLDER, no_gap) and not user_data:
+            datasets.embedded_angiograms(datasets.DEFAULT_FOLDER, no_gap)
 
 
 def check_readable(reads: Sequence[Callable[[], object]]) -> None:
@@ -266,14 +207,10 @@ def check_readable(reads: Sequence[Callable[[], object]]) -> None:
 
 
 def decode_files(reads: Sequence[Callable[[], Result]], keep: bool = True) -> list[Result]:
-    """Decode files in threads; memory holds only those being decoded, and the results.
+    """Decode files in threads; memory holds only those being decoded, and the results, if they are to be kept.
 
-    Args:
-        reads: each decodes a file or two, returns its result, and raises a ValueError where it cannot.
-        keep: whether the results are returned.
-
-    Raises:
-        ValueError: some files cannot be read: the first one's message, and how many there are.
+    Each of `reads` decodes a file or two, and raises a ValueError where it cannot. ValueError with the first one's
+    message, and how many there are.
     """
 
     def attempt(read: Callable[[], Result]) -> list[Result] | ValueError:
@@ -313,24 +250,17 @@ APART_FROM = ("reward", "val", "test")  # splits whose patients must not be amon
 def join_unlabelled(config: RunConfig, samples: list[Sample], split: Split) -> tuple[list[Sample], Split, str | None]:
     """The data with the images of `unlabelled_root`, without masks, as further ones of the split `policy`.
 
-    Groups are found as in `read_annotations`; an image of a plain folder whose name gives no group is one of its own.
+    The folder is a plain one of images, or one that `read_images` reads; None changes nothing. Groups are found as in
+    `read_annotations`; an image of a plain folder whose name gives no group is one of its own. Gives all samples, the
+    split, and 64 hex digits that change with images, phrase and groups of the folder, or None.
 
-    Args:
-        config: names the folder: a plain one of images, or one that `read_images` reads; None changes nothing.
-        samples: of the data, all of one phrase.
-        split: of the data.
-
-    Returns:
-        All samples, the split, and 64 hex digits that change with images, phrase and groups of the folder, or None.
-
-    Raises:
-        ValueError: no images, captioned regions, another phrase, or groups or images of a split of `APART_FROM`; or as
-            `check_named_alike`.
+    ValueError for no images, captioned regions, another phrase than that of the data, or groups or images of a split of
+    `APART_FROM`; or as `check_named_alike`.
     """
     root = config.unlabelled_root
     if root is None:
         return samples, split, None
-    check_named_alike(config.data_root, root)
+    write.check_named_alike(config.data_root, root)
     found = _read_unlabelled(root, samples[0].text, config)
     phrases = {phrase_key(sample.text) for sample in [*found, *samples]}
     if len(phrases) > 1:
@@ -404,7 +334,7 @@ def _check_unlabelled(root: Path, joined: Sequence[Sample], samples: Sequence[Sa
         found = set().union(*shared.values())
         raise ValueError(
             f"{root}: {FLAG}: {len(found)} images are also in the {' and '.join(shared)} split of the data, perhaps in"
-            f" another format or mirrored ({some_names(found)}); leave them out"
+            f" another format or mirrored ({first_names({path.name for path in found})}); leave them out"
         )
 
 
@@ -431,8 +361,7 @@ IMPORTED = "imported"  # below the output folder
 def own_format(config: RunConfig) -> RunConfig:
     """The settings with `data_root` and `unlabelled_root` in a format of this project; others are imported first.
 
-    Raises:
-        ValueError: a source cannot be imported as it is, or flags of the import are given for other data.
+    ValueError where a source cannot be imported as it is, or flags of the import are given for other data.
     """
     if (other := config.unlabelled_root) is not None:
         options = ImportOptions(None, config.group_regex, config.label, own_groups=True, bit_depth=config.bit_depth)
@@ -458,7 +387,7 @@ def imported_root(data_root: Path, output_dir: Path, options: ImportOptions) -> 
     """
     if not data_root.is_dir() or _read_as_it_is(data_root):
         return None
-    check_names(data_root)  # before they are counted
+    check_files(data_root)  # before they are counted
     if not any(layout.recognise(data_root) for layout in LAYOUTS.values()):
         return None
     layout, description = recognise_layout(data_root, options.layout)
@@ -466,14 +395,14 @@ def imported_root(data_root: Path, output_dir: Path, options: ImportOptions) -> 
     folder = output_dir / IMPORTED / f"{name}_{_digest(data_root, options)}"
     taken = f"{data_root}: taken for {description}"
     if not folder.exists():
-        check_target(data_root, folder)
+        write.check_target(data_root, folder)
         tqdm.write(f"{taken}; importing, once")
         survey = survey_source(data_root, options)
         tqdm.write("\n".join(report_lines(survey)))
         survey.check()
         with locked(folder.parent):  # other processes wait while this one writes
             if not folder.exists():
-                write_import(survey, folder)
+                write.write_import(survey, folder)
     if os.environ.get("RANK", "0") == "0":
         tqdm.write(f"{taken}; imported: {folder}")
     return folder
@@ -493,12 +422,11 @@ def _digest(source: Path, options: ImportOptions) -> str:
     """12 hex digits that change with the files of the source (names, sizes, times) and the options."""
     stats = [(path.relative_to(source).as_posix(), path.stat()) for path in files_below(source)]
     files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-    table = options.patients_csv not in (None, NONE) and Path(str(options.patients_csv)).is_file()
-    rows = (
-        Path(str(options.patients_csv)).read_text(encoding="utf-8", errors="replace") if table else options.patients_csv
-    )
+    rows = options.patients_csv
+    if rows not in (None, NONE) and (table := Path(str(rows))).is_file():
+        rows = table.read_text(encoding="utf-8", errors="replace")
     chosen = rows, options.group_regex, options.label, options.own_groups, options.bit_depth
-    text = json.dumps([FORMAT_VERSION, IMPORT_RULES, files, *chosen])
+    text = json.dumps([write.FORMAT_VERSION, write.IMPORT_RULES, files, *chosen])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -507,19 +435,14 @@ def describe_run(
 ) -> dict[str, Any]:
     """Make the folder of a run on annotated images with config.json and split.json, and return the former.
 
-    Args:
-        run: a new run; ValueError if its folder holds one already.
-        inputs: of the run.
-        settings: those that a run to resume must share.
-        facts: further entries of the stage (plan, reward network, ...).
+    `settings` are those that a run to resume must share, `facts` further entries of the stage (plan, reward network,
+    ...). ValueError if the folder holds a run already.
     """
     run.check_new()
     described = {
         **(facts or {}),
-        "inputs": {
-            **portable_settings(run.path, inputs.config, inputs.prompt_config),
-            "grey_levels": inputs.grey_levels,
-        },
+        "inputs": portable_settings(run.path, inputs.config, inputs.prompt_config)
+        | {"grey_levels": inputs.grey_levels},
         "device": inputs.config.device,
         "data_fingerprint": inputs.data_fingerprint,
         "model_fingerprint": inputs.segmenter.fingerprint,

@@ -26,20 +26,13 @@ MASK_RULES = 1  # increase when the computation of masks changes; stored masks a
 
 @dataclass(eq=False)
 class Sa2VASegmenter:
-    """A frozen Sa2VA that answers prompts with masks.
-
-    Args:
-        model, processor: of one checkpoint.
-        batch_size: prompts decoded at once; halved once when the GPU's memory runs out.
-        max_new_tokens: longest answer.
-        fingerprint: changes when weights, preprocessing or limits do.
-    """
+    """A frozen Sa2VA, of one checkpoint, that answers prompts with masks."""
 
     model: Sa2VAForConditionalGeneration
     processor: Sa2VAProcessor
-    batch_size: int
+    batch_size: int  # prompts decoded at once; halved once when the GPU's memory runs out
     max_new_tokens: int
-    fingerprint: str
+    fingerprint: str  # changes when weights, preprocessing or limits do
     halved: bool = False
 
     def segment(self, image: np.ndarray, prompts: list[str]) -> FrozenAnswer:
@@ -49,8 +42,7 @@ class Sa2VASegmenter:
         memory runs out with half of the batch, too.
         """
         (answers,) = self._within_memory(image, prompts)
-        grid = answers[0].mask_logits.shape[-2:]
-        empty = torch.full((1, *grid), NO_MASK_LOGIT)
+        empty = torch.full((1, *answers[0].mask_logits.shape[-2:]), NO_MASK_LOGIT)
         logits = [torch.cat([answer.mask_logits.cpu().float(), empty]).amax(dim=0) for answer in answers]
         return FrozenAnswer(torch.stack(logits).numpy(), answers[0].vision_features.cpu().float().numpy())
 
@@ -84,9 +76,7 @@ def load_segmenter(
     dtype: Dtype = "auto",
     image_resize: str | None = None,
 ) -> Sa2VASegmenter:
-    """The checkpoint at `model_path` as a segmenter.
-
-    A segmenter of the same files and settings that is still in use is shared, so that a process loads Sa2VA once.
+    """The checkpoint as a segmenter; one of the same files and settings that is still in use is shared.
 
     One tile by default: a choice among prompts does not need the 12 of prediction, which cost 7 to 10 times as much.
     """
@@ -103,8 +93,7 @@ def load_segmenter(
     return _LOADED.setdefault(key, Sa2VASegmenter(model, processor, batch_size, max_new_tokens, fingerprint))
 
 
-_LOADED: WeakValueDictionary[Hashable, Sa2VASegmenter] = WeakValueDictionary()
-"""The segmenters that are in use: steps that run in one process share one."""
+_LOADED: WeakValueDictionary[Hashable, Sa2VASegmenter] = WeakValueDictionary()  # those in use
 
 
 def answers_fingerprint(model: Sa2VAForConditionalGeneration, processor: Sa2VAProcessor, max_new_tokens: int) -> str:

@@ -17,12 +17,7 @@ from rl_reward_network.cli import data
         ({"regions": True, "daylight": True}, ("regions", True)),
     ],
 )
-def test_the_flags_name_one_data_set(
-    flags: dict[str, Any],
-    expected: tuple[str, bool],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_flags_name_one_data_set(flags, expected, monkeypatch, capsys):
     calls: list[tuple[str, bool]] = []
     for name in ("angiograms", "regions"):
         monkeypatch.setattr(
@@ -34,8 +29,7 @@ def test_the_flags_name_one_data_set(
 
 
 @pytest.mark.parametrize(
-    ("flags", "field"),
-    [({"regions": True, "no_gap": True}, "no_gap"), ({"daylight": True}, "daylight is True")],
+    ("flags", "field"), [({"regions": True, "no_gap": True}, "no_gap"), ({"daylight": True}, "daylight is True")]
 )
 def test_flags_that_exclude_each_other_are_refused(flags: dict[str, Any], field: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=field):

@@ -1,7 +1,6 @@
 import json
 import warnings
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +9,8 @@ from pycocotools import mask as coco
 
 from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.data.items import data_fingerprint
+from tests.conftest import CHASE, needs_chase
 
-CHASE = Path(__file__).parents[3] / "shared" / "realdata" / "chase_db1"
-needs_chase = pytest.mark.skipif(not CHASE.is_dir(), reason="CHASE_DB1 photographs are not beside this checkout")
 H, W = 48, 64
 LEFT, RIGHT = [4, 4, 14, 4, 14, 14, 4, 14], [30, 4, 40, 4, 40, 14, 30, 14]  # 100 px each, disjoint
 OVER = [9, 4, 19, 4, 19, 14, 9, 14]  # 100 px, of which 50 in LEFT
@@ -84,8 +82,7 @@ def test_mask_png_wins_and_may_be_one_per_phrase(read, tmp_path):
     for name, width in (("m", 8), ("n", 16)):
         Image.fromarray(np.arange(W)[None].repeat(H, 0) < width).save(tmp_path / f"{name}.png")
     assert areas(read(record(mask_png="m.png", mask="not even looked at"))) == {"blood vessel": 8 * H}
-    both = read(record(mask_png=["m.png", "n.png"], text=["a", "b"]))
-    assert areas(both) == {"a": 8 * H, "b": 16 * H}
+    assert areas(read(record(mask_png=["m.png", "n.png"], text=["a", "b"]))) == {"a": 8 * H, "b": 16 * H}
     assert areas(read(record(mask_png=None))) == {"blood vessel": 100}
 
 
@@ -188,7 +185,7 @@ def test_the_folder_may_stand_before_the_name_of_an_image(read, tmp_path):
     assert inner.image_path == tmp_path / "images" / "images" / "b.png", "a folder of that name inside is one"
 
 
-def test_all_faults_are_told_at_once(read):
+def test_all_faults_are_counted_and_ten_are_told(read):
     spoiled = [{"text": []}, {"group": ""}, {"image": "missing.png"}, {"mask": [[1, 2, 3, 4, 5]]}, {"width": 7}]
     records = [record(image=f"{n}.png") | fields for n, fields in enumerate([{}, *spoiled, {}])]
     with pytest.raises(ValueError, match=r"annotations\.json: 5 records have faults\n") as caught:
@@ -204,9 +201,6 @@ def test_all_faults_are_told_at_once(read):
     ]
     for line, word in zip(faults, ("`text`", "`group`", "not found", "5 numbers", "`width`"), strict=True):
         assert word in line
-
-
-def test_of_many_faults_ten_are_told_and_all_counted(read):
     with pytest.raises(ValueError, match="13 records have faults") as caught:
         read(record(), *(record(image=f"{n}.png", text=[]) for n in range(13)))
     lines = str(caught.value).splitlines()
@@ -274,15 +268,12 @@ VESSELS = [
 ]
 
 
-def test_vessel_names_group_by_patient_number_and_keep_videos_as_series(read):
+def test_vessel_names_group_by_patient_number_and_names_without_are_refused(read):
     samples = read(*(without("group", image=name) for name in VESSELS))
     assert [s.group for s in samples] == ["1234567"] * 4 + ["7654321"]
     assert len({s.group_id for s in samples}) == 2
     assert len({s.series_id for s in samples[:3]}) == 1
     assert len({s.series_id for s in samples}) == 3  # RCA of one patient is not RCA of another
-
-
-def test_name_without_group_is_refused_and_other_names_stay_out_of_the_message(read):
     with pytest.raises(ValueError, match=r"record 1 \(image 'scan.png'\): no group.*`group`.*--group_regex") as caught:
         read(without("group", image=VESSELS[0]), without("group", image="scan.png"))
     assert "Doe" not in str(caught.value)

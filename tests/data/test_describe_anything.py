@@ -22,7 +22,6 @@ TAR = "00000000.tar"
 
 
 def picture(level: int) -> bytes:
-    """A JPEG, all pixels of grey `level`."""
     Image.new("RGB", SIZE[::-1], (level,) * 3).save(file := io.BytesIO(), "JPEG", quality=95)
     return file.getvalue()
 
@@ -35,7 +34,6 @@ def square(at: int) -> np.ndarray:
 
 
 def region(caption: str | None = "a dog", tar: Any = TAR, at: int = 2, **keys: Any) -> dict[str, Any]:
-    """One entry of annotations.json."""
     return {"ann_id": 7, "caption": caption, "mask_rle": to_rle(square(at)), "tar_file": tar, "category": "x"} | keys
 
 
@@ -174,8 +172,6 @@ def test_the_parent_gives_all_subsets_in_order_and_what_is_left_out_is_counted(t
 
 
 class Bomb:
-    """Writes a file when it is unpickled."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
 

@@ -24,7 +24,6 @@ TURNS = [{"from": TEXT, "value": TEXT}]
 
 
 def picture(seed: int, size: tuple[int, int] = SIZE, **options: Any) -> bytes:
-    """A PNG of noise."""
     pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(file := io.BytesIO(), "PNG", **options)
     return file.getvalue()
@@ -38,7 +37,6 @@ def square(at: int) -> np.ndarray:
 
 
 def turns(*values: str | None) -> list[dict[str, str | None]]:
-    """Human and gpt in turn."""
     return [{"from": ("human", "gpt")[index % 2], "value": value} for index, value in enumerate(values)]
 
 
@@ -71,7 +69,6 @@ def write(folder: Path, rows: list[dict[str, Any]], shards: int = 1) -> Path:
 
 
 def write_bare(folder: Path, rows: list[dict[str, Any]], image_type: pa.DataType) -> Path:
-    """One Arrow stream without any metadata of `datasets`."""
     rle = pa.struct([("size", pa.list_(pa.int64())), ("counts", pa.string())])
     turn = pa.struct([("from", pa.string()), ("value", pa.string())])
     schema = pa.schema([("image", image_type), ("mask_rle", rle), ("conversations", pa.list_(turn))])
@@ -282,9 +279,7 @@ STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
         *((name, pa.string(), "leaves the folder") for name in ("a/../../s.png", "..\\s.png", "{root}/s.png")),
     ],
 )
-def test_an_image_that_is_not_where_its_row_says_is_an_error(
-    tmp_path: Path, image: str | None, kind: pa.DataType, message: str
-) -> None:
+def test_an_image_that_is_not_where_its_row_says_is_an_error(tmp_path, image, kind, message):
     (tmp_path / "s.png").write_bytes(b"secret")
     stored = image and image.format(root=tmp_path)
     folder = write_bare(tmp_path / "data", [fine(0, "a dog", image=stored)], kind)
@@ -297,10 +292,7 @@ def test_an_image_that_is_not_where_its_row_says_is_an_error(
     ("rows", "message"),
     [
         ([], r"^{folder}: no \*\.arrow file"),
-        (
-            [{"image": b"x", "mask_rle": BAD_RLE, "conversations": "dog"}],
-            "row 0: conversations .* got str",
-        ),
+        ([{"image": b"x", "mask_rle": BAD_RLE, "conversations": "dog"}], "row 0: conversations .* got str"),
         ([{"image": "x", "text": "a dog"}], "columns are image, text, expected image, mask_rle, conversations"),
     ],
 )

@@ -12,17 +12,6 @@ from scipy.ndimage import gaussian_filter
 
 from rl_reward_network.data import identity
 from rl_reward_network.data.annotations import read_annotations
-from rl_reward_network.data.identity import (
-    SAME,
-    among,
-    check_apart,
-    join_groups,
-    joined_note,
-    same_in_two_groups,
-    thumbnail,
-    thumbnails,
-    together,
-)
 from tests.conftest import SHARED, write_tiny_data
 
 Change = Callable[[Image.Image], Image.Image]
@@ -38,7 +27,7 @@ def scene(number: int) -> Image.Image:
 
 
 def small(image: Image.Image) -> np.ndarray:
-    return thumbnail(np.asarray(image))
+    return identity.thumbnail(np.asarray(image))
 
 
 def as_jpeg(image: Image.Image) -> Image.Image:
@@ -65,11 +54,11 @@ CHANGES: dict[str, Change] = {
 def test_a_changed_copy_is_the_same_picture(change: Change) -> None:
     others = np.stack([small(scene(number)) for number in range(3)])
     copies = np.stack([small(change(scene(number))) for number in (2, 9)])
-    assert among(copies, others).tolist() == [True, False]
-    deep = thumbnail(np.asarray(change(scene(2)).convert("L")).astype(np.uint16) * 200)
-    assert among(deep[None], others).all(), "grey of more than 8 bit"
-    assert among(copies[:0], others).tolist() == [], "a split without images"
-    assert among(copies, others[:0]).tolist() == [False, False]
+    assert identity.among(copies, others).tolist() == [True, False]
+    deep = identity.thumbnail(np.asarray(change(scene(2)).convert("L")).astype(np.uint16) * 200)
+    assert identity.among(deep[None], others).all(), "grey of more than 8 bit"
+    assert identity.among(copies[:0], others).tolist() == [], "a split without images"
+    assert identity.among(copies, others[:0]).tolist() == [False, False]
 
 
 def test_blank_and_nearly_blank_pictures_are_like_no_other() -> None:
@@ -79,43 +68,43 @@ def test_blank_and_nearly_blank_pictures_are_like_no_other() -> None:
         np.full((64, 64, 3), 255, np.uint8),
         rng.integers(0, 3, (512, 512)),
     ]
-    found = np.stack([thumbnail(image.astype(np.uint8)) for image in blank])
+    found = np.stack([identity.thumbnail(image.astype(np.uint8)) for image in blank])
     assert not found.any()
-    assert not among(found, found).any()
-    assert not same_in_two_groups(found, ["a", "b", "c"])
+    assert not identity.among(found, found).any()
+    assert not identity.same_in_two_groups(found, ["a", "b", "c"])
 
 
 def test_pairs_of_two_groups_alone_are_listed_the_most_similar_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity, "BLOCK", 2)  # pairs lie in one block and in two
     found = np.stack([small(image) for image in (scene(0), scene(1), as_jpeg(scene(0)), scene(2), scene(1))])
-    pairs = same_in_two_groups(found, ["a", "b", "c", "d", "e"])
+    pairs = identity.same_in_two_groups(found, ["a", "b", "c", "d", "e"])
     assert [pair[:2] for pair in pairs] == [(1, 4), (0, 2)]
     assert pairs[0][2] == pytest.approx(1, abs=1e-5)
-    assert SAME < pairs[1][2] < 1
-    assert [pair[:2] for pair in same_in_two_groups(found, ["a", "b", "a", "d", "e"])] == [(1, 4)]
-    assert among(found, found[:1]).tolist() == [True, False, True, False, False]
+    assert identity.SAME < pairs[1][2] < 1
+    assert [pair[:2] for pair in identity.same_in_two_groups(found, ["a", "b", "a", "d", "e"])] == [(1, 4)]
+    assert identity.among(found, found[:1]).tolist() == [True, False, True, False, False]
 
 
 def test_groups_that_share_a_picture_are_one(tmp_path: Path) -> None:
     samples = read_annotations(write_tiny_data(tmp_path, 8, 64))
-    assert join_groups(samples) == samples
-    assert joined_note(samples) == ""
+    assert identity.join_groups(samples) == samples
+    assert identity.joined_note(samples) == ""
     image = Image.open(samples[0].image_path)
     image.transpose(Image.Transpose.FLIP_LEFT_RIGHT).resize((64, 64)).save(samples[5].image_path)
     image.save(samples[3].image_path, compress_level=0)
     samples[7].image_path.write_bytes(b"damaged")  # whoever uses it says so
-    joined = join_groups(samples)
+    joined = identity.join_groups(samples)
     kept = min(samples[index].group_id for index in (0, 3, 5))
     assert [joined[index].group_id for index in (0, 3, 5)] == [kept] * 3
     assert [joined[index] for index in (1, 2, 4, 6, 7)] == [samples[index] for index in (1, 2, 4, 6, 7)]
-    assert joined_note(joined) == "3 groups that share pictures, taken for 1"
+    assert identity.joined_note(joined) == "3 groups that share pictures, taken for 1"
     spelled = [replace(sample, group=sample.group.upper()) for sample in samples[:1]] + samples
-    assert joined_note(spelled) == "", "two spellings of one patient"
+    assert identity.joined_note(spelled) == "", "two spellings of one patient"
 
 
 def test_weights_that_have_seen_an_image_are_refused_with_its_name(tmp_path: Path) -> None:
     samples = read_annotations(write_tiny_data(tmp_path, 6, 64))
-    seen = thumbnails(samples)
+    seen = identity.thumbnails(samples)
     parts = {"the val split": samples[:2], "the test split": samples[2:4]}
     for known, message in (
         ({"train": seen[[1]]}, r"net was trained on 1 of the 2 images of the val split.*\(P0001.*png\); do"),
@@ -123,10 +112,10 @@ def test_weights_that_have_seen_an_image_are_refused_with_its_name(tmp_path: Pat
         ({"unlabelled": seen[:3]}, "trained without masks on 2 of the 2 images of the val split"),
     ):
         with pytest.raises(ValueError, match=message):
-            check_apart(known, parts, "net", "do something")
+            identity.check_apart(known, parts, "net", "do something")
     for known in ({}, {"train": seen[4:]}, {"val": seen[:2]}):
-        check_apart(known, parts, "net", "do something")
-    both = together({"train": seen[:3]}, {"train": seen[2:], "val": seen[:1]}, {})
+        identity.check_apart(known, parts, "net", "do something")
+    both = identity.together({"train": seen[:3]}, {"train": seen[2:], "val": seen[:1]}, {})
     assert {use: len(one) for use, one in both.items()} == {"train": 6, "val": 1}, "each picture once"
 
 
@@ -137,6 +126,6 @@ def test_real_images_of_different_patients_are_told_apart(name: str) -> None:
         pytest.skip(f"{folder} is missing: real images lie beside the repository")
     images = [Image.open(path).convert("RGB") for path in sorted(folder.iterdir())[:20]]
     found = np.stack([small(image) for image in images])
-    assert same_in_two_groups(found, [str(number) for number in range(len(found))]) == []
+    assert identity.same_in_two_groups(found, [str(number) for number in range(len(found))]) == []
     copies = [as_jpeg(image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)).resize((400, 400)) for image in images[:5]]
-    assert among(np.stack([small(copy) for copy in copies]), found).all()
+    assert identity.among(np.stack([small(copy) for copy in copies]), found).all()

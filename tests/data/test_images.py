@@ -51,9 +51,7 @@ def save(path: Path, array: Any, kind: Any = np.uint8, **options: Any) -> Path:
 
 @pytest.mark.parametrize("suffix", ["png", "tif", "webp"])
 @pytest.mark.parametrize("orientation", STORED)
-def test_every_exif_orientation_is_turned_upright_in_header_and_pixels(
-    tmp_path: Path, suffix: str, orientation: int
-) -> None:
+def test_every_exif_orientation_is_turned_upright_in_header_and_pixels(tmp_path, suffix, orientation):
     rgb = np.repeat(STORED[orientation][:, :, None], 3, axis=2)
     path = save(tmp_path / f"x.{suffix}", rgb, exif=exif(orientation), lossless=True)
     assert image_size(path) == (2, 3)
@@ -120,9 +118,7 @@ def test_every_mode_becomes_rgb_and_8_bit_has_no_window(tmp_path: Path, mode: st
         ([0, 512, 1023, 65535], GreyWindow(512, 1023), [0, 0, 255, 255]),
     ],
 )
-def test_grey_above_8_bit_is_scaled_by_its_window(
-    tmp_path: Path, values: list[int], grey: GreyWindow | None, expected: list[int], suffix: str
-) -> None:
+def test_grey_above_8_bit_is_scaled_by_its_window(tmp_path, values, grey, expected, suffix):
     path = save(tmp_path / f"x.{suffix}", [values], np.uint16)
     assert load_image(path, grey)[0, :, 1].tolist() == expected
     bits = None if grey is None else int(np.log2(grey.white + 1))

@@ -33,8 +33,7 @@ LARGE = np.kron(MASK, np.ones((9, 9), bool))  # edges lie inside the blocks of a
 def runs_of(mask: np.ndarray) -> list[int]:
     """Uncompressed COCO runs of a mask, counted from its pixels."""
     flat = mask.ravel(order="F").astype(int)
-    edges = np.flatnonzero(np.diff(flat, prepend=0))
-    return np.diff(edges, prepend=0, append=flat.size).tolist()
+    return np.diff(np.flatnonzero(np.diff(flat, prepend=0)), prepend=0, append=flat.size).tolist()
 
 
 @pytest.mark.parametrize(
@@ -193,9 +192,7 @@ BLACK, RED, GREEN, GREY, WHITE = [0, 0, 0], [128, 0, 0], [0, 128, 0], [128] * 3,
         (~MASK, (WHITE, BLACK), {"255": MASK}),
     ],
 )
-def test_a_class_of_a_palette_has_one_name_in_every_file(
-    tmp_path: Path, indices: np.ndarray, colours: Any, expected: dict[str, np.ndarray]
-) -> None:
+def test_a_class_of_a_palette_has_one_name_in_every_file(tmp_path, indices, colours, expected):
     masks = load_class_masks(save_palette(tmp_path / "m.png", indices, *colours), SMALL)
     assert masks.keys() == expected.keys()
     assert all((masks[name] == mask).all() for name, mask in expected.items())

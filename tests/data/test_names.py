@@ -39,9 +39,7 @@ def written(folder: Path, *classes: Any) -> Path:
         ([], None),
     ],
 )
-def test_a_class_is_asked_for_where_the_answer_is_known(
-    tmp_path: Path, present: list[str], categories: tuple[str, ...] | None
-) -> None:
+def test_a_class_is_asked_for_where_the_answer_is_known(tmp_path, present, categories):
     (left,) = read_classes(written(tmp_path, LEFT))
     assert left.asked(present) == categories
 

@@ -15,7 +15,6 @@ from tests.data.test_grasp_any_region import fine, write
 
 @pytest.fixture
 def both(tmp_path: Path) -> tuple[Path, Path]:
-    """A folder of each kind."""
     write(
         tmp_path / "gar" / "fine", [fine(seed, f"thing {seed}") for seed in (0, 1, 2)] + [fine(0, "x", at=5)], shards=2
     )
@@ -66,9 +65,7 @@ def test_a_folder_with_both_is_an_error(both: tuple[Path, Path]) -> None:
         ("other", "auto", r"format \(it holds 0\.json, 1\.json, 2\.json, 3\.json, images/, x\.parquet and 1 more\)"),
     ],
 )
-def test_what_is_no_data_set_of_that_name_is_refused(
-    both: tuple[Path, Path], tmp_path: Path, folder: str, name: str, message: str
-) -> None:
+def test_what_is_no_data_set_of_that_name_is_refused(both, tmp_path, folder, name, message):
     (tmp_path / "x.arrow").touch()
     (tmp_path / "empty").mkdir()
     (tmp_path / "other/images").mkdir(parents=True)

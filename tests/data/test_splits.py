@@ -77,14 +77,10 @@ def test_no_patient_of_many_near_identical_frames_is_in_two_splits():
     assert sum(len(select(samples, split, name)) for name in SPLITS) == len(samples)
 
 
-def test_split_follows_the_seed_and_not_the_order():
+def test_split_follows_the_seed_and_not_the_order_and_its_file_holds_no_names(tmp_path):
     samples = make_samples()
-    shuffled = random.Random(1).sample(samples, len(samples))
-    assert make_split(samples, 3) == make_split(shuffled, 3)
+    assert make_split(samples, 3) == make_split(random.Random(1).sample(samples, len(samples)), 3)
     assert len({json.dumps(make_split(samples, seed).groups) for seed in range(20)}) > 15
-
-
-def test_split_file_round_trip_without_names(tmp_path):
     samples = make_samples()
     split = make_split(samples, seed=5)
     save_split(split, tmp_path / "split.json")
@@ -94,8 +90,6 @@ def test_split_file_round_trip_without_names(tmp_path):
 
 
 def put(*keys, value):
-    """A change of one place in the split file."""
-
     def change(content):
         for key in keys[:-1]:
             content = content[key]
@@ -141,16 +135,13 @@ def test_bad_split_files_are_refused(tmp_path, change, read, message):
         load_split(path, read(samples))
 
 
-def test_subsample_takes_one_of_each_series_before_a_second():
+def test_subsample_takes_one_of_each_series_before_a_second_and_follows_the_seed():
     samples = make_samples(groups=3, series=2, frames=5)  # 6 series
     for count in range(len(samples) + 1):
         taken = subsample(samples, count, seed=0)
         per_series = [sum(s.series_id == one for s in taken) for one in {s.series_id for s in samples}]
         assert len(set(taken)) == count == sum(per_series)
         assert max(per_series) - min(per_series) <= 1
-
-
-def test_subsample_follows_the_seed_and_not_the_order():
     samples = make_samples()
     assert subsample(samples, 9, seed=1) == subsample(samples[::-1], 9, seed=1) != subsample(samples, 9, seed=2)
     assert subsample(samples, 0, seed=1) == []
@@ -196,7 +187,6 @@ def test_patients_have_keys_of_their_own() -> None:
 
 
 def read(folder: Path, names: list[str]) -> dict[str, Sample]:
-    """The samples by name, each with an image of its own."""
     records = [{"image": f"{n}.png", "text": "x", "series": "1", "group": name} for n, name in enumerate(names)]
     (folder / "images").mkdir(parents=True, exist_ok=True)
     for record in records:

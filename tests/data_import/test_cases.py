@@ -1,6 +1,5 @@
 """Inputs of the field as users of other projects reported them, and their neighbours: read rightly, or told."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -170,17 +169,13 @@ def nnunet(source: Path, void: str) -> Path:
     ],
 )
 @pytest.mark.parametrize("label", [None, "all"])
-def test_ignored_pixels_are_in_no_mask_whatever_the_layout(
-    tmp_path: Path, write: Callable[[Path, str], Path], void: str, label: str | None
-) -> None:
+def test_ignored_pixels_are_in_no_mask_whatever_the_layout(tmp_path, write, void, label):
     survey = survey_source(write(tmp_path / "s", void), ImportOptions("none", label=label))
     (remark,) = survey.found.remarks
     assert "count as background: in 4 mask(s), 0.4% of the picture at most" in remark
     write_import(survey, tmp_path / "out")
     for number, sample in enumerate(read_annotations(tmp_path / "out")):
-        mask = sample.load_mask()
-        assert mask is not None
-        assert (mask == truth(number)).all()
+        assert (sample.load_mask() == truth(number)).all()
 
 
 def test_masks_that_are_mostly_to_be_ignored_are_refused_and_a_class_may_be_named(tmp_path: Path) -> None:
@@ -258,9 +253,7 @@ POINTS = [[5, 3], [12, 3], [12, 8], [5, 8]]
 def test_variants_of_coco_are_read(tmp_path: Path, changes: dict[str, Any]) -> None:
     survey = one_coco(tmp_path, **changes)
     assert (survey.open_points, survey.classes) == ((), ["vessel"])
-    load = survey.found.items[0].load_masks
-    assert load is not None
-    assert (load(SIZE)["vessel"] == truth(0)).all()
+    assert (survey.found.items[0].load_masks(SIZE)["vessel"] == truth(0)).all()
 
 
 @pytest.mark.parametrize(
@@ -285,7 +278,6 @@ def test_four_corners_of_labelme_are_a_quadrangle(tmp_path: Path, kind: str | No
     assert survey.open_points == ()
     assert "keys that are not read: text (1), shapes.description (1)" in survey.found.notes
     (seen,) = survey.seen
-    assert seen.pixels is not None
     assert seen.pixels["vessel"] == pytest.approx(16 * 16 / 2, abs=12)
 
 
@@ -326,9 +318,7 @@ def test_keys_of_coco_that_say_something_are_named_with_their_number(tmp_path: P
         ("{}.bmp", {}, ""),
     ],
 )
-def test_pictures_whose_pixels_are_no_squares_are_told(
-    tmp_path: Path, name: str, options: dict[str, Any], aspect: str
-) -> None:
+def test_pictures_whose_pixels_are_no_squares_are_told(tmp_path, name, options, aspect):
     write_pairs(tmp_path, images=f"images/{name}", masks="masks/{}.png")
     for number in range(5):
         save(tmp_path / f"images/{name.format(number)}", picture(number), **options)

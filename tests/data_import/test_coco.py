@@ -43,15 +43,12 @@ def write_coco(source: Path, json_file: str, image: str, name: str = "{}.png") -
         ("annotations.json", "data/deep/{}.png", "../../upload/{}.png"),
     ],
 )
-def test_the_mask_of_a_category_is_the_union_of_its_instances(
-    tmp_path: Path, json_file: str, image: str, name: str
-) -> None:
+def test_the_mask_of_a_category_is_the_union_of_its_instances(tmp_path, json_file, image, name):
     write_coco(tmp_path, json_file, image, name)
     assert recognise_coco(tmp_path) == f"COCO instances ({Path(json_file).name})"
     found = read_coco(tmp_path)
     assert (found.faults, found.class_ids) == ([], {"1": "vessel", "2": "catheter"})
-    loads = [item.load_masks for item in found.items]
-    masks = [load(SIZE) if load else None for load in loads]
+    masks = [load(SIZE) if load else None for load in [item.load_masks for item in found.items]]
     assert masks[3] is None, "without any annotation"
     assert [sorted(classes) for classes in masks if classes is not None] == [["vessel"], ["vessel"], ["catheter"]]
     assert (masks[0]["vessel"] == truth(0)).all()  # type: ignore[index]
@@ -90,8 +87,7 @@ def test_every_fault_of_a_file_is_listed(tmp_path: Path) -> None:
         "image_id 1",
         "image '2.png': there is no such file",
     )
-    faults = read_coco(tmp_path).faults
-    assert [word in fault for word, fault in zip(words, faults, strict=True)] == [True] * 5
+    assert [word in fault for word, fault in zip(words, read_coco(tmp_path).faults, strict=True)] == [True] * 5
     for key in ("images", "annotations"):
         write_json(tmp_path / "a.json", {**content, key: [None]})
         (fault,) = read_coco(tmp_path).faults
@@ -104,8 +100,7 @@ def test_every_fault_of_a_file_is_listed(tmp_path: Path) -> None:
 
 def test_an_image_in_two_files_is_a_fault_and_numbers_that_differ_are_told(tmp_path: Path) -> None:
     write_coco(tmp_path, "a.json", "images/{}.png")
-    content = coco_content(["0.png"], [annotation(0, 0)], ["tree"])
-    write_json(tmp_path / "b.json", content)
+    write_json(tmp_path / "b.json", coco_content(["0.png"], [annotation(0, 0)], ["tree"]))
     found = read_coco(tmp_path)
     (image,) = found.faults
     assert "category 1 is 'tree' in b.json, but 'vessel' in another file" in found.notes[0]
@@ -164,7 +159,6 @@ def test_arcade_as_published_gives_the_masks_that_are_read_from_the_folder_direc
     assert imported.keys() == expected.keys()
     for name, record in expected.items():
         mask = imported[name].load_mask()
-        assert mask is not None
         assert mask.any()
         assert (mask == direct[record["image"]].load_mask()).all()
         assert (imported[name].load_image() == direct[record["image"]].load_image()).all()
@@ -200,9 +194,7 @@ def write_parts(source: Path, named: list[str], there: list[str], file: str = "a
         (["p1/0.png", "p1/1.png"], ["p1/0.png", "p2/1.png"], "a.json"),
     ],
 )
-def test_a_lost_image_is_not_replaced_by_another_one_of_its_name(
-    tmp_path: Path, named: list[str], there: list[str], file: str
-) -> None:
+def test_a_lost_image_is_not_replaced_by_another_one_of_its_name(tmp_path, named, there, file):
     write_parts(tmp_path, named, there, file)
     faults = read_coco(tmp_path).faults
     assert faults
@@ -232,5 +224,4 @@ def test_a_segmentation_of_another_type_is_named_and_a_flat_outline_is_read(tmp_
     content["annotations"][0]["segmentation"] = box_polygon(0)
     write_json(tmp_path / "a.json", content)
     (item,) = read_coco(tmp_path).items
-    assert item.load_masks is not None
     assert (item.load_masks(SIZE)["vessel"] == truth(0)).all()

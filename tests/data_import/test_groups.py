@@ -17,9 +17,7 @@ ITEMS = [item("images/a/1.png"), item("images/a/2.png"), item("images/b/1.png")]
 
 @pytest.mark.parametrize("names", [("a/1.png", "a/2", "images/b/1.png"), ("images\\a\\1.png", "a\\2", "b\\1")])
 @pytest.mark.parametrize("form", ["{},{}", "{};{}", "{}\t{}"])
-def test_a_table_names_images_with_or_without_folder_and_suffix(
-    tmp_path: Path, names: tuple[str, ...], form: str
-) -> None:
+def test_a_table_names_images_with_or_without_folder_and_suffix(tmp_path, names, form):
     rows = ["image,group", *map(",".join, zip(names, ("7", "7", "8"), strict=True)), "other.png,9"]
     (tmp_path / "patients.csv").write_text("\n".join(form.format(*row.split(",")) for row in rows), "utf-8-sig")
     assert groups_of(ITEMS, str(tmp_path / "patients.csv"), None) == ([("7", None), ("7", None), ("8", None)], "table")
@@ -41,14 +39,11 @@ def test_a_table_that_does_not_fit_is_refused(tmp_path: Path, text: str, message
         groups_of(ITEMS, str(tmp_path / "p.csv"), None)
 
 
-def test_names_give_groups_by_an_expression() -> None:
+def test_names_give_groups_by_an_expression_which_angiograms_do_not_need():
     found = groups_of(ITEMS, None, r"(?P<group>\w)/(?P<series>\d)")
     assert found == ([("a", "1"), ("a", "2"), ("b", "1")], "file names")
     with pytest.raises(ValueError, match=r"group_regex .* no group in 1 of 3 images \(images/b/1\.png\)"):
         groups_of(ITEMS, None, "(?P<group>a)/")
-
-
-def test_the_names_of_angiograms_need_no_expression() -> None:
     names = [f"images/DOE^({number:010d})_{series}_frame_000001.png" for number in (1, 2) for series in (1, 2)]
     found, _ = groups_of([item(name) for name in names], None, None)
     assert [group for group, _ in found] == ["0000000001"] * 2 + ["0000000002"] * 2
@@ -62,12 +57,9 @@ def test_versions_of_one_picture_share_a_group() -> None:
         assert [group for group, _ in groups_of(items, groups, None, own)[0]] == expected
 
 
-def test_none_makes_each_image_its_own() -> None:
+def test_none_makes_each_image_its_own_and_the_layout_gives_groups_unless_flags_do():
     found = groups_of(ITEMS, "none", None)
     assert found == ([(item.found_as, None) for item in ITEMS], "none"), "written names may change with other files"
-
-
-def test_the_layout_gives_groups_unless_flags_do() -> None:
     items = [item("1.png", group="x", series="s"), item("2.png", group="y")]
     assert groups_of(items, None, None) == ([("x", "s"), ("y", None)], "layout")
     assert groups_of(items, None, r"(?P<group>\d)")[0] == [("1", "s"), ("2", None)]
@@ -101,16 +93,13 @@ def test_a_whole_path_and_frames_of_one_file_are_no_doubt_and_empty_rows_are_ski
     assert found == [("Doe, J", "s1"), *[("Patient 8", None)] * 3], "a patient in two spellings is one group"
 
 
-def test_unlabelled_images_without_a_group_are_their_own() -> None:
+def test_unlabelled_images_without_a_group_are_their_own_and_others_are_counted():
     found = groups_of([item("a.png"), item("DOE(0000012345)_1_frame_000001.png")], None, None, own=True)
     assert found == ([("a.png", None), ("0000012345", "1")], "none")
+    with pytest.raises(ValueError, match=r"known for 1 of 2 images \(1\.png\)"):
+        groups_of([item("0.png", group="p0"), item("1.png")], None, None)
 
 
 def test_a_table_and_a_file_may_write_an_umlaut_in_different_forms(tmp_path: Path) -> None:
     (tmp_path / "p.csv").write_text("image,group\nM\u00fcller 1.png,7\n", "utf-8")
     assert groups_of([item("Mu\u0308ller 1.png")], str(tmp_path / "p.csv"), None)[0] == [("7", None)]
-
-
-def test_images_without_a_group_of_the_layout_are_counted_alone() -> None:
-    with pytest.raises(ValueError, match=r"known for 1 of 2 images \(1\.png\)"):
-        groups_of([item("0.png", group="p0"), item("1.png")], None, None)

@@ -22,9 +22,7 @@ def items_of(source: Path) -> dict[str, Item]:
 def check_masks(items: dict[str, Item], names: list[str]) -> None:
     assert sorted(items) == sorted(names)
     for number, name in enumerate(names):
-        load = items[name].load_masks
-        assert load is not None
-        (mask,) = load(SIZE).values()
+        (mask,) = items[name].load_masks(SIZE).values()
         assert (mask == truth(number)).all(), name
         assert (items[name].load_image() == picture(number)).all()
 
@@ -69,9 +67,7 @@ def test_equal_stems_in_two_folders_stay_apart(tmp_path: Path) -> None:
     items = items_of(tmp_path)
     assert sorted(items) == ["test/1.png", "test/2.png", "train/1.png", "train/2.png"]
     assert (items["test/2.png"].load_image() == picture(4)).all()
-    load = items["test/2.png"].load_masks
-    assert load is not None
-    assert (load(SIZE)["1"] == truth(4)).all()
+    assert (items["test/2.png"].load_masks(SIZE)["1"] == truth(4)).all()
 
 
 def test_names_that_would_become_one_keep_their_folder_and_suffix(tmp_path: Path) -> None:
@@ -129,9 +125,7 @@ def test_two_images_or_two_masks_of_one_name_are_faults(tmp_path: Path) -> None:
         (["images/p1/0.png", "masks/p2/0.png"], r"images/p1/0\.png", r"masks/p2/0\.png"),
     ],
 )
-def test_folders_without_a_pair_are_refused_with_names_of_both(
-    tmp_path: Path, names: list[str], images: str, masks: str
-) -> None:
+def test_folders_without_a_pair_are_refused_with_names_of_both(tmp_path, names, images, masks):
     for name in names:
         save(tmp_path / name, picture(1))
     with pytest.raises(ValueError, match=rf"no image has a mask of equal name.*{images}.*{masks}"):
@@ -153,9 +147,7 @@ def test_linked_folders_are_followed_and_circles_are_not(tmp_path: Path) -> None
 
 
 def joined(source: Path, name: str) -> np.ndarray:
-    load = items_of(source)[name].load_masks
-    assert load is not None
-    (mask,) = load(SIZE).values()
+    (mask,) = items_of(source)[name].load_masks(SIZE).values()
     return mask
 
 

@@ -26,10 +26,8 @@ def write_folder(folder: Path, frames: list[np.ndarray]) -> Path:
 def write_video(path: Path, frames: Iterable[np.ndarray], rate: float = 15.0) -> Path:
     writer = None
     for frame in frames:
-        size = frame.shape[1::-1]
-        writer = writer or cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), rate, size)
+        writer = writer or cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), rate, frame.shape[1::-1])
         writer.write(frame[..., ::-1].copy())
-    assert writer is not None
     writer.release()
     return path
 

@@ -9,13 +9,7 @@ from PIL import Image
 
 from rl_reward_network.atomic_io import read_json
 from rl_reward_network.data.annotations import read_annotations
-from rl_reward_network.data_import.survey import (
-    ImportOptions,
-    Survey,
-    chosen_classes,
-    report_lines,
-    survey_source,
-)
+from rl_reward_network.data_import.survey import ImportOptions, Survey, chosen_classes, report_lines, survey_source
 from rl_reward_network.data_import.write import write_import
 from tests.data_import.sources import SIZE, as_255, picture, save, truth, write_dicom, write_pairs
 
@@ -186,8 +180,7 @@ def test_what_is_skipped_of_dicom_names_no_file(tmp_path: Path) -> None:
     for number in range(5):
         write_dicom(tmp_path / f"source/DOE_{number}.dcm", np.arange(24 * 32).reshape(24, 32) + number)
     (tmp_path / "source/DOE_1.dcm").write_bytes(b"rubbish")
-    cut = (tmp_path / "source/DOE_2.dcm").read_bytes()
-    (tmp_path / "source/DOE_2.dcm").write_bytes(cut[:-500])
+    (tmp_path / "source/DOE_2.dcm").write_bytes((tmp_path / "source/DOE_2.dcm").read_bytes()[:-500])
     write_import(survey_source(tmp_path / "source", ImportOptions(skip=2)), tmp_path / "to")
     listed = (tmp_path / "to/skipped.txt").read_text()
     assert "dicom_00002: not a DICOM file" in listed

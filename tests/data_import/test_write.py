@@ -11,15 +11,8 @@ from PIL import Image
 from rl_reward_network.bit_depth import GreyWindow, windows_of
 from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.data.images import load_deep, load_image
+from rl_reward_network.data_import import write
 from rl_reward_network.data_import.survey import ImportOptions, survey_source
-from rl_reward_network.data_import.write import (
-    KEY_FILE,
-    check_named_alike,
-    check_target,
-    import_notes,
-    imported_grey,
-    write_import,
-)
 from tests.data_import.sources import SIZE, picture, save, truth, write_pairs
 
 OWN = ImportOptions(patients_csv="none")
@@ -33,16 +26,14 @@ def snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:
 def test_images_masks_groups_and_series_arrive(tmp_path: Path) -> None:
     source, to = write_pairs(tmp_path / "source", "images/p{}/a.png", "masks/p{}/a.png"), tmp_path / "to"
     before = snapshot(source)
-    write_import(survey_source(source, ImportOptions(group_regex=r"(?P<group>p\d)", phrase="tree")), to)
+    write.write_import(survey_source(source, ImportOptions(group_regex=r"(?P<group>p\d)", phrase="tree")), to)
     assert snapshot(source) == before
     samples = read_annotations(to)
     assert [(sample.group, sample.text) for sample in samples] == [(f"p{number}", "tree") for number in range(5)]
     for number, sample in enumerate(samples):
-        mask = sample.load_mask()
-        assert mask is not None
-        assert (mask == truth(number)).all()
+        assert (sample.load_mask() == truth(number)).all()
         assert (sample.load_image() == picture(number)).all()
-    assert import_notes(to) == ()
+    assert write.import_notes(to) == ()
     assert sorted(path.name for path in to.iterdir()) == ["annotations.json", "images", "import.json", "masks"]
 
 
@@ -53,7 +44,7 @@ def test_files_are_copied_and_deep_ones_become_8_bit_as_training_sees_them(tmp_p
         save(source / f"images/{name}", rng.integers(30_000, white, SIZE).astype(np.uint16))
     save(source / "images/flat.bmp", picture(7))
     for number, bits in enumerate((None, 16)):
-        write_import(survey_source(source, replace(OWN, bit_depth=bits)), to / str(number))
+        write.write_import(survey_source(source, replace(OWN, bit_depth=bits)), to / str(number))
     for number in range(5):
         name = f"0/images/{number}.jpg"
         assert (to / name).read_bytes() == (source / f"images/{number}.jpg").read_bytes()
@@ -66,53 +57,53 @@ def test_files_are_copied_and_deep_ones_become_8_bit_as_training_sees_them(tmp_p
         assert (load_image(to / f"0/images/{name}.png") == load_image(file, read[file])).all()
         assert (load_image(to / f"1/images/{name}.png") == load_image(file, GreyWindow(0, 65535))).all()
     assert all(sample.grey is None for sample in read_annotations(to / "0"))
-    assert imported_grey(to / "0") == {"data set": list(read[file][:2])}
-    assert imported_grey(to / "1") == {"data set": [0, 65535]}
-    assert imported_grey(source) is None
+    assert write.imported_grey(to / "0") == {"data set": list(read[file][:2])}
+    assert write.imported_grey(to / "1") == {"data set": [0, 65535]}
+    assert write.imported_grey(source) is None
 
 
 def test_groups_none_are_told_ever_after(tmp_path: Path) -> None:
     source, to = write_pairs(tmp_path / "Jane Doe"), tmp_path / "to"
     save(source / "images/3.png", picture(1))
-    write_import(survey_source(source, OWN), to)
+    write.write_import(survey_source(source, OWN), to)
     text = (to / "import.json").read_text()
     assert "Doe" not in text, "no path"
     assert json.loads(text)["layout"] == "paired"
-    (note,) = import_notes(to)
+    (note,) = write.import_notes(to)
     assert "Possible leak" in note
     assert "--patients_csv none" in note
     assert "1 pairs look nearly identical" in note
     (to / "import.json").write_text('{"format_version": 7}')
     with pytest.raises(ValueError, match=r"import\.json: expected format_version 1 or 2"):
-        import_notes(to)
+        write.import_notes(to)
 
 
 def test_a_target_that_would_harm_something_is_refused(tmp_path: Path) -> None:
     source = write_pairs(tmp_path / "source")
     for to in (source, source / "to", source / "images", tmp_path, source / ".." / "source" / "x"):
         with pytest.raises(ValueError, match=r"written to .*name a folder beside it"):
-            check_target(source, to)
+            write.check_target(source, to)
     (tmp_path / "link").symlink_to(source)
     with pytest.raises(ValueError, match="name a folder beside it"):
-        check_target(source, tmp_path / "link" / "to")
+        write.check_target(source, tmp_path / "link" / "to")
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").write_text("x")
     for to in (tmp_path / "full", tmp_path / "full/file"):
         with pytest.raises(ValueError, match=r"written to .*not empty"):
-            write_import(survey_source(source, OWN), to)
+            write.write_import(survey_source(source, OWN), to)
     assert (tmp_path / "full/file").read_text() == "x"
     (tmp_path / "empty").mkdir()
-    write_import(survey_source(source, OWN), tmp_path / "empty")
+    write.write_import(survey_source(source, OWN), tmp_path / "empty")
 
 
 def test_open_points_and_a_file_that_changes_leave_nothing(tmp_path: Path) -> None:
     source = write_pairs(tmp_path / "source")
     with pytest.raises(ValueError, match="--patients_csv none"):
-        write_import(survey_source(source, ImportOptions()), tmp_path / "to")
+        write.write_import(survey_source(source, ImportOptions()), tmp_path / "to")
     survey = survey_source(source, OWN)
     (source / "masks/4.png").write_bytes(b"")
     with pytest.raises(ValueError, match=r"4\.png: not a readable image"):
-        write_import(survey, tmp_path / "to")
+        write.write_import(survey, tmp_path / "to")
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
@@ -120,19 +111,19 @@ def imported(folder: Path, layout: str, key: bytes | None) -> Path:
     folder.mkdir(parents=True)
     (folder / "import.json").write_text(json.dumps({"format_version": 1, "layout": layout}))
     if key is not None:
-        (folder.parent / KEY_FILE).write_bytes(key)
+        (folder.parent / write.KEY_FILE).write_bytes(key)
     return folder
 
 
 def test_imports_that_name_a_patient_differently_are_refused(tmp_path: Path) -> None:
     here, there = imported(tmp_path / "a" / "x", "dicom", b"1" * 32), imported(tmp_path / "b" / "y", "dicom", b"2" * 32)
     with pytest.raises(ValueError, match=r"x and .*y: imports of DICOM .* into one parent folder"):
-        check_named_alike(here, there)
-    check_named_alike(here, imported(tmp_path / "a" / "z", "dicom", None))
-    check_named_alike(here, imported(tmp_path / "c" / "coco", "coco", None))
-    check_named_alike(here, imported(tmp_path / "d" / "copied", "dicom", b"1" * 32))
+        write.check_named_alike(here, there)
+    write.check_named_alike(here, imported(tmp_path / "a" / "z", "dicom", None))
+    write.check_named_alike(here, imported(tmp_path / "c" / "coco", "coco", None))
+    write.check_named_alike(here, imported(tmp_path / "d" / "copied", "dicom", b"1" * 32))
     with pytest.raises(ValueError, match="imports of DICOM"):
-        check_named_alike(here, imported(tmp_path / "e" / "lost", "dicom", None))
+        write.check_named_alike(here, imported(tmp_path / "e" / "lost", "dicom", None))
     (here / "import.json").write_text(json.dumps({"layout": "dicom", "format_version": 2}))
     with pytest.raises(ValueError, match="or by different versions, name one patient differently"):
-        check_named_alike(here, imported(tmp_path / "a" / "old", "dicom", None))
+        write.check_named_alike(here, imported(tmp_path / "a" / "old", "dicom", None))

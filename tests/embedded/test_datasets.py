@@ -19,7 +19,6 @@ from rl_reward_network.embedded.regions import DAYLIGHT, LAMPLIGHT, make_scenes
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Seven patients."""
     folder = tmp_path_factory.mktemp("angiograms")
     embedded.write_angiograms(folder, 7, tuple(LOOKS))
     return folder
@@ -88,9 +87,7 @@ def test_a_patients_two_series_have_different_looks_and_all_looks_come_equally_o
     assert FRACTIONS[SPLITS.index("test")] * embedded.PATIENTS >= 40, "enough test patients"
 
 
-def test_a_made_set_is_used_again_and_another_versions_set_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_made_set_is_used_again_and_another_versions_set_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(embedded, "PATIENTS", 4)
     made = embedded.embedded_angiograms(tmp_path, no_gap=True)
     assert made == tmp_path / "angiograms_no_gap"
@@ -104,9 +101,7 @@ def test_a_made_set_is_used_again_and_another_versions_set_is_refused(
 
 
 @pytest.mark.parametrize(("daylight", "name"), [(False, "regions_lamplight"), (True, "regions")])
-def test_the_scenes_are_made_once_and_read_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, daylight: bool, name: str
-) -> None:
+def test_the_scenes_are_made_once_and_read_back(tmp_path, monkeypatch, daylight, name):
     monkeypatch.setattr(embedded, "SCENES", 2)
     made = embedded.embedded_regions(tmp_path, daylight)
     before = (made / "recipe.json").stat().st_mtime_ns

@@ -17,9 +17,7 @@ from rl_reward_network.embedded import datasets as embedded
 from rl_reward_network.embedded.regions import write_regions
 from rl_reward_network.inputs import doctor
 from rl_reward_network.inputs.config import RegionConfig, RunConfig
-from rl_reward_network.inputs.doctor import (
-    check_data,
-)
+from rl_reward_network.inputs.doctor import check_data
 from tests.conftest import tube_image, write_deep_data, write_tiny_data
 
 Check = Callable[..., str]
@@ -44,7 +42,6 @@ def rewrite(folder: Path, change: Callable[[int, dict[str, object]], dict[str, o
 
 
 def drawn(mask: np.ndarray) -> Callable[[dict[str, object]], dict[str, object]]:
-    """Replace the mask of a record."""
     return lambda record: {**{k: v for k, v in record.items() if k != "mask_png"}, "mask": to_rle(mask)}
 
 
@@ -151,9 +148,7 @@ def test_captioned_regions_are_described(check: Check) -> None:
         check(data_root=Path("scenes"), dataset_name="annotations")
 
 
-def test_a_disk_without_space_and_a_gpu_that_is_absent_are_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_without_space_and_a_gpu_that_is_absent_are_missing(tmp_path, monkeypatch):
     assert doctor.check_disk(tmp_path / "new" / "outputs").details.endswith(" GB")
     monkeypatch.setattr(doctor, "FREE_DISK_GB", 10**9)
     with pytest.raises(ValueError, match=r"outputs: [\d.]+ GB free, 1000000000 needed"):

@@ -30,9 +30,7 @@ def own(source: Path, **changes: Any) -> RunConfig:
     return RunConfig(data_root=source, gpu=-1, **{"patients_csv": "none", **changes})
 
 
-def test_the_main_job_says_what_it_takes_the_folder_for_and_imports_it_once(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_main_job_says_what_it_takes_the_folder_for_and_imports_it_once(capsys, monkeypatch):
     source = write_pairs(Path("photos"), count=8)
     save(source / "masks/lost.png", truth(1))
     inputs = open_inputs(own(source))
@@ -45,7 +43,7 @@ def test_the_main_job_says_what_it_takes_the_folder_for_and_imports_it_once(
     assert len(inputs.samples) == 8
     assert (inputs.config.data_root, inputs.config.patients_csv) == (folder, None)
     assert "each image a group of its own" in inputs.summary
-    monkeypatch.setattr(loading, "write_import", lambda *_: pytest.fail("imported again"))
+    monkeypatch.setattr(loading.write, "write_import", lambda *_: pytest.fail("imported again"))
     assert open_inputs(own(source)).data_fingerprint == inputs.data_fingerprint
     monkeypatch.setattr(loading, "recognise_layout", lambda *_: pytest.fail("imported data need no import"))
     run = Path("outputs/run")
@@ -89,9 +87,7 @@ def test_coco_in_a_file_called_as_ours_is_imported() -> None:
     write_json(Path("coco/annotations.json"), coco_content(names, annotations, ["polyp"]))
     samples = open_inputs(own(Path("coco"))).samples
     assert {sample.text for sample in samples} == {"polyp"}
-    mask = samples[3].load_mask()
-    assert mask is not None
-    assert (mask == truth(3)).all()
+    assert (samples[3].load_mask() == truth(3)).all()
 
 
 def test_our_own_format_is_read_as_it_is_and_takes_no_flags_of_the_import() -> None:

@@ -1,7 +1,7 @@
 """Which data are read, which are rendered first, and their levels."""
 
 import json
-from collections import Counter
+from collections import Counter, OrderedDict
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,8 +32,7 @@ def four_patients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("folder", [RunConfig().data_root, NO_GAP])
 def test_the_embedded_data_are_rendered_when_they_are_not_there(folder: Path) -> None:
-    samples = read_samples(folder)
-    assert len(samples) == 4 * embedded.SERIES * embedded.FRAMES
+    assert len(read_samples(folder)) == 4 * embedded.SERIES * embedded.FRAMES
     assert [path.name for path in Path("data").glob("[!.]*")] == [folder.name]
 
 
@@ -59,7 +58,6 @@ def test_the_window_is_recorded_with_the_run_and_found_again(without_model: None
     data, run = write_deep_data(Path("bits10")), Path("outputs/run")
     inputs = open_inputs(RunConfig(data_root=data, output_dir=Path("outputs")))
     (window,) = {sample.grey for sample in inputs.samples}
-    assert window is not None
     assert 600 < window.white < 800, "the tubes are at 160 of 255"
     saved = describe_run(Run(run, REWARD_RUN), inputs, {})
     assert saved["inputs"]["grey_levels"] == {"data set": [window.black, window.white]}
@@ -92,9 +90,7 @@ def test_a_survey_keeps_what_was_seen_in_order_and_counts_the_damaged() -> None:
         decode_files([lambda: 0, lambda: damaged(1), lambda: damaged(2)])
 
 
-def test_from_the_check_to_the_report_each_file_is_decoded_once(
-    without_model: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_from_the_check_to_the_report_each_file_is_decoded_once(without_model, monkeypatch):
     data, decoded, read = write_tiny_data(Path("counted"), images=12, size=48), Counter[Path](), images._read
 
     def counted(path: Path, decode: bool = True, most_pixels: int = images.MOST_PIXELS) -> Image.Image:
@@ -122,7 +118,8 @@ def answer(image: np.ndarray, prompts: list[str]) -> FrozenAnswer:
 
 
 def test_decoded_images_are_kept_up_to_a_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "_DECODED", kept := images._Decoded())
+    monkeypatch.setattr(images, "_KEPT", kept := OrderedDict[object, tuple[np.ndarray, tuple[int, ...]]]())
+    monkeypatch.setattr(images, "_used", 0)
     monkeypatch.setattr(images, "MOST_DECODED", 3 * 64)
     rng, calls = np.random.default_rng(0), Counter[int]()
     arrays: dict[int, np.ndarray] = {0: rng.integers(0, 2, (8, 8)).astype(bool)}
@@ -135,5 +132,5 @@ def test_decoded_images_are_kept_up_to_a_number_of_bytes(monkeypatch: pytest.Mon
 
     for number in (0, 1, 0, 1, 2, 0, 3, 3, 0):
         np.testing.assert_array_equal(images.decoded_once(number, lambda n=number: decode(n)), arrays[number])  # type: ignore[misc]
-        assert kept.bytes == sum(packed.nbytes for packed, _ in kept.kept.values()) <= 3 * 64
+        assert images._used == sum(packed.nbytes for packed, _ in kept.values()) <= 3 * 64
     assert calls == {0: 2, 1: 1, 2: 1, 3: 1}, "a mask of 64 pixels takes 8 bytes, a grey image 64"
