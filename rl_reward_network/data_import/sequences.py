@@ -1,8 +1,7 @@
 """Sequences of frames (a folder of images, a DICOM file with several frames, a video file).
 
 Frames are decoded one at a time, so memory does not grow with the length. All frames have one size, and grey of more
-than 8 bit has one window for the whole sequence (see `bit_depth.py`). No DICOM tag is kept but the frame
-rate.
+than 8 bit has one window for the whole sequence (see `bit_depth.py`). No DICOM tag is kept.
 """
 
 import re
@@ -14,7 +13,6 @@ from typing import Literal
 
 import cv2
 import numpy as np
-from pydicom.dataset import Dataset
 
 from rl_reward_network.bit_depth import MAX_FRAMES, GreyWindow, common_window, grey_to_rgb
 from rl_reward_network.data.images import (
@@ -26,7 +24,6 @@ from rl_reward_network.data.images import (
 from rl_reward_network.data_import.dicom import is_dicom, iter_frames, read_header
 
 VIDEO_SUFFIXES = (".avi", ".mp4", ".m4v", ".mov")
-FRAMES_PER_SECOND = 10.0  # where the file does not say
 Decode = Callable[[Iterable[int]], Iterator[np.ndarray]]
 
 
@@ -39,7 +36,6 @@ class FrameSequence:
         names: of the frames in their order: file names of a folder, else "frame 1", "frame 2", ...
         size: (H, W) of each frame.
         grey: window of grey of more than 8 bit; None: 8 bit.
-        rate: frames per second.
         decode: (ascending indices) -> those frames, stored values: uint8 (H, W, 3), or unsigned grey (H, W).
     """
 
@@ -47,7 +43,6 @@ class FrameSequence:
     names: tuple[str, ...]
     size: tuple[int, int]
     grey: GreyWindow | None
-    rate: float
     decode: Decode
 
     def __len__(self) -> int:
@@ -131,7 +126,7 @@ def _folder(folder: Path, grey: GreyWindow | None, is_frame: Callable[[Path], bo
     load = load_deep if deep else load_image
     decode: Decode = lambda indices: (load(files[index]) for index in indices)  # noqa: E731
     used = grey or _measured(decode, len(files)) if deep else None
-    return FrameSequence(folder, names, size, used, FRAMES_PER_SECOND, decode)
+    return FrameSequence(folder, names, size, used, decode)
 
 
 def _dicom(path: Path, grey: GreyWindow | None) -> FrameSequence:
@@ -140,7 +135,6 @@ def _dicom(path: Path, grey: GreyWindow | None) -> FrameSequence:
         count, size = int(header.get("NumberOfFrames") or 1), (int(header.Rows), int(header.Columns))
         if count < 1:
             raise ValueError(f"NumberOfFrames is {count}")
-        rate = _rate(header)
         deep = header.BitsStored > 8 and header.SamplesPerPixel == 1
     except Exception as error:  # of damaged tags: AttributeError, ValueError, TypeError, ...
         raise ValueError(
@@ -148,22 +142,14 @@ def _dicom(path: Path, grey: GreyWindow | None) -> FrameSequence:
         ) from error
     decode = partial(iter_frames, path)
     used = grey or _measured(decode, count) if deep else None
-    return FrameSequence(path, _numbered(count), size, used, rate, decode)
-
-
-def _rate(header: Dataset) -> float:
-    """Frames per second, by DICOM PS3.3, C.7.6.5; FrameTime is in milliseconds."""
-    if rate := header.get("RecommendedDisplayFrameRate") or header.get("CineRate"):
-        return float(rate)
-    time = header.get("FrameTime")
-    return 1000 / float(time) if time else FRAMES_PER_SECOND
+    return FrameSequence(path, _numbered(count), size, used, decode)
 
 
 def _video(path: Path) -> FrameSequence:
     """The frames of a video file, which is decoded once to count them: headers may promise more."""
     capture = _opened(path)
     try:
-        promised, rate = int(capture.get(cv2.CAP_PROP_FRAME_COUNT)), capture.get(cv2.CAP_PROP_FPS)
+        promised = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
         readable, first = capture.read()
         count = int(readable)
         while readable and capture.grab():
@@ -172,7 +158,7 @@ def _video(path: Path) -> FrameSequence:
         capture.release()
     if not count or count < promised:
         raise ValueError(_broken_video(path, count, promised))
-    return FrameSequence(path, _numbered(count), first.shape[:2], None, rate or FRAMES_PER_SECOND, partial(_read, path))
+    return FrameSequence(path, _numbered(count), first.shape[:2], None, partial(_read, path))
 
 
 def _read(path: Path, indices: Iterable[int]) -> Iterator[np.ndarray]:

@@ -78,10 +78,8 @@ def _checked(path: Path) -> Path:
 def targets(images: Sequence[Path], output: Path | None, prompt: str | None) -> list[Target]:
     """The files to write: beside each image, in the folder `output`, or, for one image, the PNG `output`.
 
-    The words of the prompt, where it is given, become part of the names.
-
-    Raises:
-        ValueError: `output` is a file for several images, or not a PNG, or two masks would have the same name.
+    The words of the prompt, where it is given, become part of the names. A ValueError for an `output` that is a file
+    for several images or no PNG, and for two masks of one name.
     """
     if output is not None and output.suffix.lower() in IMAGE_SUFFIXES and not output.is_dir():
         if len(images) > 1 or output.suffix.lower() != ".png":
@@ -125,16 +123,18 @@ def text_of(path: Path, name: str) -> str | None:
         return None
 
 
-def write_mask(target: Target, image: np.ndarray, mask: np.ndarray, prompt: str) -> None:
-    """Write the mask, bool (H, W), and its outline on the image, uint8 (H, W, 3), with the prompt in the files."""
+def write_mask(target: Target, image: np.ndarray, mask: np.ndarray | None, prompt: str) -> float:
+    """Write the mask, bool (H, W), and its outline on the image, uint8 (H, W, 3), with the prompt; returns its share.
+
+    None removes the files of an earlier mask: the answer of now has none, which is not an empty mask.
+    """
+    if mask is None:
+        target.mask.unlink(missing_ok=True)
+        target.overlay.unlink(missing_ok=True)
+        return 0.0
     save_mask(target.mask, mask, prompt)
     save_mask(target.overlay, paint_mask(image, mask, ORANGE, opacity=0), prompt)
-
-
-def remove_mask(target: Target) -> None:
-    """Remove the files of an earlier mask: the answer of now has none, which is not an empty mask."""
-    for path in (target.mask, target.overlay):
-        path.unlink(missing_ok=True)
+    return float(mask.mean())
 
 
 def save_mask(path: Path, pixels: np.ndarray, prompt: str, more: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -152,67 +152,40 @@ def save_mask(path: Path, pixels: np.ndarray, prompt: str, more: Mapping[str, st
 
 @dataclass(frozen=True)
 class Segmented:
-    """The result for one image.
+    """The result for one image."""
 
-    Args:
-        target: the files written; none where `segs` is 0.
-        prompt, answer: input and output text of Sa2VA.
-        share: of the image that the mask covers, [0, 1].
-        segs: number of `[SEG]` in the answer; None where several answers make the mask.
-        quality: Dice and score predicted by the reward network, as text, or why it gives none; empty without one.
-    """
-
-    target: Target
+    target: Target  # nothing is written where `segs` is 0
     prompt: str
     answer: str
-    share: float
-    segs: int | None
-    quality: str
+    share: float  # of the image that the mask covers, [0, 1]
+    segs: int | None  # number of `[SEG]` in the answer; None where several answers make the mask
+    quality: str = ""  # Dice and score predicted by the reward network, or why it gives none; "" without one
 
 
 @dataclass(frozen=True, eq=False)
 class Answered:
-    """Sa2VA's answer to one prompt on one image.
+    """Sa2VA's answer to one prompt on one image."""
 
-    Args:
-        prompt: that was used, or chosen.
-        answer: text, special tokens kept.
-        segs: number of `[SEG]` in the answer.
-        soft: float32 (H, W) in [0, 1], maximum over the `[SEG]`; of a complement prompt that of its own prompt.
-        mask: bool (H, W).
-        scorer: the reward network applied to the image; None without one.
-    """
-
-    prompt: str
-    answer: str
-    segs: int
-    soft: np.ndarray
-    mask: np.ndarray
-    scorer: ImageScorer | None
+    prompt: str  # that was used, or chosen
+    answer: str  # special tokens kept
+    segs: int  # number of `[SEG]` in the answer
+    soft: np.ndarray  # float32 (H, W) in [0, 1], maximum over the `[SEG]`
+    mask: np.ndarray  # bool (H, W)
+    scorer: ImageScorer | None  # the reward network applied to the image
 
 
 @dataclass(frozen=True)
 class MaskMaker:
-    """A loaded Sa2VA, with the policy that chooses the prompt and the reward network that predicts the mask's quality.
-
-    Args:
-        model, processor: of one checkpoint.
-        max_new_tokens: longest answer.
-        prompt: used where no policy chooses.
-        trained: config.json of the policy's final_model; empty without a policy.
-        policy: None where one prompt is used for all images.
-        network: reward network, if there is any.
-        grey: window of grey above 8 bit; None: each image has its own.
-    """
+    """A loaded Sa2VA, with the policy that chooses the prompt and the reward network that predicts a mask's quality."""
 
     model: Any
     processor: Any
     max_new_tokens: int
-    prompt: str
-    trained: dict[str, Any]
+    prompt: str  # where no policy chooses
+    trained: dict[str, Any]  # config.json of the policy's final_model; empty without a policy
     policy: ActorCriticPolicy | None
     network: RewardNetwork | None
-    grey: GreyWindow | None = None
+    grey: GreyWindow | None = None  # window of grey above 8 bit; None: each image has its own
 
     def __call__(self, target: Target) -> Segmented:
         """Choose the prompt, segment, write, predict the quality; without `[SEG]` nothing is written."""
@@ -220,12 +193,9 @@ class MaskMaker:
         if note:
             tqdm.write(note)
         result = self.answer(image, before=lambda prompt: check_free(target, prompt))
-        if not result.segs:
-            remove_mask(target)
-            return Segmented(target, result.prompt, result.answer, 0.0, 0, "")
-        write_mask(target, image, result.mask, result.prompt)
-        share = float(result.mask.mean())
-        return Segmented(target, result.prompt, result.answer, share, result.segs, self.quality(result))
+        share = write_mask(target, image, result.mask if result.segs else None, result.prompt)
+        quality = self.quality(result) if result.segs else ""
+        return Segmented(target, result.prompt, result.answer, share, result.segs, quality)
 
     def answer(
         self, image: np.ndarray, prompt: str | None = None, before: Callable[[str], None] = lambda prompt: None
@@ -294,29 +264,25 @@ def load_mask_maker(
     dtype: Dtype | None = None,
     image_resize: str | None = None,
 ) -> MaskMaker:
-    """Load policy, reward network and model, in this order: the largest last.
+    """Load policy, reward network and model, in this order: the largest last. None is as in the policy's training.
 
     Args:
-        model_path: Sa2VA folder or hub id; None is the model of the policy's run, or the embedded one.
+        model_path: Sa2VA folder or hub id; None without a policy is the embedded one.
         prompt: used where no policy chooses.
         policy: a run of step 2, or its final_model folder.
         reward_net: folder; None is the policy's own, if there is one.
         device: None is the first GPU if there is one, else the CPU.
-        max_tiles: most tiles of an image; None is as in the policy's training, or as the model's config says.
+        max_tiles, image_resize: None without a policy is as the model's config says.
         bit_depth: of grey images above 8 bit.
-        dtype: of Sa2VA's weights; None is as in the policy's training, or "auto".
-        image_resize: of a Qwen-VL; None is as in the policy's training, or as the model's config says.
-
-    Raises:
-        ValueError: policy, reward network, model or `bit_depth` are refused.
+        dtype: of Sa2VA's weights; None without a policy is "auto".
     """
     device = device or ("cuda:0" if torch.cuda.is_available() else "cpu")
-    folder = None if policy is None else policy_folder(policy)
-    trained = {} if folder is None else read_policy_config(folder)
-    if folder is not None and not trained["deployment"]:
-        raise ValueError(f"{folder}: a row of a report, not a policy to use; name the run {folder.parents[1]}")
-    chooser = None
-    if folder is not None:
+    folder, trained, chooser = None, dict[str, Any](), None
+    if policy is not None:
+        folder = policy_folder(policy)
+        trained = read_policy_config(folder)
+        if not trained["deployment"]:
+            raise ValueError(f"{folder}: a row of a report, not a policy to use; name the run {folder.parents[1]}")
         deployment = Deployment.from_json(trained["deployment"])
         print(f"the run deploys {deployment.words('best fixed prompt')}, because {deployment.reason}")
         chooser = load_policy(folder) if deployment.choice == "policy" else None
@@ -350,17 +316,15 @@ def default_model(policy: Path | None) -> str:
 
 def load_reward_network(path: Path | None, policy: Path | None, device: str) -> RewardNetwork | None:
     """The reward network at `path`, else the one in the run of the final_model folder `policy`; None if it has none."""
-    if path is None and policy is not None and (policy.parent / REWARD_NET).exists():
-        path = policy.parent / REWARD_NET
+    if policy is not None and (policy.parent / REWARD_NET).exists():
+        path = path or policy.parent / REWARD_NET
     return None if path is None else RewardNetwork.from_pretrained(path).to(device)
 
 
 # ---- the method of a comparison ----
 
 
-def load_method_maker(
-    run: Path, device: str | None = None, bit_depth: int | None = None
-) -> Callable[[Target], Segmented]:
+def load_method_maker(run: Path, device: str | None, bit_depth: int | None) -> Callable[[Target], Segmented]:
     """The method in the folder best/ or cheapest/ of a comparison, as a function; arguments as `load_mask_maker`.
 
     It makes the mask of an image, and writes it; nothing where no answer has a `[SEG]`.
@@ -375,10 +339,6 @@ def load_method_maker(
         if note:
             tqdm.write(note)
         mask = method.mask(image)
-        if mask is None:
-            remove_mask(target)
-            return Segmented(target, title, "", 0.0, 0, "")
-        write_mask(target, image, mask, title)
-        return Segmented(target, title, "", float(mask.mean()), None, "")
+        return Segmented(target, title, "", write_mask(target, image, mask, title), 0 if mask is None else None)
 
     return make

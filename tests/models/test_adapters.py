@@ -13,7 +13,7 @@ from peft import IA3Config, LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
 from rl_reward_network.cli.main import main as command
-from rl_reward_network.models.adapters import merge_adapter
+from rl_reward_network.models.lora import merge_adapter
 from rl_reward_network.models.sa2va import Sa2VAForConditionalGeneration
 
 IDS = torch.arange(3, 30)[None]
