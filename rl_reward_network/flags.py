@@ -85,7 +85,7 @@ def _floats(value: Any) -> Iterator[float]:
 
 
 def check_range(settings: Any, *names: str, above: bool = False) -> None:
-    """Raise a ValueError for a number, or one in a mapping, below 0 (with `above` also 0) or not finite, unless None."""
+    """Raise a ValueError for a number, or one in a mapping, below 0 (with `above` or 0), or not finite; None passes."""
     for name in names:
         value = getattr(settings, name)
         for number in value.values() if isinstance(value, Mapping) else (value,):

@@ -37,7 +37,7 @@ class Sa2VAConfig(PreTrainedConfig):
     """Vision tower + language model + SAM 2, and the few numbers that join them.
 
     Args:
-        vision_config: of the family's vision tower, InternVLVisionConfig by default.
+        vision_config: InternVLVisionConfig by default.
         text_config: of a family in `families.FAMILIES`, Qwen2Config by default (`generate` expects this name).
         sam2_config: Sam2VideoConfig (all of an original checkpoint) or Sam2Config (images only, fewer weights).
         template: prompt template, a key of `templates.TEMPLATES`; unused in a Qwen-VL, which has a chat template.
@@ -92,7 +92,7 @@ class Sa2VAConfig(PreTrainedConfig):
 
     @property
     def side_pixels(self) -> int | None:
-        """Side in pixels of the side network's input, None without one."""
+        """Side in pixels of the side network's input."""
         return None if self.side is None else self.side.pixels
 
     @property
@@ -174,31 +174,30 @@ def sam2_sizes(config: Any) -> dict[str, Any]:
 def config_from_original(original: dict[str, Any], sizes: dict[str, Any], where: str) -> Sa2VAConfig:
     """Our configuration from an official `config.json`, with SAM 2's sizes.
 
-    Raises:
-        ValueError: a part or option that this version cannot build; names the file, `where`.
+    A ValueError for a part or option that this version cannot build; it names the file, `where`.
     """
     try:
         family = original_family(original)
+        parts = (_internvl_config if family.body == "internvl" else _qwen_vl_config)(original, family)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
-    build = _internvl_config if family.body == "internvl" else _qwen_vl_config
-    return build(original, family, sam2_config(sizes), where)
+    return Sa2VAConfig(**parts, sam2_config=sam2_config(sizes), original_config=original)
 
 
-def _internvl_config(original: dict[str, Any], family: Family, sam2: Any, where: str) -> Sa2VAConfig:
+def _internvl_config(original: dict[str, Any], family: Family) -> dict[str, Any]:
     vision = original.get("vision_config") or {}
-    _demand(where, "architectures", original.get("architectures"), ["Sa2VAChatModel"])
-    _demand(where, "vision_config.architectures", vision.get("architectures"), ["InternVisionModel"])
-    _demand(where, "ps_version", original.get("ps_version", "v1"), "v2")
+    _demand("architectures", original.get("architectures"), ["Sa2VAChatModel"])
+    _demand("vision_config.architectures", vision.get("architectures"), ["InternVisionModel"])
+    _demand("ps_version", original.get("ps_version", "v1"), "v2")
     for field in ("use_backbone_lora", "use_llm_lora"):  # unmerged adapters have other key names
-        _demand(where, field, original.get(field, 0), 0)
+        _demand(field, original.get(field, 0), 0)
     if vision.get("qk_normalization"):  # transformers has this constant in the norms of queries and keys
-        _demand(where, "vision_config.layer_norm_eps", vision.get("layer_norm_eps"), 1e-6)
+        _demand("vision_config.layer_norm_eps", vision.get("layer_norm_eps"), 1e-6)
     template = (original.get("template") or "").replace("-", "_")  # as in the reference
     if template not in TEMPLATES:
-        raise ValueError(f"{where}: template is {original.get('template')!r}, known are {sorted(TEMPLATES)}")
-    return Sa2VAConfig(
-        vision_config=InternVLVisionConfig(
+        raise ValueError(f"template is {original.get('template')!r}, known are {sorted(TEMPLATES)}")
+    return {
+        "vision_config": InternVLVisionConfig(
             **{name: vision[name] for name in VISION_FIELDS},
             image_size=original.get("force_image_size") or vision["image_size"],
             attention_bias=vision["qkv_bias"],
@@ -208,29 +207,25 @@ def _internvl_config(original: dict[str, Any], family: Family, sam2: Any, where:
             layer_scale_init_value=vision.get("initializer_factor", 0.1),
             use_mean_pooling=True,  # makes the final norm an identity: the reference has none
         ),
-        text_config=family.text_config(original["llm_config"]),
-        sam2_config=sam2,
-        template=template,
-        downsample_ratio=original.get("downsample_ratio", 0.5),
-        vision_feature_layer=original.get("select_layer", -1),
-        original_config=original,
-    )
+        "text_config": family.text_config(original["llm_config"]),
+        "template": template,
+        "downsample_ratio": original.get("downsample_ratio", 0.5),
+        "vision_feature_layer": original.get("select_layer", -1),
+    }
 
 
-def _qwen_vl_config(original: dict[str, Any], family: Family, sam2: Any, where: str) -> Sa2VAConfig:
+def _qwen_vl_config(original: dict[str, Any], family: Family) -> dict[str, Any]:
     """Fields outside the two parts are token ids, or stale copies that Qwen2.5-VL's exporter leaves."""
     assert family.whole_class is not None
     kind, vision = family.whole_class.model_type, original.get("vision_config") or {}
-    _demand(where, "vision_config.model_type", vision.get("model_type"), kind, f"{kind}_vision")  # released, ours
+    _demand("vision_config.model_type", vision.get("model_type"), kind, f"{kind}_vision")  # released, ours
     # Copied, as transformers changes them and `original_config` has to stay the file's.
     parts: dict[str, Any] = copy.deepcopy({name: original[name] for name in ("vision_config", "text_config")})
     whole: Any = family.whole_class(**parts, tie_word_embeddings=False)  # type: ignore[call-arg]
     whole.text_config.tie_word_embeddings = False  # the released head is a tensor of its own
-    return Sa2VAConfig(
-        vision_config=whole.vision_config, text_config=whole.text_config, sam2_config=sam2, original_config=original
-    )
+    return {"vision_config": whole.vision_config, "text_config": whole.text_config}
 
 
-def _demand(where: str, field: str, value: Any, *expected: Any) -> None:
+def _demand(field: str, value: Any, *expected: Any) -> None:
     if value not in expected:
-        raise ValueError(f"{where}: {field} is {value!r}, expected {expected[0]!r}; {supported()}")
+        raise ValueError(f"{field} is {value!r}, expected {expected[0]!r}; {supported()}")
