@@ -38,17 +38,13 @@ MASKS_AT_ONCE = 16  # limits the memory for an answer that repeats [SEG]
 class Answer:
     """The generated answer of one row of a batch.
 
-    Args:
-        token_ids: generated ids, the stop token included.
-        states: the hidden state (D,) AT each token, known one forward pass after its choice; the last may be missing.
-        stopped: a stop word or the end of sequence was reached.
-        finished: `stopped`, or `max_new_tokens` was reached.
+    States (D,) AT each token are known one forward pass after its choice; the last may be missing.
     """
 
-    token_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)  # the stop token included
     states: list[Tensor] = field(default_factory=list)
-    stopped: bool = False
-    finished: bool = False
+    stopped: bool = False  # by a stop word or the end of sequence
+    finished: bool = False  # or by `max_new_tokens`
 
     def states_at(self, token_id: int) -> list[Tensor]:
         """States (D,) at every occurrence of a token whose state is known."""
@@ -89,15 +85,12 @@ def decode(
     """One `Answer` per row.
 
     Args:
-        model: Sa2VAForConditionalGeneration in evaluation mode (`evaluating`).
+        model: in evaluation mode (`evaluating`).
         processor: provides the stop words and the ids that must not be chosen.
         inputs: `inputs_embeds` (B, T, D), those that are not in the cache yet, and what else the body's `splice` gives.
         attention_mask: int64 (B, cached + T), left-padded; zeros may also stand between the cache and the inputs.
-        how: limits and sampling.
+        how: limits and sampling; a guess cannot be sampled.
         cache: keys and values of earlier inputs, with batch size B.
-
-    Raises:
-        ValueError: max_new_tokens below 1, a guess together with sampling, or a model in training mode.
     """
     if model.training:
         raise ValueError("the model is in training mode; decode inside `with evaluating(model):`")
@@ -154,27 +147,16 @@ class _Stepper:
 
     def __call__(self, embeds: Tensor, **of_images: Any) -> Tensor:
         """Hidden states (B, t, D) of the next inputs (B, t, D)."""
-        missing = self.cache.get_seq_length() + embeds.shape[1] - self.attention_mask.shape[1]
+        known, length = self.attention_mask, embeds.shape[1]
+        missing = self.cache.get_seq_length() + length - known.shape[1]
         if missing > 0:
-            ones = self.attention_mask.new_ones(len(embeds), missing)
-            self.attention_mask = torch.cat([self.attention_mask, ones], dim=1)
-        return self.model.model(
-            inputs_embeds=embeds,
-            **self._mask(embeds.shape[1]),
-            past_key_values=self.cache,
-            use_cache=True,
-            **(of_images | self.positions),
-        ).last_hidden_state
-
-    def _mask(self, length: int) -> dict[str, Any]:
-        """The attention mask; with the positions, where one token attends to all that came before it.
-
-        Of a mask (B, T) transformers asks whether it hides anything, so the host would wait for the GPU at each token.
-        """
-        known = self.attention_mask
-        if length > 1 or self.positions or self.model.config._attn_implementation != "sdpa":
-            return {"attention_mask": known}
-        return {"attention_mask": known[:, None, None].bool(), "position_ids": positions_of_mask(known, 1)}
+            self.attention_mask = known = torch.cat([known, known.new_ones(len(embeds), missing)], dim=1)
+        inputs = {"attention_mask": known, **of_images, **self.positions}
+        if length == 1 and not self.positions and self.model.config._attn_implementation == "sdpa":
+            # Of a mask (B, T) transformers asks whether it hides anything: the host would wait for the GPU each time.
+            inputs |= {"attention_mask": known[:, None, None].bool(), "position_ids": positions_of_mask(known, 1)}
+        body = self.model.model
+        return body(inputs_embeds=embeds, past_key_values=self.cache, use_cache=True, **inputs).last_hidden_state
 
 
 def _prefill(
@@ -192,10 +174,10 @@ def _prefill(
     batch, prompt = embeds.shape[:2]
     guess = torch.tensor([list(how.guess_ids)] * batch, dtype=torch.long, device=embeds.device)
     states = step(torch.cat([embeds, model.get_input_embeddings()(guess)], dim=1), **of_images)[:, prompt - 1 :]
-    accepted = torch.zeros(batch, dtype=torch.long, device=states.device)
+    accepted, counts = torch.zeros(batch, dtype=torch.long, device=states.device), [0] * batch
     if guess.shape[1]:
         accepted = (choose(model.lm_head(states))[:, :-1] == guess).long().cumprod(1).sum(1)
-    counts = accepted.tolist() if guess.shape[1] else [0] * batch  # one wait for the GPU, not one for each row
+        counts = accepted.tolist()  # one wait for the GPU, not one for each row
     for row, (answer, count) in enumerate(zip(answers, counts, strict=True)):
         for position, token_id in enumerate(how.guess_ids[:count]):
             _append(answer, token_id, processor, how.max_new_tokens)
@@ -256,23 +238,14 @@ def _append(answer: Answer, token_id: int, processor: Sa2VAProcessor, max_new_to
 
 @dataclass(frozen=True)
 class Segmentation:
-    """The answer to one prompt on one image.
+    """The answer to one prompt on one image."""
 
-    Args:
-        answer: text, special tokens kept.
-        mask_logits: float32 (K, h, w) on the masks' grid, one per `[SEG]`; K may be 0.
-        iou_scores: float32 (K,), IoU of each mask as predicted by SAM 2.
-        vision_features: float32 (C,), SAM 2's coarsest map averaged over the image; the same for all prompts.
-        image_size: (H, W) of the image.
-        sam_image_size: side in pixels of SAM 2's square input, the intermediate size of `upsample_mask_logits`.
-    """
-
-    answer: str
-    mask_logits: Tensor
-    iou_scores: Tensor
-    vision_features: Tensor
-    image_size: tuple[int, int]
-    sam_image_size: int
+    answer: str  # special tokens kept
+    mask_logits: Tensor  # float32 (K, h, w) on the masks' grid, one per `[SEG]`; K may be 0
+    iou_scores: Tensor  # float32 (K,), IoU of each mask as predicted by SAM 2
+    vision_features: Tensor  # float32 (C,), SAM 2's coarsest map averaged over the image; the same for all prompts
+    image_size: tuple[int, int]  # (H, W)
+    sam_image_size: int  # side in pixels of SAM 2's square input, the intermediate size of `upsample_mask_logits`
 
     def probabilities(self) -> np.ndarray:
         """Foreground probabilities, float32 (K, H, W) in [0, 1]."""
@@ -309,14 +282,10 @@ def predict_forward(
         past_text: earlier turns in the chat format; only without an image.
         mask_prompts: one bool (N, H, W) array of regions (in a list, or alone).
         tokenizer: used when no processor is given.
-        processor: the checkpoint's Sa2VAProcessor.
 
     Returns:
         `prediction`: str, special tokens kept. `prediction_masks`: one bool (1, H, W) per `[SEG]`, or
         (frames, H, W). `mask_probabilities`: one float32 array of that shape, in [0, 1], per `[SEG]`.
-
-    Raises:
-        ValueError: arguments that are missing, of another kind, or do not go together.
     """
     if video is not None and not (image is None and mask_prompts is None and not past_text):
         raise ValueError("video is given together with image, mask_prompts or past_text; leave those out, or the video")
@@ -333,8 +302,7 @@ def predict_forward(
         (answer,) = answer_batch(model, processor, inputs, Decoding(max_new_tokens=max_new_tokens))
         if image is not None:
             features = image_features(model, processor, [image])
-            size = to_rgb(image).size[::-1]
-            (segmentation,) = segmentations(model, processor, features, [answer], size)
+            (segmentation,) = segmentations(model, processor, features, [answer], to_rgb(image).size[::-1])
             probabilities = segmentation.probabilities()[:, None]
             result = {"prediction_masks": list(probabilities > 0.5), "mask_probabilities": list(probabilities)}
     return {"prediction": answer_text(processor, answer)} | result
@@ -376,10 +344,7 @@ def segment(
         images: PIL images or uint8 (H, W, 3).
         prompts: the user's turns; `<image>` is put in front where it is missing.
         batch_size: prompts decoded at once (SEGMENT_BATCH of the shell files).
-        sam_features: SAM 2's maps of each image from `get_sam_features`; None computes them.
-
-    Raises:
-        ValueError: no prompt, batch_size below 1, or a single image or prompt in place of a list.
+        sam_features: of each image, from `image_features`; None computes them.
     """
     one_image = isinstance(images, Image.Image) or (isinstance(images, np.ndarray) and images.ndim < 4)
     if one_image or isinstance(prompts, str):
@@ -394,8 +359,7 @@ def segment(
             features = sam_features[index] if sam_features else image_features(model, processor, [image])
             answers = _answer_prompts(model, image, texts, processor, batch_size, max_new_tokens, guess)
             guess = answers[0].token_ids  # the answer for the next image is most likely the same
-            size = to_rgb(image).size[::-1]
-            results.append(segmentations(model, processor, features, answers, size, batch_size))
+            results.append(segmentations(model, processor, features, answers, to_rgb(image).size[::-1], batch_size))
     return results
 
 
@@ -408,8 +372,8 @@ def image_features(
     With `encoder_trains` the pixels for SAM 2 in place of its maps, which change with every step.
     """
     pixels = torch.cat([processor.sam_pixel_values(image) for image in images]).to(model.device)
-    side_pixels, side = None, model.config.side_pixels
-    if side is not None:
+    side_pixels = None
+    if side := model.config.side_pixels:
         side_pixels = torch.stack([square_pixels(image, side) for image in images]).to(model.device)
     if encoder_trains:
         return Sam2Features((), side_pixels, pixels)
@@ -429,8 +393,7 @@ def segmentations(
     flat = [state for group in states for state in group]
     logits, scores = [torch.zeros(0, *features.grid, device=model.device)], [torch.zeros(0, device=model.device)]
     for start in range(0, len(flat), at_once):
-        embeddings = model.text_hidden_fcs(torch.stack(flat[start : start + at_once]))
-        decoded = model.decode_masks(features, embeddings)
+        decoded = model.decode_masks(features, model.text_hidden_fcs(torch.stack(flat[start : start + at_once])))
         logits.append(decoded.mask_logits)
         scores.append(decoded.iou_scores)
     counts, masks, pooled = [len(group) for group in states], torch.cat(logits), features.pooled()[0]
@@ -444,7 +407,7 @@ def segmentations(
 
 def _answer_prompts(
     model: Any,
-    image: ImageLike,
+    shown: ImageLike,
     texts: list[str],
     processor: Sa2VAProcessor,
     batch_size: int,
@@ -452,7 +415,7 @@ def _answer_prompts(
     guess: list[int],
 ) -> list[Answer]:
     """Answers to all texts, `batch_size` at a time; the image's part of the prompt is computed once."""
-    pixels, (count,) = processor.vision_inputs([image])
+    pixels, (count,) = processor.vision_inputs([shown])
     prompts = [processor.token_ids(processor.prompt_text(text, count)) for text in texts]
     split = prompts[0].index(processor.token_ids(processor.image_tokens.end)[0]) + 1  # the image included
     if any(prompt[:split] != prompts[0][:split] for prompt in prompts):
@@ -460,30 +423,18 @@ def _answer_prompts(
     prefix = torch.tensor([prompts[0][:split]], device=model.device)
     body, cache = model.model, DynamicCache(config=model.config.text_config)
     features = body.get_vision_features(**send_to_device(pixels, model.device))
-    inputs = body.splice(prefix, body.image_rows(features))
-    body(**inputs, past_key_values=cache, use_cache=True)
+    image = body.splice(prefix, body.image_rows(features))
+    body(**image, past_key_values=cache, use_cache=True)
     answers: list[Answer] = []
     for start in range(0, len(prompts), batch_size):
         suffixes = [prompt[split:] for prompt in prompts[start : start + batch_size]]
         how = Decoding(max_new_tokens, guess_ids=answers[0].token_ids if answers else guess)
-        answers += _answer_suffixes(model, processor, cache, suffixes, how, inputs.get("position_table"))
+        padded = processor.pad(suffixes)
+        mask = torch.cat([torch.ones(len(suffixes), split, dtype=torch.long), padded["attention_mask"]], dim=1)
+        inputs = {"inputs_embeds": model.get_input_embeddings()(padded["input_ids"].to(model.device))}
+        if "position_table" in image:
+            inputs["position_table"] = image["position_table"].expand(-1, len(suffixes), -1)
+        first = torch.zeros(len(suffixes), dtype=torch.long, device=model.device)
+        rows = selected_rows(cache, first, model.config.text_config)
+        answers += decode(model, processor, inputs, mask.to(model.device), how, rows)
     return answers
-
-
-def _answer_suffixes(
-    model: Any,
-    processor: Sa2VAProcessor,
-    cache: DynamicCache,
-    suffixes: list[list[int]],
-    how: Decoding,
-    position_table: Tensor | None,
-) -> list[Answer]:
-    """Answers to prompts that continue one shared cache; the cache is not changed."""
-    padded = processor.pad(suffixes)
-    cached = torch.ones(len(suffixes), cache.get_seq_length(), dtype=torch.long)
-    mask = torch.cat([cached, padded["attention_mask"]], dim=1).to(model.device)
-    inputs = {"inputs_embeds": model.get_input_embeddings()(padded["input_ids"].to(model.device))}
-    if position_table is not None:
-        inputs["position_table"] = position_table.expand(-1, len(suffixes), -1)
-    first = torch.zeros(len(suffixes), dtype=torch.long, device=model.device)
-    return decode(model, processor, inputs, mask, how, selected_rows(cache, first, model.config.text_config))

@@ -97,8 +97,7 @@ class InternLM2Tokenizer(PreTrainedTokenizerFast):
                 f"{settings}: missing, or {END_OF_TURN!r} is not in added_tokens_decoder; "
                 "download or copy the tokenizer's files again"
             )
-        backend = read_sentencepiece(file, added)
-        return kwargs | {"tokenizer_object": backend}
+        return kwargs | {"tokenizer_object": read_sentencepiece(file, added)}
 
     def save_pretrained(self, save_directory: str | os.PathLike[Any], *args: Any, **kwargs: Any) -> tuple[str, ...]:
         """As in transformers, with what the official layout needs: `tokenizer.model` and the ids of added tokens."""
@@ -112,14 +111,10 @@ class InternLM2Tokenizer(PreTrainedTokenizerFast):
 
 
 def read_sentencepiece(file: Path, added_tokens: Mapping[int, AddedToken]) -> Tokenizer:
-    """A sentencepiece file as a tokenizer with the same ids.
+    """A sentencepiece file with a BPE vocabulary as a tokenizer with the same ids.
 
-    Args:
-        file: `tokenizer.model`, with a BPE vocabulary.
-        added_tokens: by id; they replace the file's pieces at these ids, and continue its list.
-
-    Raises:
-        ValueError: the file is damaged, is not BPE, or is too short for the ids of the added tokens.
+    Added tokens, by id, replace the file's pieces at these ids, and continue its list. A ValueError for a file that is
+    damaged, is not BPE, or is too short for their ids.
     """
     proto = _read_proto(file)
     first = min((index for index in added_tokens if index >= len(proto.pieces)), default=len(proto.pieces))
@@ -147,8 +142,7 @@ def read_sentencepiece(file: Path, added_tokens: Mapping[int, AddedToken]) -> To
 
 def _read_proto(file: Path) -> Any:
     """The parsed file, a `ModelProto` of sentencepiece."""
-    proto = import_protobuf().ModelProto()
-    remedy = "download or copy it again"
+    proto, remedy = import_protobuf().ModelProto(), "download or copy it again"
     try:
         proto.ParseFromString(file.read_bytes())
     except DecodeError as error:

@@ -81,9 +81,6 @@ def load_sa2va_model(
         use_flash_attn: FlashAttention 2 in place of PyTorch's attention; CUDA only.
         dtype: of the weights; "auto" is bfloat16 on CUDA, float32 on the CPU.
         quantization: of the language model's blocks, in place of `dtype`; None leaves them as they are.
-
-    Raises:
-        ValueError: flash attention without CUDA or its package, an unavailable GPU, or an error of `from_pretrained`.
     """
     check_device(device)
     if use_flash_attn:
@@ -101,7 +98,7 @@ def load_sa2va_model(
 def weight_dtype(device: str, dtype: Dtype = "auto") -> torch.dtype:
     """The dtype of Sa2VA's weights on a device."""
     if dtype == "auto":
-        return torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
+        dtype = "bfloat16" if torch.device(device).type == "cuda" else "float32"
     return torch.float32 if dtype == "float32" else torch.bfloat16
 
 
@@ -160,22 +157,15 @@ def convert_checkpoint(path: str, target: Path) -> tuple[str, int]:
     with whole_folder(target) as folder:
         save_torch_state_dict(tensors, folder)
         _write_config(config, source, folder)
-        _copy_tokenizer(config, source, folder)
+        # The tokenizer's files, no weights, configuration or code. A `tokenizer.model` is read once, for the official
+        # layout has no tokenizer.json beside it.
+        files = {file.name for file in source.path.iterdir()}
+        for name in files - REWRITTEN - ({TOKENIZER_FILE} if MODEL_FILE in files else set()):
+            if name.endswith((".json", ".txt", ".jinja")) or name == MODEL_FILE:
+                shutil.copyfile(source.path / name, folder / name)
+        if MODEL_FILE in files and source.original:
+            source.tokenizer(config).backend_tokenizer.save(str(folder / TOKENIZER_FILE))
     return "ours" if source.original else "official layout", len(tensors)
-
-
-def _copy_tokenizer(config: Sa2VAConfig, source: CheckpointFolder, folder: Path) -> None:
-    """Copy the tokenizer's files; no weights, configuration or code.
-
-    A `tokenizer.model` is read once, for the official layout has no tokenizer.json beside it.
-    """
-    files = {file.name for file in source.path.iterdir()}
-    rewritten = REWRITTEN | ({TOKENIZER_FILE} if MODEL_FILE in files else set())
-    for name in files - rewritten:
-        if name.endswith((".json", ".txt", ".jinja")) or name == MODEL_FILE:
-            shutil.copyfile(source.path / name, folder / name)
-    if MODEL_FILE in files and source.original:
-        source.tokenizer(config).backend_tokenizer.save(str(folder / TOKENIZER_FILE))
 
 
 def _write_config(config: Sa2VAConfig, source: CheckpointFolder, folder: Path) -> None:

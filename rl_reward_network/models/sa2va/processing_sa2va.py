@@ -63,15 +63,10 @@ class Sa2VAProcessor(ProcessorMixin):
             Without effect in a Qwen-VL, which has no tiles.
         patches: transformers' image processor of a Qwen-VL; None: an InternVL.
         prompt_prefix: text in front of the first turn, such as a beginning-of-text token.
-
-    Attributes:
-        image_resize: of a Qwen-VL; see `pixels_sa2va.resized_image`.
-        region_prompt: how a Qwen-VL is shown a region; see `pixels_sa2va.draw_region`.
-        chat: instruction of a Qwen-VL's chat template, with `{input}` at the text's place.
     """
 
-    image_resize: ImageResize = "prediction"
-    region_prompt: RegionPrompt = "outline"
+    image_resize: ImageResize = "prediction"  # of a Qwen-VL; see `pixels_sa2va.resized_image`
+    region_prompt: RegionPrompt = "outline"  # how a Qwen-VL is shown a region; see `pixels_sa2va.draw_region`
 
     def __init__(
         self,
@@ -84,24 +79,20 @@ class Sa2VAProcessor(ProcessorMixin):
         patches: Qwen2VLImageProcessorPil | None = None,
         prompt_prefix: str = "",
     ) -> None:
-        """Check the settings and look up the special tokens; a ValueError for one that is missing or unknown."""
         if template not in TEMPLATES:
             raise ValueError(f"template is {template!r}, known are {sorted(TEMPLATES)}")
         if max_tiles < 1:
             raise ValueError(f"max_tiles is {max_tiles}, expected 1 or more")
-        self.tokenizer = tokenizer
-        self.template = TEMPLATES[template]
-        self.template_name = template
-        self.patches = patches
+        self.tokenizer, self.patches, self.prompt_prefix = tokenizer, patches, prompt_prefix
+        self.template, self.template_name = TEMPLATES[template], template
         self.tile_size, self.tokens_per_tile = tile_size, 1 if patches else tokens_per_tile
         self.sam_image_size, self.max_tiles = sam_image_size, max_tiles
-        self.prompt_prefix = prompt_prefix
         self.grid = int(tokens_per_tile**0.5)
         self.image_tokens = QWEN_VL_TOKENS if patches else INTERNVL_TOKENS
         special = special_ids(tokenizer, self.image_tokens)
         self.image_token_id, self.seg_token_id = special[self.image_tokens.context], special[SEG]
         self.never_sampled_ids = [special[token] for token in self.image_tokens.never_sampled]
-        self.chat = chat_instruction(tokenizer) if patches else self.template.instruction
+        self.chat = chat_instruction(tokenizer) if patches else self.template.instruction  # with `{input}`
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
@@ -109,13 +100,8 @@ class Sa2VAProcessor(ProcessorMixin):
     ) -> "Sa2VAProcessor":
         """The processor of a model folder or hub id, in either layout; no weights are fetched, and no code is run.
 
-        Args:
-            path: local folder, or `owner/name`.
-            max_tiles: largest number of tiles; None is the checkpoint's.
-            **arguments: of a download, see `arguments_sa2va`.
-
-        Raises:
-            ValueError: no Sa2VA is there, its tokenizer lacks a special token, or an argument is not supported.
+        `max_tiles` None is the checkpoint's; `arguments` are those of a download, see `arguments_sa2va`. A ValueError
+        if no Sa2VA is there, its tokenizer lacks a special token, or an argument is not supported.
         """
         hub = hub_arguments(arguments)
         local = located(path, weights=False, **hub)
@@ -141,15 +127,12 @@ class Sa2VAProcessor(ProcessorMixin):
         max_tiles: int | None = None,
         patches: Qwen2VLImageProcessorPil | None = None,
     ) -> "Sa2VAProcessor":
-        """The processor for a configuration and its tokenizer.
-
-        Raises:
-            ValueError: a Qwen-VL without its image processor.
-        """
+        """The processor for a configuration and its tokenizer; a ValueError for a Qwen-VL without image processor."""
         if config.family.body == "qwen_vl":
             if patches is None:
-                remedy = "give processor=Sa2VAProcessor.from_pretrained(...)"
-                raise ValueError(f"a Qwen-VL needs its image processor; {remedy}")
+                raise ValueError(
+                    "a Qwen-VL needs its image processor; give processor=Sa2VAProcessor.from_pretrained(...)"
+                )
             processor = cls(tokenizer, sam_image_size=config.sam2_image_size, patches=patches)
             processor.set_image_resize(config.image_resize)
             return processor
@@ -168,9 +151,7 @@ class Sa2VAProcessor(ProcessorMixin):
     ) -> None:
         """Write the tokenizer, a Qwen-VL's image processor, and the settings, which a model's config.json has as well.
 
-        Args:
-            folder: that of the model, or a new one.
-            push_to_hub: upload as well, to `repo_id` (by default the folder's name), with the arguments `of_hub`.
+        With `push_to_hub` upload as well, to `repo_id` (by default the folder's name), with the arguments `of_hub`.
         """
         self.tokenizer.save_pretrained(folder)
         if self.patches is not None:
@@ -187,14 +168,13 @@ class Sa2VAProcessor(ProcessorMixin):
             self.push_to_hub(repo_id or Path(folder).name, **of_hub)
 
     def __repr__(self) -> str:
-        """The settings in one line."""
         names = ("template_name", "tile_size", "tokens_per_tile", "sam_image_size", "max_tiles")
         settings = ", ".join(f"{name.removesuffix('_name')}={getattr(self, name)!r}" for name in names)
         return f"Sa2VAProcessor({settings}, tokenizer={type(self.tokenizer).__name__})"
 
     @property
     def system_turn(self) -> str:
-        """The system turn that a Qwen-VL's chat template puts in front of a prompt; "" without one."""
+        """What a Qwen-VL's chat template puts in front of a prompt; "" without a system turn."""
         before, user, _ = self.chat.partition("<|im_start|>user")
         return before if user and before.startswith("<|im_start|>system") else ""
 
@@ -213,7 +193,7 @@ class Sa2VAProcessor(ProcessorMixin):
             raise ValueError(f"image_resize is {how!r}, expected one of {get_args(ImageResize)}")
         self.image_resize = how  # type: ignore[assignment]
 
-    # ---- images -------------------------------------------------------------------------------------------------
+    # ---- images ----
 
     def tiles(self, image: ImageLike) -> list[Image.Image]:
         """RGB tiles of `tile_size` pixels, row by row; if there are several, a thumbnail is the last."""
@@ -247,7 +227,7 @@ class Sa2VAProcessor(ProcessorMixin):
         """bool (N, g, g) of region masks (N, H, W) of an image; see `pixels_sa2va.region_cells`."""
         return region_cells(regions, self.grid, image)
 
-    # ---- text ---------------------------------------------------------------------------------------------------
+    # ---- text ----
 
     def prompt_text(
         self, text: str, image_tokens: int = 0, cells: torch.Tensor | None = None, past_text: str = "", frames: int = 1
@@ -261,10 +241,6 @@ class Sa2VAProcessor(ProcessorMixin):
             cells: bool (N, g, g), regions of the image.
             past_text: earlier turns in the chat format, with or without prefix or system turn; only without an image.
             frames: images of `image_tokens` tokens each that take the place of `<image>`, one per line in an InternVL.
-
-        Raises:
-            ValueError: an image without `<image>` in the text, `<image>` without an image, or more than one of them;
-                an image behind earlier turns; regions in a Qwen-VL.
         """
         if image_tokens and past_text:
             raise ValueError("past_text must be empty with an image, which belongs to the first turn")
@@ -320,13 +296,12 @@ class Sa2VAProcessor(ProcessorMixin):
         Args:
             turns: questions and answers; `<image>` is allowed in the first question.
             cells: bool (N, g, g), regions of the image.
-            max_length: limit of the sequence, which is cut on the right.
+            max_length: of the sequence, which is cut on the right.
 
         Returns:
             `input_ids` and `labels`, int64 (T,); labels are -100 except on answers and their end.
         """
-        ids: list[int] = []
-        labels: list[int] = []
+        ids, labels = list[int](), list[int]()
         prefix, separator = self.prompt_prefix, self.token_ids(self.template.separator)
         for question, answer in turns:
             turn = self.template.user_turn(self._with_image(question, image_tokens, cells))
@@ -336,7 +311,7 @@ class Sa2VAProcessor(ProcessorMixin):
             prefix, image_tokens = "", 0  # of the first turn
         return {"input_ids": torch.tensor(ids[:max_length]), "labels": torch.tensor(labels[:max_length])}
 
-    # ---- both ---------------------------------------------------------------------------------------------------
+    # ---- both ----
 
     def __call__(
         self,
@@ -363,10 +338,6 @@ class Sa2VAProcessor(ProcessorMixin):
             In a Qwen-VL, pixel_values and image_grid_thw as `pixels_sa2va.patch_inputs` gives them; in an InternVL:
             prompt_masks: list with a bool (N, g, g) for each image that has regions.
             vp_overall_mask: bool (tiles of all images,), True on the last tile of an image with regions.
-
-        Raises:
-            ValueError: numbers of texts, images and regions differ, regions are not bool or of another size than their
-                image, or an error of `prompt_text` or `region_cells`.
         """
         if return_tensors != "pt" or not padding:
             raise ValueError(f"return_tensors is {return_tensors!r}, padding {padding}; expected 'pt' and True")
@@ -401,9 +372,6 @@ class Sa2VAProcessor(ProcessorMixin):
             return_dict: with `tokenize` the whole inputs, else `input_ids` alone.
             **of_transformers: `add_generation_prompt`, `continue_final_message`, `return_tensors` and `padding` have no
                 effect: a prompt ends where the answer begins, and a last message of the assistant is continued.
-
-        Raises:
-            ValueError: messages that Sa2VA cannot answer, or another argument.
         """
         without_effect = ("add_generation_prompt", "continue_final_message", "return_tensors", "padding")
         if unknown := [name for name in of_transformers if name not in without_effect]:
