@@ -69,10 +69,7 @@ class Curves:
 
 
 def keep_rows(path: Path, resume_from: Mapping[str, int]) -> list[dict[str, Any]]:
-    """The rows that are left of a metrics.jsonl, which may be missing; see `Curves` for `resume_from`.
-
-    Lines after it and an incomplete last line are dropped from the file.
-    """
+    """The rows of a metrics.jsonl, which may be missing; later ones and an incomplete one are dropped from the file."""
     if not path.exists():
         return []
     kept, rows, limit = "", list[dict[str, Any]](), tuple(resume_from.values())
@@ -96,10 +93,7 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path, device: str = "cpu") -> dict[str, Any]:
-    """The state that `save_checkpoint` wrote, its tensors on `device`; empty if the file is missing.
-
-    A ValueError for a file that is damaged, or holds more than tensors and plain values.
-    """
+    """What `save_checkpoint` wrote, on `device`; empty if the file is missing, a ValueError for any other content."""
     if not path.exists():
         return {}
     try:

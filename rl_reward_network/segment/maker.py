@@ -200,10 +200,7 @@ class MaskMaker:
     def answer(
         self, image: np.ndarray, prompt: str | None = None, before: Callable[[str], None] = lambda prompt: None
     ) -> Answered:
-        """The answer to a prompt on an image, uint8 (H, W, 3) RGB; `before` is called with the prompt first.
-
-        Without a prompt it is the policy's, or, without a policy, the maker's own.
-        """
+        """The answer to a prompt, or the policy's or own one, which `before` is told, on an image, uint8 (H, W, 3)."""
         features = image_features(self.model, self.processor, [image])  # used for both the policy and the masks
         scorer = self.scorer(image)
         prompt = prompt or self._choose(image, features, scorer)
@@ -217,10 +214,7 @@ class MaskMaker:
         return None if self.network is None else ImageScorer(self.network, image)
 
     def quality(self, result: Answered) -> str:
-        """The Dice that the reward network predicts, its 90 % interval if one can be given, and its score.
-
-        Outside the network's domain, the reason instead; empty without a network.
-        """
+        """The predicted Dice, its 90 % interval if one can be given, and score; or why not; empty without a network."""
         scorer, mask = result.scorer, result.mask
         if scorer is None or self.network is None:
             return ""
@@ -325,10 +319,7 @@ def load_reward_network(path: Path | None, policy: Path | None, device: str) -> 
 
 
 def load_method_maker(run: Path, device: str | None, bit_depth: int | None) -> Callable[[Target], Segmented]:
-    """The method in the folder best/ or cheapest/ of a comparison, as a function; arguments as `load_mask_maker`.
-
-    It makes the mask of an image, and writes it; nothing where no answer has a `[SEG]`.
-    """
+    """The method in the folder best/ or cheapest/ of a comparison, as a function that makes and writes a mask."""
     method = load_deployed(run, device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
     grey, title = window_for(method.saved, bit_depth), method.method.title
     print(f"method: {title}")

@@ -132,10 +132,7 @@ def sequence_targets(paths: Sequence[Path], output: Path | None, prompt: str | N
 def check_sequence(
     target: SequenceTarget, prompt: str, grey: GreyWindow | None = None, truth: Path | None = None
 ) -> CheckedSequence:
-    """Open a sequence, and decode each frame and true mask once, before a model is loaded or anything is written.
-
-    `grey` is the window of grey above 8 bit (None measures it), `truth` the folder of true masks.
-    """
+    """Open a sequence, and decode each frame and true mask once, before a model is loaded or anything is written."""
     frames = open_sequence(target.source, grey, is_frame=lambda file: prompt_of(file) is None)
     check_sequence_free(target, prompt)
     truths = {} if truth is None else truth_files(frames, truth)
@@ -223,15 +220,13 @@ class SequenceMaker:
         return SegmentedSequence(checked.target, summary, [frame.dice for frame in measures if frame.dice is not None])
 
     def _shown(self, count: int) -> list[int]:
-        """Indices of the frames that the language model sees: up to 5, as Sa2VA was trained.
-
-        One where SAM 2 has no memory: such a model, the embedded one, was trained on single images.
-        """
+        """Indices of the frames that the language model sees: up to 5, as Sa2VA was trained."""
         if self.sam2_memory:
             return key_frames(count, "first", FRAMES_SEEN)
         if hasattr(self.maker.model.grounding_encoder, "memory_attention"):
             return key_frames(count, "uniform", FRAMES_SEEN)
-        return [count // 2]  # the first frames of an angiogram show no vessel yet
+        # Without memory it is the embedded model, trained on single images. First frames show no vessel yet.
+        return [count // 2]
 
     def _write_masks(self, checked: CheckedSequence, answer: SequenceAnswer, shown: list[int]) -> None:
         """Write the missing masks; with memory every mask is computed again, since each depends on those before."""

@@ -171,9 +171,7 @@ def test_true_masks_are_named_like_the_frames(tmp_path: Path) -> None:
         (("f1.png",), (21, 30), r"f1\.png: mask is 30 x 21"),
     ],
 )
-def test_true_masks_that_do_not_fit_are_refused(
-    tmp_path: Path, names: tuple[str, ...], size: tuple[int, int], message: str
-) -> None:
+def test_true_masks_that_do_not_fit_are_refused(tmp_path, names, size, message):
     folder = write_folder(tmp_path / "run", levels(3))
     with pytest.raises(ValueError, match=message):
         truth_files(open_sequence(folder), write_truth(tmp_path / "truth", *names, size=size))
@@ -276,9 +274,7 @@ def test_memory_is_that_of_the_model(tmp_path: Path, tiny: SequenceMaker, monkey
     np.testing.assert_array_equal(masks_of(run), with_memory)
 
 
-def test_a_second_run_computes_the_missing_masks_alone(
-    tmp_path: Path, nano: SequenceMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_run_computes_the_missing_masks_alone(tmp_path, nano, monkeypatch):
     segmented = counted(monkeypatch, "masks_without_memory")
     run = checked(tmp_path, moving(5))
     first = nano(run)
@@ -324,9 +320,7 @@ def growth() -> Iterator[list[int]]:
     result.append(max(sizes) - sizes[0])
 
 
-def test_memory_does_not_grow_with_1000_frames(
-    tmp_path: Path, nano: SequenceMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_does_not_grow_with_1000_frames(tmp_path, nano, monkeypatch):
     """The model is replaced here alone: it would take minutes."""
 
     def bright(model: Any, frames: Iterable[np.ndarray], *rest: Any) -> Iterator[torch.Tensor]:
@@ -420,9 +414,7 @@ def test_a_frame_whose_name_is_no_utf8_has_a_row(written: CheckedSequence) -> No
     assert r"1,bl\udce4tt.png,0.5," in written.target.results[0].read_text(encoding="utf-8")
 
 
-def test_frames_outside_the_networks_domain_have_no_number(
-    written: CheckedSequence, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_frames_outside_the_networks_domain_have_no_number(written, monkeypatch, capsys):
     network = RewardNetwork(RewardNetworkConfig(channels=(4, 4), packing=2, members=2))
     _, (usual, _) = write_results(written, network)
     expected = [

@@ -127,10 +127,7 @@ def bits_config(quantization: Quantization) -> BitsAndBytesConfig:
 
 
 def language_model_in_bits(config: Any) -> BitsAndBytesConfig:
-    """The configuration, with everything but the blocks of the language model left out.
-
-    A ValueError for another kind of quantization, or without bitsandbytes.
-    """
+    """The configuration for the blocks of the language model alone; a ValueError for another kind of quantization."""
     if isinstance(config, dict):
         config = BitsAndBytesConfig.from_dict(config)
     if not isinstance(config, BitsAndBytesConfig) or not (config.load_in_4bit or config.load_in_8bit):

@@ -4,8 +4,7 @@ Everything outside this file counts the tokens of a text one by one. Qwen-VL giv
 row, column), and image tokens take fewer numbers than there are tokens. `position_table` translates a token's index
 into its three positions; the generation loop passes the table at every step, so that no state is kept in the model.
 
-Axes: B samples, T tokens, D language width, V vision width, R rows that replace placeholders, N regions or the image
-tokens of a Qwen-VL, g grid side, L deepstack levels.
+Axes: R rows that replace placeholders, N regions or the image tokens of a Qwen-VL, L deepstack levels.
 
 Source: bytedance/Sa2VA@9832e1a; Qwen-VL: bytedance/Sa2VA@06912e2, transformers' Qwen3VLModel.
 """

@@ -154,10 +154,7 @@ def refuse_unmerged(folder: Path) -> None:
 
 
 def name_processor(folder: Path, settings: Mapping[str, Any] | None = None) -> None:
-    """Name our processor to `AutoProcessor`: the other files of a Qwen-VL name the base model's.
-
-    A folder without a model needs the processor's settings.
-    """
+    """Name our processor to `AutoProcessor` (other files of a Qwen-VL name the base model's), and keep its settings."""
     named = {"processor_class": "Sa2VAProcessor"}
     write_json(folder / PROCESSOR_FILE, named | ({OWN_SETTINGS: dict(settings)} if settings else {}))
 

@@ -172,10 +172,7 @@ def sam2_sizes(config: Any) -> dict[str, Any]:
 
 
 def config_from_original(original: dict[str, Any], sizes: dict[str, Any], where: str) -> Sa2VAConfig:
-    """Our configuration from an official `config.json`, with SAM 2's sizes.
-
-    A ValueError for a part or option that this version cannot build; it names the file, `where`.
-    """
+    """Our configuration from an official `config.json` at `where`; a ValueError for what this version cannot build."""
     try:
         family = original_family(original)
         parts = (_internvl_config if family.body == "internvl" else _qwen_vl_config)(original, family)

@@ -5,9 +5,6 @@ sampling. A guess of the answer ("Sure, [SEG].") is verified in the same forward
 only where the loop would have chosen it, so the output does not change.
 
 `model` is a Sa2VAForConditionalGeneration; its class imports this file, so the type annotation is `Any`.
-
-Axes: B rows of a batch, T tokens, D language width, V vocabulary, K `[SEG]` tokens of an answer, H W image pixels, h w
-the decoder's grid, C SAM 2 width.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -36,13 +33,10 @@ MASKS_AT_ONCE = 16  # limits the memory for an answer that repeats [SEG]
 
 @dataclass
 class Answer:
-    """The generated answer of one row of a batch.
-
-    States (D,) AT each token are known one forward pass after its choice; the last may be missing.
-    """
+    """The generated answer of one row of a batch."""
 
     token_ids: list[int] = field(default_factory=list)  # the stop token included
-    states: list[Tensor] = field(default_factory=list)
+    states: list[Tensor] = field(default_factory=list)  # (D,) AT each token, known a pass later: one may lack
     stopped: bool = False  # by a stop word or the end of sequence
     finished: bool = False  # or by `max_new_tokens`
 
@@ -102,7 +96,8 @@ def decode(
     how = replace(how, guess_ids=how.guess_ids[:LONGEST_GUESS])
     cache = DynamicCache(config=model.config.text_config) if cache is None else cache
     step = _Stepper(model, attention_mask, cache, inputs.get("position_table"))
-    choose = _chooser(processor.never_sampled_ids, how)
+    never = torch.tensor(processor.never_sampled_ids, dtype=torch.long, device=attention_mask.device)
+    choose = _chooser(never, how)
     state = _prefill(model, processor, inputs, step, answers, choose, how)
     while not all(answer.finished for answer in answers):
         ids = choose(model.lm_head(state))
@@ -190,15 +185,11 @@ def _prefill(
     return states[torch.arange(batch, device=states.device), accepted]
 
 
-def _chooser(never: Sequence[int], how: Decoding) -> Callable[[Tensor], Tensor]:
-    """A function from logits (..., V) to chosen ids (...); the ids in `never` are not chosen."""
-    ids: Tensor | None = None  # on the device of the logits: a list would be copied there for each token
+def _chooser(never: Tensor, how: Decoding) -> Callable[[Tensor], Tensor]:
+    """A function from logits (..., V) to chosen ids (...), none of them in `never`, int64, on the logits' device."""
 
     def choose(logits: Tensor) -> Tensor:
-        nonlocal ids
-        if ids is None:
-            ids = torch.tensor(list(never), dtype=torch.long, device=logits.device)
-        allowed = logits.float().index_fill(-1, ids, float("-inf"))
+        allowed = logits.float().index_fill(-1, never, float("-inf"))
         if how.temperature:
             return sampled(torch.softmax(allowed / how.temperature, dim=-1), how.generator)
         return allowed.argmax(dim=-1)
@@ -286,6 +277,9 @@ def predict_forward(
     Returns:
         `prediction`: str, special tokens kept. `prediction_masks`: one bool (1, H, W) per `[SEG]`, or
         (frames, H, W). `mask_probabilities`: one float32 array of that shape, in [0, 1], per `[SEG]`.
+
+    Raises:
+        ValueError: arguments that are missing, of another kind, or do not go together.
     """
     if video is not None and not (image is None and mask_prompts is None and not past_text):
         raise ValueError("video is given together with image, mask_prompts or past_text; leave those out, or the video")
@@ -345,6 +339,9 @@ def segment(
         prompts: the user's turns; `<image>` is put in front where it is missing.
         batch_size: prompts decoded at once (SEGMENT_BATCH of the shell files).
         sam_features: of each image, from `image_features`; None computes them.
+
+    Raises:
+        ValueError: no prompt, batch_size below 1, or a single image or prompt in place of a list.
     """
     one_image = isinstance(images, Image.Image) or (isinstance(images, np.ndarray) and images.ndim < 4)
     if one_image or isinstance(prompts, str):
@@ -367,10 +364,7 @@ def segment(
 def image_features(
     model: Any, processor: Sa2VAProcessor, images: Sequence[ImageLike], encoder_trains: bool = False
 ) -> Sam2Features:
-    """SAM 2's maps of B images, and the pixels for the side network if the model has one.
-
-    With `encoder_trains` the pixels for SAM 2 in place of its maps, which change with every step.
-    """
+    """SAM 2's maps of B images (its pixels if `encoder_trains`: maps change then), and pixels for a side network."""
     pixels = torch.cat([processor.sam_pixel_values(image) for image in images]).to(model.device)
     side_pixels = None
     if side := model.config.side_pixels:

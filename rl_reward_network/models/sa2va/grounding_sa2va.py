@@ -4,9 +4,6 @@
 prompt, `get_image_embeddings` and `get_prompt_embeddings` run without gradients, and the mask decoder copies the image
 for every prompt (broadcasting is a third faster for eleven prompts).
 
-Axes: B images, K `[SEG]` of one image, C SAM 2 width, S side of the input, h w the grid of the masks: the decoder's, or
-that of a side network (`side_network`), which refines the decoder's masks.
-
 The losses use all pixels of the decoder's grid: no point sampling, so they are deterministic. The truth is averaged
 over the area of each cell. Sa2VA's own recipe samples it by `nearest`, which takes the corner of a cell: targets are
 shifted by half a cell, and thin objects lose their width (docs/reference/specification.md).

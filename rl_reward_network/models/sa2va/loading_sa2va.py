@@ -81,6 +81,9 @@ def load_sa2va_model(
         use_flash_attn: FlashAttention 2 in place of PyTorch's attention; CUDA only.
         dtype: of the weights; "auto" is bfloat16 on CUDA, float32 on the CPU.
         quantization: of the language model's blocks, in place of `dtype`; None leaves them as they are.
+
+    Raises:
+        ValueError: flash attention without CUDA or its package, an unavailable GPU, or an error of `from_pretrained`.
     """
     check_device(device)
     if use_flash_attn:

@@ -3,9 +3,6 @@
 This package adds only what transformers does not have: image and region rows spliced into the text, the `[SEG]` state
 projected into a prompt for SAM 2, and the differentiable mask path.
 
-Axes: B samples, T tokens, D language width, V vision width, K `[SEG]` tokens of one image, C SAM 2 width, h w the
-decoder's grid, S side of a tile.
-
 Source: bytedance/Sa2VA@9832e1a. Unlike the reference, the SAM 2 image encoder runs once per image, not per `[SEG]`.
 """
 
@@ -46,11 +43,7 @@ from rl_reward_network.models.sa2va.templates import TEMPLATES, kept_ids
 
 @dataclass
 class Sa2VAOutput(InternVLCausalLMOutputWithPast):
-    """The output of `Sa2VAForConditionalGeneration.forward`.
-
-    `last_hidden_state` (B, T, D) is the input of `lm_head`, and at `[SEG]` that of `text_hidden_fcs`: the state after
-    the final norm, in Qwen3-VL the one before it.
-    """
+    """With the input (B, T, D) of `lm_head` and, at `[SEG]`, `text_hidden_fcs`: in Qwen3-VL before the final norm."""
 
     last_hidden_state: Tensor | None = None
 
@@ -256,10 +249,7 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
         return sam_features(self.grounding_encoder, sam_pixel_values)
 
     def add_side_network(self, config: SideNetworkConfig) -> None:
-        """Put a side network beside SAM 2, in float32; masks stay as they are until it is trained.
-
-        A ValueError where there is one of other sizes.
-        """
+        """Put an untrained side network beside SAM 2, in float32; a ValueError where there is one of other sizes."""
         if self.config.side is not None and self.config.side != config:
             raise ValueError(
                 f"side_network: the model has one of {self.config.side}; leave out --side_network, or give "

@@ -1,7 +1,6 @@
 """From an image to a model's inputs (tiles, patches, SAM 2's square, regions), and from mask logits to its size.
 
-All conversions of coordinates are in this file. Axes: N regions, H W image pixels, S side of a square input, g side of
-the token grid, K masks, h w the decoder's grid.
+All conversions of coordinates are in this file.
 
 Source: bytedance/Sa2VA@9832e1a, with its constants (1 to 12 tiles of 448 px plus a thumbnail, bicubic resizing by
 Pillow, SAM 2's input squashed to a square). One deliberate difference: a region that covers no cell of the grid gets
@@ -59,19 +58,15 @@ def cut_tiles(image: ImageLike, max_tiles: int, side: int) -> list[Image.Image]:
 
 def tile_pixels(tiles: Sequence[Image.Image]) -> torch.Tensor:
     """float32 (tiles, 3, S, S), ImageNet-normalised."""
-    pixels = torch.stack([_to_tensor(tile) for tile in tiles]).float() / 255
-    return _normalise(pixels, torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD))
+    mean, std = (torch.tensor(constants) for constants in (IMAGENET_MEAN, IMAGENET_STD))
+    return _normalise(torch.stack([_to_tensor(tile) for tile in tiles]).float() / 255, mean, std)
 
 
 def sam_pixels(image: ImageLike, side: int) -> torch.Tensor:
-    """float32 (1, 3, side, side): the image squashed to SAM 2's square.
-
-    Mean and standard deviation are rounded to bfloat16, as in the reference's prediction; other constants change the
-    mask logits.
-    """
-    squashed = to_rgb(image).resize((side, side))
+    """float32 (1, 3, side, side): the image squashed to SAM 2's square."""
+    # Rounded as in the reference's prediction; other constants change the mask logits.
     mean, std = (torch.tensor(c).bfloat16().float() for c in (IMAGENET_MEAN, IMAGENET_STD))
-    return _normalise(_to_tensor(squashed)[None].float() / 255, mean, std)
+    return _normalise(square_pixels(image, side)[None].float() / 255, mean, std)
 
 
 def square_pixels(image: ImageLike, side: int) -> torch.Tensor:

@@ -1,7 +1,5 @@
 """From text and images to a model's inputs: tokenizer, templates, tiles and regions of one checkpoint.
 
-Axes: B samples, T tokens, H W image pixels, S side of a tile, N regions of one image, g side of the token grid.
-
 Source: bytedance/Sa2VA@9832e1a. One deliberate difference: a mismatch between placeholders and features is an error.
 """
 
@@ -16,6 +14,7 @@ from PIL import Image
 from transformers import BatchFeature, PreTrainedTokenizerBase, ProcessorMixin, Qwen2VLImageProcessorPil
 
 from rl_reward_network.atomic_io import read_json
+from rl_reward_network.models.sa2va import pixels_sa2va, templates
 from rl_reward_network.models.sa2va.arguments_sa2va import hub_arguments
 from rl_reward_network.models.sa2va.checkpoint_sa2va import (
     OWN_SETTINGS,
@@ -27,27 +26,8 @@ from rl_reward_network.models.sa2va.checkpoint_sa2va import (
 )
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
 from rl_reward_network.models.sa2va.families import BY_MODEL_TYPE
-from rl_reward_network.models.sa2va.pixels_sa2va import (
-    ImageLike,
-    ImageResize,
-    RegionPrompt,
-    cut_tiles,
-    patch_inputs,
-    region_cells,
-    sam_pixels,
-    tile_pixels,
-)
-from rl_reward_network.models.sa2va.templates import (
-    IMAGE_PLACEHOLDER,
-    INTERNVL_TOKENS,
-    QWEN_VL_TOKENS,
-    SEG,
-    TEMPLATES,
-    chat_instruction,
-    read_chat,
-    region_sentence,
-    special_ids,
-)
+from rl_reward_network.models.sa2va.pixels_sa2va import ImageLike, ImageResize, RegionPrompt
+from rl_reward_network.models.sa2va.templates import IMAGE_PLACEHOLDER
 
 
 class Sa2VAProcessor(ProcessorMixin):
@@ -79,20 +59,20 @@ class Sa2VAProcessor(ProcessorMixin):
         patches: Qwen2VLImageProcessorPil | None = None,
         prompt_prefix: str = "",
     ) -> None:
-        if template not in TEMPLATES:
-            raise ValueError(f"template is {template!r}, known are {sorted(TEMPLATES)}")
+        if template not in templates.TEMPLATES:
+            raise ValueError(f"template is {template!r}, known are {sorted(templates.TEMPLATES)}")
         if max_tiles < 1:
             raise ValueError(f"max_tiles is {max_tiles}, expected 1 or more")
         self.tokenizer, self.patches, self.prompt_prefix = tokenizer, patches, prompt_prefix
-        self.template, self.template_name = TEMPLATES[template], template
+        self.template, self.template_name = templates.TEMPLATES[template], template
         self.tile_size, self.tokens_per_tile = tile_size, 1 if patches else tokens_per_tile
         self.sam_image_size, self.max_tiles = sam_image_size, max_tiles
         self.grid = int(tokens_per_tile**0.5)
-        self.image_tokens = QWEN_VL_TOKENS if patches else INTERNVL_TOKENS
-        special = special_ids(tokenizer, self.image_tokens)
-        self.image_token_id, self.seg_token_id = special[self.image_tokens.context], special[SEG]
+        self.image_tokens = templates.QWEN_VL_TOKENS if patches else templates.INTERNVL_TOKENS
+        special = templates.special_ids(tokenizer, self.image_tokens)
+        self.image_token_id, self.seg_token_id = special[self.image_tokens.context], special[templates.SEG]
         self.never_sampled_ids = [special[token] for token in self.image_tokens.never_sampled]
-        self.chat = chat_instruction(tokenizer) if patches else self.template.instruction  # with `{input}`
+        self.chat = templates.chat_instruction(tokenizer) if patches else self.template.instruction  # with `{input}`
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
@@ -197,22 +177,22 @@ class Sa2VAProcessor(ProcessorMixin):
 
     def tiles(self, image: ImageLike) -> list[Image.Image]:
         """RGB tiles of `tile_size` pixels, row by row; if there are several, a thumbnail is the last."""
-        return cut_tiles(image, self.max_tiles, self.tile_size)
+        return pixels_sa2va.cut_tiles(image, self.max_tiles, self.tile_size)
 
     def pixel_values(self, tiles: Sequence[Image.Image]) -> torch.Tensor:
         """float32 (tiles, 3, S, S) of RGB tiles, ImageNet-normalised."""
-        return tile_pixels(tiles)
+        return pixels_sa2va.tile_pixels(tiles)
 
     def vision_inputs(
         self, images: Sequence[ImageLike], max_tiles: int | None = None
     ) -> tuple[dict[str, torch.Tensor], list[int]]:
         """Inputs of `get_vision_features` for some images, and the number of image tokens of each."""
         if self.patches is not None:
-            inputs = patch_inputs(images, self.patches, self.image_resize)
+            inputs = pixels_sa2va.patch_inputs(images, self.patches, self.image_resize)
             return inputs, (inputs["image_grid_thw"].prod(1) // self.patches.merge_size**2).tolist()
         most = self.max_tiles if max_tiles is None else max_tiles
-        tiles = [cut_tiles(image, most, self.tile_size) for image in images]
-        pixels = tile_pixels([tile for group in tiles for tile in group])
+        tiles = [pixels_sa2va.cut_tiles(image, most, self.tile_size) for image in images]
+        pixels = pixels_sa2va.tile_pixels([tile for group in tiles for tile in group])
         return {"pixel_values": pixels}, [len(group) * self.tokens_per_tile for group in tiles]
 
     def num_image_tokens(self, vision_features: Any) -> int:
@@ -221,11 +201,11 @@ class Sa2VAProcessor(ProcessorMixin):
 
     def sam_pixel_values(self, image: ImageLike) -> torch.Tensor:
         """float32 (1, 3, S', S'): the image squashed to SAM 2's square input."""
-        return sam_pixels(image, self.sam_image_size)
+        return pixels_sa2va.sam_pixels(image, self.sam_image_size)
 
     def region_cells(self, regions: np.ndarray, image: ImageLike | None = None) -> torch.Tensor:
         """bool (N, g, g) of region masks (N, H, W) of an image; see `pixels_sa2va.region_cells`."""
-        return region_cells(regions, self.grid, image)
+        return pixels_sa2va.region_cells(regions, self.grid, image)
 
     # ---- text ----
 
@@ -241,6 +221,10 @@ class Sa2VAProcessor(ProcessorMixin):
             cells: bool (N, g, g), regions of the image.
             past_text: earlier turns in the chat format, with or without prefix or system turn; only without an image.
             frames: images of `image_tokens` tokens each that take the place of `<image>`, one per line in an InternVL.
+
+        Raises:
+            ValueError: an image without `<image>` in the text, `<image>` without an image, or more than one of them;
+                an image behind earlier turns; regions in a Qwen-VL.
         """
         if image_tokens and past_text:
             raise ValueError("past_text must be empty with an image, which belongs to the first turn")
@@ -267,7 +251,8 @@ class Sa2VAProcessor(ProcessorMixin):
         if not image_tokens:
             return text
         images = "\n".join([self.image_tokens.text(image_tokens)] * frames)
-        return (IMAGE_PLACEHOLDER * left_out + text).replace(IMAGE_PLACEHOLDER, images + region_sentence(cells))
+        shown = images + templates.region_sentence(cells)
+        return (IMAGE_PLACEHOLDER * left_out + text).replace(IMAGE_PLACEHOLDER, shown)
 
     def token_ids(self, text: str) -> list[int]:
         """Token ids of a text, without added special tokens."""
@@ -338,6 +323,9 @@ class Sa2VAProcessor(ProcessorMixin):
             In a Qwen-VL, pixel_values and image_grid_thw as `pixels_sa2va.patch_inputs` gives them; in an InternVL:
             prompt_masks: list with a bool (N, g, g) for each image that has regions.
             vp_overall_mask: bool (tiles of all images,), True on the last tile of an image with regions.
+
+        Raises:
+            ValueError: numbers of texts, images and regions differ, or an error of `prompt_text` or `region_cells`.
         """
         if return_tensors != "pt" or not padding:
             raise ValueError(f"return_tensors is {return_tensors!r}, padding {padding}; expected 'pt' and True")
@@ -372,12 +360,15 @@ class Sa2VAProcessor(ProcessorMixin):
             return_dict: with `tokenize` the whole inputs, else `input_ids` alone.
             **of_transformers: `add_generation_prompt`, `continue_final_message`, `return_tensors` and `padding` have no
                 effect: a prompt ends where the answer begins, and a last message of the assistant is continued.
+
+        Raises:
+            ValueError: messages that Sa2VA cannot answer, or another argument.
         """
         without_effect = ("add_generation_prompt", "continue_final_message", "return_tensors", "padding")
         if unknown := [name for name in of_transformers if name not in without_effect]:
             raise ValueError(f"apply_chat_template: {unknown[0]} is not supported; leave it out")
         several = bool(conversation) and not isinstance(conversation[0], Mapping)
-        chats = [read_chat(messages) for messages in (conversation if several else [conversation])]
+        chats = [templates.read_chat(messages) for messages in (conversation if several else [conversation])]
         images = [image for *_, image in chats if image is not None]
         if images and len(images) != len(chats):
             raise ValueError(

@@ -11,8 +11,6 @@ segmented, and all prompts of an image share one pass.
 The last layer starts at 0: the first masks are SAM 2's, bilinearly upsampled. Without the gate SAM 2's large wrong
 logits would have to be cancelled pixel by pixel (docs/log.md). GroupNorm in place of BatchNorm: a mask must not depend
 on the other images of its batch, or on whether the model trains.
-
-Axes: B images, K `[SEG]` of one image, C SAM 2 width, P side of the network's input.
 """
 
 from contextlib import nullcontext

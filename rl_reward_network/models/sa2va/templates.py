@@ -87,10 +87,7 @@ TEMPLATES = {
 
 
 def chat_instruction(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A user's turn in a Qwen-VL's chat template, with `{input}` at the place of the image and the text.
-
-    A ValueError for no chat template, or one without image tokens in front of the text.
-    """
+    """A user's turn in a Qwen-VL's chat template, with `{input}` for image and text, in this order, or a ValueError."""
     if not tokenizer.chat_template:
         raise ValueError(f"{tokenizer.name_or_path}: the chat template is missing; copy chat_template.jinja again")
     contents: list[dict[str, str]] = [{"type": "text", "text": "{input}"}]

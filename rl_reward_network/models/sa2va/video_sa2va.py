@@ -2,8 +2,6 @@
 
 `model` is a Sa2VAForConditionalGeneration; its class imports this file, so the type annotation is `Any`.
 
-Axes: n frames, K `[SEG]` tokens of the answer, H W pixels of a frame, h w the decoder's grid, C SAM 2 width.
-
 Source: bytedance/Sa2VA@9832e1a; key frames without memory as in kumuji/Sa2VA-i@c5a809b.
 """
 
@@ -74,9 +72,10 @@ def predict_video(
 def answer_sequence(
     model: Any, frames: Sequence[ImageLike], text: str, processor: Sa2VAProcessor, max_new_tokens: int = 64
 ) -> SequenceAnswer:
-    """The answer to one question about a sequence, from the 1 to 5 frames of one size that the language model sees.
+    """The answer to one question about 1 to 5 frames of one size; `<image>` is put in front where it is missing.
 
-    In the user's turn, `text`, `<image>` is put in front where it is missing. Errors as `same_size`.
+    Raises:
+        ValueError: more than 5 frames, or an error of `same_size`.
     """
     shown = list(same_size(frames))
     if len(shown) > FRAMES_SEEN:
@@ -105,6 +104,9 @@ def masks_with_memory(
         frames: in order of time; PIL images or uint8 (H, W, 3), all of one size.
         seg_embeddings: (K, C), from `answer_sequence`.
         prompted: number of first frames on which the embeddings are the prompt; they are remembered to the end.
+
+    Raises:
+        ValueError: a SAM 2 without memory, or prompted below 1; while iterating, an error of `same_size`.
     """
     check_memory(model)
     if prompted < 1:
@@ -122,6 +124,9 @@ def masks_without_memory(
     Equal to `decode_masks` on every frame, which is how Sa2VA is trained. For a short sequence with one pass of
     contrast agent this is enough, and no error is carried on. Arguments as `masks_with_memory`; `batch_size` is the
     number of frames that SAM 2 encodes at once.
+
+    Raises:
+        ValueError: batch_size below 1; while iterating, an error of `same_size`.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}, expected 1 or more")

@@ -119,9 +119,7 @@ def test_qwen3_under_internvl_is_the_model_of_transformers() -> None:
     assert model.config.text_config.head_dim == 24
 
 
-def test_a_resized_vocabulary_is_converted_and_leaves_the_logits_of_other_words(
-    loaded: tuple[Any, Any], tmp_path: Path
-) -> None:
+def test_a_resized_vocabulary_is_converted_and_leaves_the_logits_of_other_words(loaded, tmp_path):
     model, processor = (copy.deepcopy(part) for part in loaded)
     inputs, words = processor(ASK, SMALL), model.config.text_config.vocab_size
     processor.tokenizer.add_tokens(["<stenosis>"])
