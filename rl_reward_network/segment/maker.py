@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,8 +42,7 @@ MAX_LETTERS = 60  # of a prompt in a file name
 NO_POLICY = {"max_tiles": None, "max_new_tokens": 64}  # limits of an answer where no run has set them
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """An image, and the paths of its mask and overlay."""
 
     image: Path
@@ -89,10 +88,10 @@ def targets(images: Sequence[Path], output: Path | None, prompt: str | None) -> 
     for image in images:
         paths = (f"{image.stem}_{words_of(prompt)}{kind}.png" for kind in ("mask", "overlay"))
         result.append(Target(image, *((output or image.parent) / path for path in paths)))
-    shared = [mask for mask, count in Counter(target.mask for target in result).items() if count > 1]
-    if shared:
-        both = ", ".join(str(target.image) for target in result if target.mask == shared[0])
-        raise ValueError(f"{both}: their masks would have the same name, {shared[0]}; give each an --output of its own")
+    mask, count = Counter(target.mask for target in result).most_common(1)[0]
+    if count > 1:
+        both = ", ".join(str(target.image) for target in result if target.mask == mask)
+        raise ValueError(f"{both}: their masks would have the same name, {mask}; give each an --output of its own")
     return result
 
 
@@ -103,7 +102,7 @@ def words_of(prompt: str | None) -> str:
 
 def check_free(target: Target, prompt: str) -> None:
     """Raise a ValueError if a file exists that was not written here, or holds the mask of another prompt."""
-    for path in (target.mask, target.overlay):
+    for path in target[1:]:
         if path.exists() and (existing := prompt_of(path)) != prompt:
             what = "was not written by segment" if existing is None else f"is of another prompt, {existing!r}"
             raise ValueError(f"{path}: exists already and {what}; choose another place by --output, or move the file")
@@ -129,8 +128,8 @@ def write_mask(target: Target, image: np.ndarray, mask: np.ndarray | None, promp
     None removes the files of an earlier mask: the answer of now has none, which is not an empty mask.
     """
     if mask is None:
-        target.mask.unlink(missing_ok=True)
-        target.overlay.unlink(missing_ok=True)
+        for path in target[1:]:
+            path.unlink(missing_ok=True)
         return 0.0
     save_mask(target.mask, mask, prompt)
     save_mask(target.overlay, paint_mask(image, mask, ORANGE, opacity=0), prompt)
@@ -235,12 +234,11 @@ class MaskMaker:
         if self.policy is None:
             return self.prompt
         prompts, pooled = self.trained["prompts"], features.pooled()[0].cpu().float().numpy()
+        missing = "--policy: it tries several prompts, but its reward network is missing; give --reward_net"
 
         def score(index: int) -> float:
             if scorer is None:
-                raise ValueError(
-                    "--policy: it tries several prompts, but its reward network is missing; give --reward_net"
-                )
+                raise ValueError(missing)
             mask = self._segment(image, features, prompts[index])[1].astype(np.float32)
             return float(scorer.quality(mask[None])["score"][0])
 

@@ -27,11 +27,6 @@ class Sa2VAModel(InternVLModel):
 
     config: Sa2VAConfig  # type: ignore[assignment]
 
-    @property
-    def vision_encoder(self) -> Any:
-        """The frozen vision tower."""
-        return self.vision_tower
-
     def get_vision_features(self, pixel_values: Tensor) -> Tensor:
         """(tiles, patches, V) of (tiles, 3, S, S): the frozen vision tower's output without CLS; it may be cached."""
         layer = self.config.vision_feature_layer
@@ -150,11 +145,6 @@ class QwenVLBody(Qwen3VLModel):
     """Vision tower and language model of Qwen3-VL or Qwen2.5-VL, as the configuration says."""
 
     config: Sa2VAConfig  # type: ignore[assignment]
-
-    @property
-    def vision_encoder(self) -> Any:
-        """The frozen vision tower."""
-        return self.visual
 
     def get_vision_features(self, pixel_values: Tensor, image_grid_thw: Tensor) -> QwenVisionFeatures:
         """Features of the images whose patches are `pixel_values` (patches, 2*3*p*p); a grid is (1, rows, columns)."""

@@ -151,12 +151,10 @@ def convert_checkpoint(path: str, target: Path) -> tuple[str, int]:
     if target.exists():
         raise ValueError(f"target {target} exists; give a new folder")
     source = open_checkpoint(path)
-    config = check_checkpoint(source)
+    config, file = check_checkpoint(source), source.path / "config.json"
     if not source.original and config.original_config is None:
-        raise ValueError(
-            f"{source.path / 'config.json'}: original_config is missing; this model has no official layout"
-        )
-    tensors = to_ours(source.tensors(), config) if source.original else to_original(source.tensors(), config)
+        raise ValueError(f"{file}: original_config is missing; this model has no official layout")
+    tensors = (to_ours if source.original else to_original)(source.tensors(), config)
     with whole_folder(target) as folder:
         save_torch_state_dict(tensors, folder)
         _write_config(config, source, folder)

@@ -125,9 +125,8 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
         """As in transformers; a ValueError for a quantized model, or LoRA layers: only these would be written."""
         if getattr(self, "is_quantized", False):
-            raise ValueError(
-                "the language model is quantized: load the model without quantization_config and save that"
-            )
+            remedy = "load the model without quantization_config and save that"
+            raise ValueError(f"the language model is quantized: {remedy}")
         if getattr(self, "_hf_peft_config_loaded", False):
             raise ValueError("the model has LoRA layers: merge_lora(model) first, or save_trainable(model, folder)")
         super().save_pretrained(*args, **kwargs)
@@ -164,33 +163,19 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
             num_items_in_batch: labelled tokens over all accumulated batches, from transformers' Trainer.
             **kwargs: other arguments of transformers' decoders.
         """
+        of_text = (attention_mask, position_ids, past_key_values, inputs_embeds)
         of_qwen = {"image_grid_thw": image_grid_thw, "position_table": position_table}
-        outputs = self.model(
-            input_ids=input_ids,
-            pixel_values=pixel_values,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            vision_features=vision_features,
-            prompt_masks=prompt_masks,
-            vp_overall_mask=vp_overall_mask,
-            **kwargs | {name: value for name, value in of_qwen.items() if value is not None},
-        )
+        kwargs |= {name: value for name, value in of_qwen.items() if value is not None}
+        regions = (prompt_masks, vp_overall_mask)
+        outputs = self.model(input_ids, pixel_values, *of_text, vision_features, *regions, **kwargs)
         states = outputs.last_hidden_state
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits, loss = self.lm_head(states[:, keep]), None
         if labels is not None:
             vocabulary = self.config.text_config.vocab_size
             loss = self.loss_function(logits, labels, vocabulary, num_items_in_batch=num_items_in_batch)
-        return Sa2VAOutput(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-            last_hidden_state=states,
-        )
+        kept = {name: getattr(outputs, name) for name in ("past_key_values", "hidden_states", "attentions")}
+        return Sa2VAOutput(loss=loss, logits=logits, last_hidden_state=states, **kept)
 
     def generate(self, inputs: Tensor | None = None, **kwargs: Any) -> Any:  # type: ignore[override]
         """As in transformers; a Qwen-VL gets the positions of the whole prompt for every step."""
