@@ -197,19 +197,21 @@ def show_image(result: "Segmented") -> None:
 def show_table(results: "Sequence[Segmented]") -> None:
     """Print a row for each image."""
     same_prompt = len({result.prompt for result in results}) == 1
-    has_quality = any(result.quality for result in results)
     has_answer = any(result.answer for result in results)  # not where several answers make a mask
-    what = "prompt" if has_answer else "method"
-    table = Table(title=escape(f"{what}: {results[0].prompt}") if same_prompt else None, box=box.SIMPLE)
-    heads = ["image", *(["prompt"] * (not same_prompt)), "mask", *(["[SEG]"] * has_answer)]
-    heads += ["predicted Dice [90 %]"] * has_quality
-    for head in heads:
+    columns = {
+        "image": [result.target.image.name for result in results],
+        "prompt": [] if same_prompt else [result.prompt for result in results],
+        "mask": ["none" if result.segs == 0 else f"{result.share:.1%}" for result in results],
+        "[SEG]": [f"{result.segs}" for result in results] if has_answer else [],
+        "predicted Dice [90 %]": [result.quality for result in results],
+    }
+    columns = {head: cells for head, cells in columns.items() if any(cells)}
+    title = escape(f"{'prompt' if has_answer else 'method'}: {results[0].prompt}") if same_prompt else None
+    table = Table(title=title, box=box.SIMPLE)
+    for head in columns:
         table.add_column(escape(head), no_wrap=head in ("mask", "[SEG]"))
-    for result in results:
-        prompt = [] if same_prompt else [result.prompt]
-        share = "none" if result.segs == 0 else f"{result.share:.1%}"
-        cells = [result.target.image.name, *prompt, share, *([f"{result.segs}"] * has_answer)]
-        table.add_row(*map(escape, cells + [result.quality] * has_quality))
+    for cells in zip(*columns.values(), strict=True):
+        table.add_row(*map(escape, cells))
     Console().print(table)
     written = [result for result in results if result.segs != 0]
     folders = sorted({str(result.target.mask.parent) for result in written})

@@ -256,17 +256,15 @@ def load_mask_maker(
     dtype: Dtype | None = None,
     image_resize: str | None = None,
 ) -> MaskMaker:
-    """Load policy, reward network and model, in this order: the largest last. None is as in the policy's training.
+    """Load policy, reward network and model, in this order: the largest last.
 
     Args:
-        model_path: Sa2VA folder or hub id; None without a policy is the embedded one.
+        model_path, reward_net, max_tiles, dtype, image_resize: None is as in the policy's training; without a policy
+            the embedded model, no network, what the model's config says, and "auto".
         prompt: used where no policy chooses.
         policy: a run of step 2, or its final_model folder.
-        reward_net: folder; None is the policy's own, if there is one.
         device: None is the first GPU if there is one, else the CPU.
-        max_tiles, image_resize: None without a policy is as the model's config says.
         bit_depth: of grey images above 8 bit.
-        dtype: of Sa2VA's weights; None without a policy is "auto".
     """
     device = device or ("cuda:0" if torch.cuda.is_available() else "cpu")
     folder, trained, chooser = None, dict[str, Any](), None

@@ -273,18 +273,14 @@ class FrameMeasures(NamedTuple):
     true_iou_before: float | None  # the same of the truth, where both frames are annotated
 
 
-class Masks(NamedTuple):
-    """Of a frame, bool (H, W)."""
-
-    mask: np.ndarray | None
-    truth: np.ndarray | None
+Mask = np.ndarray | None
 
 
-def measure_frame(before: Masks, mask: np.ndarray, truth: np.ndarray | None) -> FrameMeasures:
-    """Compare a mask, bool (H, W), with its truth and with the frame before; a ValueError for another size."""
+def measure_frame(before: tuple[Mask, Mask], mask: np.ndarray, truth: Mask) -> FrameMeasures:
+    """Compare a mask, bool (H, W), with its truth and both with those before; a ValueError for another size."""
     compared = [
         None if one is None or other is None else float(metric(one[None], other[None])[0])
-        for metric, one, other in ((dice, mask, truth), (iou, before.mask, mask), (iou, before.truth, truth))
+        for metric, one, other in ((dice, mask, truth), (iou, before[0], mask), (iou, before[1], truth))
     ]
     return FrameMeasures(float(mask.mean()), *compared)
 
@@ -319,11 +315,12 @@ def write_results(checked: CheckedSequence, network: RewardNetwork | None) -> tu
     Returns the measures of each mask, and means of `PREDICTED` over the frames in the domain of the reward network.
     """
     measures, predicted, outside, strip = list[FrameMeasures](), list[tuple[float, ...]](), list[str](), []
-    in_strip, before = set(key_frames(len(checked.frames), "uniform", STRIP)), Masks(None, None)
+    in_strip = set(key_frames(len(checked.frames), "uniform", STRIP))
+    before: tuple[Mask, Mask] = (None, None)
     for index, frame in enumerate(checked.frames.frames()):
         mask, truth = checked.mask(index), checked.truth(index)
         measures.append(measure_frame(before, mask, truth))
-        before = Masks(mask, truth)
+        before = (mask, truth)
         if network is not None:
             scorer = ImageScorer(network, frame)
             quality = scorer.quality(mask[None].astype(np.float32))

@@ -31,7 +31,6 @@ from rl_reward_network.segment.sequence import (
     RUN_KEY,
     CheckedSequence,
     FrameMeasures,
-    Masks,
     SequenceMaker,
     SequenceTarget,
     check_sequence,
@@ -371,7 +370,7 @@ def columns(first: int, last: int) -> np.ndarray:
 def test_numbers_of_a_sequence_by_hand() -> None:
     masks = [columns(0, 4), columns(2, 6), columns(2, 6), columns(0, 0), columns(0, 0)]
     truths = [columns(0, 4), columns(0, 6), None, columns(0, 1), columns(0, 0)]
-    before = [Masks(None, None), *map(Masks, masks, truths)]
+    before = [(None, None), *zip(masks, truths, strict=True)]
     frames = [measure_frame(*row) for row in zip(before[:-1], masks, truths, strict=True)]
     of_truth = pytest.approx(2 * 4 / (4 + 6)), pytest.approx(2 / 6), pytest.approx(4 / 6)
     assert frames[:2] == [FrameMeasures(0.4, 1.0, None, None), FrameMeasures(0.4, *of_truth)]
@@ -386,7 +385,7 @@ def test_numbers_of_a_sequence_by_hand() -> None:
     missing = dict.fromkeys(("stability", "dice", "true_stability", "stability_there"))
     assert summarise_frames(frames[2:3]) == missing | {"frames": 1, "share": 0.4, "stability": 1.0, "annotated": 0}
     with pytest.raises(ValueError, match=r"one \(N, H, W\) shape"):
-        measure_frame(Masks(None, None), columns(0, 1), np.zeros((3, 10), dtype=bool))
+        measure_frame((None, None), columns(0, 1), np.zeros((3, 10), dtype=bool))
 
 
 def test_numbers_of_each_frame_and_a_strip_are_written(written: CheckedSequence) -> None:

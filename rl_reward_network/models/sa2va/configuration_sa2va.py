@@ -40,7 +40,7 @@ class Sa2VAConfig(PreTrainedConfig):
         vision_config: InternVLVisionConfig by default.
         text_config: of a family in `families.FAMILIES`, Qwen2Config by default (`generate` expects this name).
         sam2_config: Sam2VideoConfig (all of an original checkpoint) or Sam2Config (images only, fewer weights).
-        template: prompt template, a key of `templates.TEMPLATES`; unused in a Qwen-VL, which has a chat template.
+        template: a key of `templates.TEMPLATES`; unused in a Qwen-VL, which has a chat template.
         downsample_ratio: pixel shuffle; 0.5 joins 2x2 patches into one image token.
         vision_feature_layer: -1 is the last hidden state; others index the list (0 = embeddings).
         max_tiles: largest number of tiles of one image, without the thumbnail.

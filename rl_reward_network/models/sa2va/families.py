@@ -58,8 +58,7 @@ class Family:
         name: in messages and documents.
         architecture: in an original `config.json`, `llm_config.architectures[0]` of an InternVL, and
             `text_config.model_type` of a Qwen-VL.
-        config_class: the text configuration. Its `model_type` identifies the family in our layout, and selects the text
-            model's class (`AutoModel`).
+        config_class: of the text; its `model_type` identifies the family in our layout, and selects the class.
         tokenizer_class: reads a checkpoint's tokenizer. `AutoTokenizer` would ask about an original's remote code.
         body: decides vision tower, preprocessing and chat template (that of the folder in a Qwen-VL, one of
             `templates.TEMPLATES` in an InternVL).

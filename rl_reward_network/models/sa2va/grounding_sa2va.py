@@ -8,8 +8,7 @@ The losses use all pixels of the decoder's grid: no point sampling, so they are 
 over the area of each cell. Sa2VA's own recipe samples it by `nearest`, which takes the corner of a cell: targets are
 shifted by half a cell, and thin objects lose their width (docs/reference/specification.md).
 
-Source: bytedance/Sa2VA@9832e1a, projects/sa2va: 2.0 x binary cross-entropy + 0.5 x Dice, added to the text loss. These
-weights are the defaults. Fine-tuning has its own (`grpo.settings`).
+Source: bytedance/Sa2VA@9832e1a, projects/sa2va: 2.0 x binary cross-entropy + 0.5 x Dice, the defaults here.
 """
 
 from collections.abc import Callable

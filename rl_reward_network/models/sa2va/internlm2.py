@@ -7,10 +7,9 @@ Source: bytedance/Sa2VA@06912e2. The rotary embedding is Llama's "dynamic" one, 
 in the cache as they were rotated before, so that cached decoding differs from one full pass, and the longest row of a
 batch sets the base of all. The official code then keeps that base for later, shorter inputs; transformers resets it.
 
-The tokenizer's added tokens have fixed ids. Some take the place of a piece that the sentencepiece file holds in reserve
-(`<|im_end|>`). Ids equal those of the sentencepiece library, with two exceptions. A piece of several characters is not
-found if one of them is no piece by itself; the official converter has this limit, too. And where the file asks for a
-Unicode normalisation, rare sequences of combining marks and invisible characters differ.
+Added tokens have fixed ids; some take the place of a piece that the sentencepiece file holds in reserve. Ids equal
+those of the sentencepiece library, except that a piece of several characters is not found if one of them is no piece by
+itself (as in the official converter), and rare sequences where the file asks for a Unicode normalisation.
 """
 
 import os

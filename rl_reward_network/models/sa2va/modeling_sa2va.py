@@ -161,7 +161,6 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
             sam_pixel_values: unused; accepted so that a processor's whole output can be passed.
             logits_to_keep: number of last positions to compute logits for; 0 is all.
             num_items_in_batch: labelled tokens over all accumulated batches, from transformers' Trainer.
-            **kwargs: other arguments of transformers' decoders.
         """
         of_text = (attention_mask, position_ids, past_key_values, inputs_embeds)
         of_qwen = {"image_grid_thw": image_grid_thw, "position_table": position_table}

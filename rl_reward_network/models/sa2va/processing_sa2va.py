@@ -69,9 +69,13 @@ class Sa2VAProcessor(ProcessorMixin):
         self.sam_image_size, self.max_tiles = sam_image_size, max_tiles
         self.grid = int(tokens_per_tile**0.5)
         self.image_tokens = templates.QWEN_VL_TOKENS if patches else templates.INTERNVL_TOKENS
-        special = templates.special_ids(tokenizer, self.image_tokens)
-        self.image_token_id, self.seg_token_id = special[self.image_tokens.context], special[templates.SEG]
-        self.never_sampled_ids = [special[token] for token in self.image_tokens.never_sampled]
+        vocabulary, never = tokenizer.get_vocab(), self.image_tokens.never_sampled
+        if missing := [
+            token for token in (self.image_tokens.context, templates.SEG, *never) if token not in vocabulary
+        ]:
+            raise ValueError(f"the tokenizer has no token {missing[0]!r}; this is not a Sa2VA tokenizer")
+        self.image_token_id, self.seg_token_id = vocabulary[self.image_tokens.context], vocabulary[templates.SEG]
+        self.never_sampled_ids = [vocabulary[token] for token in never]
         self.chat = templates.chat_instruction(tokenizer) if patches else self.template.instruction  # with `{input}`
 
     @classmethod

@@ -103,14 +103,6 @@ def chat_instruction(tokenizer: PreTrainedTokenizerBase) -> str:
     return plain
 
 
-def special_ids(tokenizer: PreTrainedTokenizerBase, image_tokens: ImageTokens) -> dict[str, int]:
-    """Ids of `[SEG]` and of the tokens of an image, looked up by text; a ValueError if the tokenizer lacks one."""
-    vocabulary, tokens = tokenizer.get_vocab(), (image_tokens.context, SEG, *image_tokens.never_sampled)
-    if missing := [token for token in tokens if token not in vocabulary]:
-        raise ValueError(f"the tokenizer has no token {missing[0]!r}; this is not a Sa2VA tokenizer")
-    return {token: vocabulary[token] for token in tokens}
-
-
 def kept_ids(config: Mapping[str, Any], image_tokens: ImageTokens) -> dict[str, int]:
     """Ids of special tokens in a config.json of ours, by token; older ones hold fewer."""
     ids = dict(zip(image_tokens.never_sampled, config.get("never_sampled_ids") or (), strict=False))

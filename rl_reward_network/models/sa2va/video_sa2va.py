@@ -1,16 +1,13 @@
 """Frames of a sequence: one answer about a few of them, then a mask on each, with SAM 2's memory or without it.
 
-`model` is a Sa2VAForConditionalGeneration; its class imports this file, so the type annotation is `Any`.
-
 Source: bytedance/Sa2VA@9832e1a; key frames without memory as in kumuji/Sa2VA-i@c5a809b.
 """
 
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,11 +31,11 @@ from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.models.sa2va.templates import IMAGE_PLACEHOLDER, SEG_ANSWERS
 
 FRAMES_SEEN = 5  # by the language model, in training and in the official prediction; these frames are prompted, too
+Decoder = Callable[[Sam2Features], Tensor]
 SEGS_AT_ONCE = 4  # attention to eleven remembered frames takes about 0.2 GB for each [SEG] in float32
 
 
-@dataclass(frozen=True)
-class SequenceAnswer:
+class SequenceAnswer(NamedTuple):
     """The language model's answer about a sequence: its text, and the prompt for SAM 2 of each `[SEG]`."""
 
     answer: str  # special tokens kept
@@ -174,11 +171,7 @@ def _answer(
 
 @torch.no_grad()
 def _masks(
-    model: Any,
-    frames: Iterable[ImageLike],
-    processor: Sa2VAProcessor,
-    batch_size: int,
-    decoders: Sequence[Callable[[Sam2Features], Tensor]],
+    model: Any, frames: Iterable[ImageLike], processor: Sa2VAProcessor, batch_size: int, decoders: Sequence[Decoder]
 ) -> Iterator[Tensor]:
     """The masks of all decoders on each frame; without a `[SEG]` they are (0, h, w), and SAM 2 does not run."""
     checked, side = same_size(frames), model.config.side_pixels or processor.sam_image_size // 4
