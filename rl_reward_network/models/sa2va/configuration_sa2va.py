@@ -1,6 +1,7 @@
 """Configuration of the native Sa2VA, read from our own layout or from an original `sa2va_chat` folder."""
 
 import copy
+from operator import attrgetter
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
@@ -12,20 +13,22 @@ from rl_reward_network.models.sa2va.families import Family, family_of, original_
 from rl_reward_network.models.sa2va.side_network import SideNetworkConfig, side_network_config
 from rl_reward_network.models.sa2va.templates import TEMPLATES
 
-# SAM 2.0 Hiera-L, part of every released Sa2VA; the field names are those of `sam2_sizes.json`.
-HIERA_L: dict[str, Any] = {
-    "embed_dim": 144,
-    "num_heads": 2,
-    "stages": [2, 6, 36, 4],
-    "global_att_blocks": [23, 33, 43],
-    "bkg": [7, 7],
-    "window_spec": [8, 4, 16, 8],
-    "d_model": 256,
-    "mem_ff": 2048,
-    "mem_layers": 4,
-    "mem_dim": 64,
-    "image_size": 1024,
+BACKBONE = "vision_config.backbone_config."
+# Fields of `sam2_sizes.json`: where they are in transformers, and those of SAM 2.0 Hiera-L, in every released Sa2VA.
+SIZES: dict[str, tuple[str, Any]] = {
+    "embed_dim": (BACKBONE + "hidden_size", 144),
+    "num_heads": (BACKBONE + "num_attention_heads", 2),
+    "stages": (BACKBONE + "blocks_per_stage", [2, 6, 36, 4]),
+    "global_att_blocks": (BACKBONE + "global_attention_blocks", [23, 33, 43]),
+    "bkg": (BACKBONE + "window_positional_embedding_background_size", [7, 7]),
+    "window_spec": (BACKBONE + "window_size_per_stage", [8, 4, 16, 8]),
+    "d_model": ("vision_config.fpn_hidden_size", 256),
+    "mem_ff": ("memory_attention_feed_forward_hidden_size", 2048),
+    "mem_layers": ("memory_attention_num_layers", 4),
+    "mem_dim": ("memory_encoder_output_channels", 64),
+    "image_size": ("prompt_encoder_config.image_size", 1024),
 }
+HIERA_L = {name: value for name, (_, value) in SIZES.items()}
 VISION_FIELDS = (  # of InternVL's vision tower, under the same name in transformers
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size"),
     *("norm_type", "layer_norm_eps", "hidden_act"),
@@ -155,20 +158,7 @@ def sam2_config(sizes: dict[str, Any], video: bool = True) -> Sam2VideoConfig | 
 
 def sam2_sizes(config: Any) -> dict[str, Any]:
     """The short list of sizes behind a SAM 2 configuration: the inverse of `sam2_config`."""
-    backbone = config.vision_config.backbone_config
-    return {
-        "embed_dim": backbone.hidden_size,
-        "num_heads": backbone.num_attention_heads,
-        "stages": backbone.blocks_per_stage,
-        "global_att_blocks": backbone.global_attention_blocks,
-        "bkg": backbone.window_positional_embedding_background_size,
-        "window_spec": backbone.window_size_per_stage,
-        "d_model": config.vision_config.fpn_hidden_size,
-        "mem_ff": config.memory_attention_feed_forward_hidden_size,
-        "mem_layers": config.memory_attention_num_layers,
-        "mem_dim": config.memory_encoder_output_channels,
-        "image_size": config.prompt_encoder_config.image_size,
-    }
+    return {name: attrgetter(path)(config) for name, (path, _) in SIZES.items()}
 
 
 def config_from_original(original: dict[str, Any], sizes: dict[str, Any], where: str) -> Sa2VAConfig:
