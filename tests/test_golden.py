@@ -74,7 +74,6 @@ def reference() -> dict[str, Any]:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest, source: str) -> dict[str, Any]:
-    """The case that `source` names."""
     return request.getfixturevalue(source)
 
 
@@ -111,7 +110,6 @@ def language_parts(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def image_parts(case: dict[str, Any], seg_embeddings: torch.Tensor) -> dict[str, Any]:
-    """Intermediates of the vision tower and of SAM 2, named as the expected tensors."""
     model, inputs = case["model"], case["processor"](case["text"], case["image"])
     return sam_parts(case, sam_maps(case, inputs["sam_pixel_values"]), seg_embeddings) | {
         "vision_last_hidden_state": model.model.vision_tower(inputs["pixel_values"]).last_hidden_state,

@@ -63,7 +63,6 @@ Q3, Q25 = CASES
 
 @pytest.fixture
 def golden(name: str) -> Case:
-    """The case of this name; read once."""
     return read(name)
 
 
@@ -87,10 +86,13 @@ def test_no_expected_tensor_is_forgotten(golden):
     assert {name for name in rest if not name.startswith("pil_")} == elsewhere
 
 
+def predicted(model: Any, case: Case) -> dict[str, Any]:
+    return model.predict_forward(image=case["image"], text=case["meta"]["text"], processor=case["processor"])
+
+
 @both
 def test_predict_forward_gives_the_same_answer_and_mask(golden):
-    asked = {"image": golden["image"], "text": golden["meta"]["text"], "processor": golden["processor"]}
-    result = golden["model"].predict_forward(**asked)
+    result = predicted(golden["model"], golden)
     assert result["prediction"] == golden["meta"]["prediction"]
     (mask,) = result["prediction_masks"]
     share = float((mask != golden["expected"]["pred_masks"].numpy().astype(bool)).mean())
@@ -125,8 +127,7 @@ def test_log_probs_of_the_policys_head_are_those_of_the_reference(golden):
 @both
 def test_bfloat16_keeps_the_text_and_most_of_the_mask(golden):
     model = Sa2VAForConditionalGeneration.from_pretrained(FOLDERS[golden["name"]] / "checkpoint", dtype=torch.bfloat16)
-    asked = {"image": golden["image"], "text": golden["meta"]["text"], "processor": golden["processor"]}
-    result = model.predict_forward(**asked)
+    result = predicted(model, golden)
     mask, expected = torch.tensor(result["prediction_masks"][0]), golden["expected"]["pred_masks"].bool()
     assert result["prediction"] == golden["meta"]["prediction"]
     assert (mask & expected).sum() / (mask | expected).sum() >= 0.95
@@ -149,13 +150,8 @@ def differing(
 ) -> float:
     """Share of the final mask's pixels that differ after a change, with the expected answer teacher-forced.
 
-    Args:
-        processor, text, image: in place of the case's; the image of the language model alone.
-        inputs: changes the language model's inputs in place.
-        state: picks the `[SEG]` state from the states (T, D), those before the final norm, and its index.
-        embed: changes SAM 2's prompt.
-        sam: the image features to take from the case.
-        upsample: from the decoder's grid to the image.
+    `image` is that of the language model alone, whose inputs `inputs` changes in place. `state` picks the `[SEG]` state
+    from the states (T, D), those before the final norm, and its index; `embed` changes SAM 2's prompt.
     """
     model, processor = case["model"], processor or case["processor"]
     made = processor(text or case["meta"]["text"], image or case["image"])
@@ -172,7 +168,6 @@ def differing(
 
 
 def changed(case: Case, **attributes: Any) -> Any:
-    """The case's processor with other attributes."""
     processor = copy.copy(case["processor"])
     vars(processor).update(attributes)
     return processor

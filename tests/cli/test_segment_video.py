@@ -63,9 +63,7 @@ def test_the_dice_of_several_sequences_has_an_interval(tmp_path: Path, capsys: p
     lines = segmented(capsys, *runs, truth=tmp_path / "truth")
     dice = [read_json(tmp_path / f"{name}_segmented" / "sequence.json")["dice"] for name in ("a", "b")]
     truths = [line for line in lines if line.startswith("truth:")]
-    assert truths[0].startswith(
-        f"truth:  Dice {dice[0]:.3f} on 2 frames; IoU of consecutive true masks 0.500, of the masks there "
-    )
+    assert truths[0].startswith(f"truth:  Dice {dice[0]:.3f} on 2 frames; IoU of consecutive true masks 0.500, of the ")
     assert truths[1] == f"truth:  Dice {dice[1]:.3f} on 1 frames"
     assert lines[-3] == f"Dice over 2 sequences: {np.mean(dice):.2f}"
     assert lines[-2].startswith("2 sequences, fewer than 6: there are no intervals")

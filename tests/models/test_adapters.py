@@ -42,11 +42,7 @@ def logits(model: Any) -> torch.Tensor:
 
 
 def trained_elsewhere(model: Any, kind: str, folder: Path, names: str | None = None) -> torch.Tensor:
-    """An adapter of peft with random values in a folder, and the logits of the model with it.
-
-    Args:
-        names: key of `NAMES`, of the language model alone; None is the whole model.
-    """
+    """An adapter with random values, of the language model alone if it has `NAMES`, and the logits of the model."""
     model = copy.deepcopy(model)
     wrapped = get_peft_model(model if names is None else model.model.language_model, copy.deepcopy(KINDS[kind]))
     generator = torch.Generator().manual_seed(0)

@@ -61,7 +61,6 @@ def write_frame(target: SequenceTarget, index: int, mask: np.ndarray, prompt: st
 
 
 def break_nothing(folder: Path) -> None:
-    """A folder and a mask of a single image are no frames."""
     (folder / "f0.png").mkdir()
     target = Target(folder / "f1.png", folder / "f1_mask.png", folder / "f1_overlay.png")
     write_mask(target, levels(1)[0], np.zeros((20, 30), dtype=bool), "the vessel")
@@ -184,18 +183,15 @@ def test_true_masks_that_do_not_fit_are_refused(tmp_path, names, size, message):
 
 @pytest.fixture(scope="module")
 def nano() -> SequenceMaker:
-    """The embedded model, whose SAM 2 has no memory."""
     return SequenceMaker(load_mask_maker("sa2va-nano", PROMPT, device="cpu"))
 
 
 @pytest.fixture
 def tiny(tiny_video_model: Any, tiny_processor: Any) -> SequenceMaker:
-    """A model of random weights whose SAM 2 has a memory."""
     return SequenceMaker(MaskMaker(tiny_video_model, tiny_processor, 16, PROMPT, {}, None, None), True)
 
 
 def moving(count: int) -> list[np.ndarray]:
-    """A tube that moves to the right, uint8 (48, 56, 3)."""
     image = np.concatenate([tube_image(48, 0)[0], tube_image(48, 1)[0][:, :8]], axis=1)
     return [np.roll(image, 3 * number, axis=1) for number in range(count)]
 
@@ -361,7 +357,6 @@ def written(tmp_path: Path) -> CheckedSequence:
 
 
 def columns(first: int, last: int) -> np.ndarray:
-    """A mask, bool (2, 10), of the columns first to last - 1."""
     mask = np.zeros((2, 10), dtype=bool)
     mask[:, first:last] = True
     return mask

@@ -54,13 +54,11 @@ def written(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(params=TINY)
 def folder(request: pytest.FixtureRequest, written: Callable[[str], Path]) -> Path:
-    """One folder of each kind; tests must not change it."""
     return written(request.param)
 
 
 @pytest.fixture
 def broken(request: pytest.FixtureRequest, written: Callable[[str], Path], tmp_path: Path) -> Path:
-    """A folder to damage."""
     return Path(shutil.copytree(written(getattr(request, "param", "internvl")), tmp_path / "broken"))
 
 
@@ -74,7 +72,6 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 def check_round_trip(original: Path, tmp_path: Path) -> None:
-    """Weights, configuration, tokenizer, image processor and chat template, and the model of our layout."""
     main(Args(str(original), tmp_path / "ours"))
     main(Args(str(tmp_path / "ours"), tmp_path / "back"))
     assert same(load_file(original / "model.safetensors"), load_file(tmp_path / "back" / "model.safetensors"))
@@ -186,7 +183,6 @@ def as_sam3(tensors: dict[str, torch.Tensor]) -> None:
 
 
 def shard(path: Path) -> None:
-    """The weights in two files and their index."""
     tensors = load_file(path / "model.safetensors")
     (path / "model.safetensors").unlink()
     names = sorted(tensors)
@@ -210,7 +206,6 @@ def drop(name: str) -> Callable[[Path], None]:
 
 
 def spoil(*values: float, dtype: torch.dtype = torch.float32) -> Callable[[Path], None]:
-    """Values that are not finite at the start of a tensor."""
 
     def change(tensors: dict[str, torch.Tensor]) -> None:
         tensors[POINT] = tensors[POINT].to(dtype)
@@ -228,14 +223,12 @@ def renamed_tokens(path: Path, names: dict[str, str]) -> None:
 
 
 def again(path: Path) -> None:
-    """A tensor of the weights in a second file."""
     shard(path)
     (path / "model.safetensors.index.json").unlink()
     save_file({POINT: torch.zeros(1)}, path / "c.safetensors")
 
 
 def unlisted(path: Path) -> None:
-    """New weights beside the index and the files of old ones."""
     tensors = load_file(path / "model.safetensors")
     shard(path)
     save_file(tensors, path / "model.safetensors")

@@ -214,9 +214,7 @@ def text_with_images(body: QwenVLBody, parts: Sequence[int | tuple[int, int]]) -
 
     All tokens of an image have one time; the text goes on behind its longer side.
     """
-    ids: list[int] = []
-    positions: list[list[int]] = []
-    following = 0
+    ids, positions, following = list[int](), list[list[int]](), 0
     for part in parts:
         if isinstance(part, int):
             ids += [5] * part
@@ -230,13 +228,7 @@ def text_with_images(body: QwenVLBody, parts: Sequence[int | tuple[int, int]]) -
     return ids, positions
 
 
-TEXTS: list[list[int | tuple[int, int]]] = [
-    [7],
-    [3, (4, 10), 6],
-    [1, (12, 2), 5],
-    [2, (4, 6), 3, (8, 2), 4],
-    [4, (2, 4)],
-]
+TEXTS: list[list[Any]] = [[7], [3, (4, 10), 6], [1, (12, 2), 5], [2, (4, 6), 3, (8, 2), 4], [4, (2, 4)]]
 
 
 @of_qwen

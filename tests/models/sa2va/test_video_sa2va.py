@@ -32,7 +32,6 @@ TEXT = "<image>Please segment the vessel."
 
 @pytest.fixture(scope="module")
 def frames() -> list[np.ndarray]:
-    """A picture that moves to the right."""
     picture = smooth_image(70, 90)
     return [np.roll(picture, 9 * number, axis=1) for number in range(8)]
 
@@ -279,7 +278,6 @@ def remembered(tiny_video_model: Any) -> list[Any]:
 
 
 def held(memory: SequenceMemory) -> int:
-    """Bytes of all tensors that a memory holds on to, storage included."""
     frames = [tensor for frame in memory.prompted for tensor in frame]
     return sum(tensor.untyped_storage().nbytes() for tensor in [*frames, *memory.recent, *memory.pointers])
 
