@@ -94,8 +94,9 @@ def main(args: Args) -> None:
     from rl_reward_network.segment import maker
 
     if args.policy is not None and args.prompt is not None:
-        both = f"--prompt {args.prompt!r} and --policy {args.policy}"
-        raise ValueError(f"{both}: the policy chooses the prompt; give one")
+        raise ValueError(
+            f"--prompt {args.prompt!r} and --policy {args.policy}: the policy chooses the prompt; give one"
+        )
     if args.run is not None and (flags := changed(args, *NOT_WITH_RUN)):
         raise ValueError(f"--run {args.run}: the comparison has settled {flags[0]}; leave it out")
     files = maker.targets(maker.image_files(args.images), args.output, args.prompt)
@@ -122,8 +123,9 @@ def main(args: Args) -> None:
 def segment_sequences(args: Args) -> None:
     """Segment each path as a sequence, and print its answer and numbers; nothing is written if one is refused."""
     if flags := changed(args, *NOT_WITH_VIDEO):
-        why = "a sequence has one prompt, and a frame is one tile"
-        raise ValueError(f"--video and {flags[0]}: {why}; leave one of them out")
+        raise ValueError(
+            f"--video and {flags[0]}: a sequence has one prompt, and a frame is one tile; leave one of them out"
+        )
     from rl_reward_network.env.prompts import PROMPTS
     from rl_reward_network.segment.maker import load_mask_maker
     from rl_reward_network.segment.sequence import SequenceMaker, check_sequence, sequence_targets
@@ -132,8 +134,9 @@ def segment_sequences(args: Args) -> None:
     prompt, grey = args.prompt or PROMPTS[0], window_of_bits(args.bit_depth)
     names = [target.name for target in targets]
     if args.truth is not None and len(set(names)) < len(names):
-        remedy = "segment each by itself, with its --truth"
-        raise ValueError(f"--truth {args.truth}: sequences of one name, {names}; {remedy}")
+        raise ValueError(
+            f"--truth {args.truth}: sequences of one name, {names}; segment each by itself, with its --truth"
+        )
     checked = []
     for target in targets:
         truth = args.truth and (args.truth / target.name if len(targets) > 1 else args.truth)

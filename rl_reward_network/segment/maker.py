@@ -234,11 +234,12 @@ class MaskMaker:
         if self.policy is None:
             return self.prompt
         prompts, pooled = self.trained["prompts"], features.pooled()[0].cpu().float().numpy()
-        missing = "--policy: it tries several prompts, but its reward network is missing; give --reward_net"
 
         def score(index: int) -> float:
             if scorer is None:
-                raise ValueError(missing)
+                raise ValueError(
+                    "--policy: it tries several prompts, but its reward network is missing; give --reward_net"
+                )
             mask = self._segment(image, features, prompts[index])[1].astype(np.float32)
             return float(scorer.quality(mask[None])["score"][0])
 

@@ -125,8 +125,9 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
         """As in transformers; a ValueError for a quantized model, or LoRA layers: only these would be written."""
         if getattr(self, "is_quantized", False):
-            remedy = "load the model without quantization_config and save that"
-            raise ValueError(f"the language model is quantized: {remedy}")
+            raise ValueError(
+                "the language model is quantized: load the model without quantization_config and save that"
+            )
         if getattr(self, "_hf_peft_config_loaded", False):
             raise ValueError("the model has LoRA layers: merge_lora(model) first, or save_trainable(model, folder)")
         super().save_pretrained(*args, **kwargs)

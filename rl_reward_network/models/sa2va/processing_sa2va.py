@@ -347,11 +347,8 @@ class Sa2VAProcessor(ProcessorMixin):
         pairs = zip(mask_prompts, batch, strict=True)
         cells = [None if region is None else self.region_cells(region, image) for region, image in pairs]
         pixels, counts = self.vision_inputs(batch) if batch else ({}, [0] * len(texts))
-        prompts = [
-            self.prompt_text(turn, count, cell, past_text)
-            for turn, count, cell in zip(texts, counts, cells or [None] * len(texts), strict=True)
-        ]
-        return self._features(prompts, batch, pixels, counts, cells)
+        rows = zip(texts, counts, cells or [None] * len(texts), strict=True)
+        return self._features([self.prompt_text(*row, past_text) for row in rows], batch, pixels, counts, cells)
 
     def apply_chat_template(  # type: ignore[override]
         self, conversation: Any, tokenize: bool = False, return_dict: bool = False, **of_transformers: Any
@@ -394,12 +391,7 @@ class Sa2VAProcessor(ProcessorMixin):
         return text + "".join(answers[len(questions) - 1 :])
 
     def _features(
-        self,
-        prompts: Sequence[str],
-        images: Sequence[ImageLike],
-        pixels: Mapping[str, Any],
-        counts: Sequence[int],
-        cells: Sequence[torch.Tensor | None],
+        self, prompts: list[str], images: list[Any], pixels: dict[str, Any], counts: list[int], cells: list[Any]
     ) -> BatchFeature:
         """The model's inputs for whole prompts, images with their pixels and tokens, and regions."""
         inputs = BatchFeature(self.pad([self.token_ids(prompt) for prompt in prompts]))
