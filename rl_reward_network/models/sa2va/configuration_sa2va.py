@@ -48,8 +48,7 @@ class Sa2VAConfig(PreTrainedConfig):
         vision_feature_layer: -1 is the last hidden state; others index the list (0 = embeddings).
         max_tiles: largest number of tiles of one image, without the thumbnail.
         image_resize: of a Qwen-VL; see `pixels_sa2va.resized_image`.
-        image_token_id, seg_token_id: ids of the image placeholder, `<IMG_CONTEXT>` or, in a Qwen-VL, `<|image_pad|>`,
-            and of `[SEG]`, looked up by text in a checkpoint's tokenizer.
+        image_token_id, seg_token_id: of the image placeholder and `[SEG]`, looked up in a checkpoint's tokenizer.
         never_sampled_ids: placeholder ids that generation must not produce.
         added_token_ids: ids of the tokenizer's added tokens by text, which a folder's tokenizer must have.
         original_config: the official `config.json` of this model, for conversion back to that layout.

@@ -52,42 +52,27 @@ LORA_TARGETS = r"model\.language_model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp
 
 @dataclass(frozen=True)
 class Family:
-    """What a language model, and the vision model that it was trained with, bring to Sa2VA.
+    """What a language model, and the vision model that it was trained with, bring to Sa2VA."""
 
-    Args:
-        name: in messages and documents.
-        architecture: in an original `config.json`, `llm_config.architectures[0]` of an InternVL, and
-            `text_config.model_type` of a Qwen-VL.
-        config_class: of the text; its `model_type` identifies the family in our layout, and selects the class.
-        tokenizer_class: reads a checkpoint's tokenizer. `AutoTokenizer` would ask about an original's remote code.
-        body: decides vision tower, preprocessing and chat template (that of the folder in a Qwen-VL, one of
-            `templates.TEMPLATES` in an InternVL).
-        fields: of `llm_config`, taken over besides `COMMON_FIELDS`.
-        renames: (original, ours) key names, as in `checkpoint_sa2va.RENAMES`.
-        lora_targets: regular expression of the linear layers that get LoRA.
-        trainable: beginnings of the names of the other tensors that the family's own fine-tuning trains.
-        seg_before_norm: the `[SEG]` state is the one before the final norm of the language model.
-        whole_class: transformers' configuration of the whole Qwen-VL.
-        split, join: what is not a rename, on tensors under the original names before `renames`, and its inverse.
-        demanded: (field, value) of `llm_config` that this version cannot build with any other value.
-        prompt_prefix: text in front of the first turn, if the official tokenizer adds one.
-    """
-
-    name: str
+    name: str  # in messages and documents
+    # In an original `config.json`, `llm_config.architectures[0]` of an InternVL, `text_config.model_type` of a Qwen-VL.
     architecture: str
-    config_class: type[PreTrainedConfig]
-    tokenizer_class: type[PreTrainedTokenizerBase]
+    config_class: type[PreTrainedConfig]  # of the text; its `model_type` tells the family in our layout
+    tokenizer_class: type[PreTrainedTokenizerBase]  # `AutoTokenizer` would ask about an original's remote code
+    # Decides vision tower, preprocessing and chat template: the folder's in a Qwen-VL, else one of `TEMPLATES`.
     body: Literal["internvl", "qwen_vl"] = "internvl"
-    fields: tuple[str, ...] = ()
-    renames: tuple[tuple[str, str], ...] = TRANSFORMERS_KEYS
-    lora_targets: str = LORA_TARGETS
-    trainable: tuple[str, ...] = ("model.multi_modal_projector.", *GROUNDING)  # the projector is `mlp1`
-    seg_before_norm: bool = False
-    whole_class: type[PreTrainedConfig] | None = None
+    fields: tuple[str, ...] = ()  # of `llm_config`, taken over besides `COMMON_FIELDS`
+    renames: tuple[tuple[str, str], ...] = TRANSFORMERS_KEYS  # (original, ours), as in `checkpoint_sa2va.RENAMES`
+    lora_targets: str = LORA_TARGETS  # regular expression of the linear layers that get LoRA
+    # Beginnings of the names of the other tensors that the family's own fine-tuning trains; the projector is `mlp1`.
+    trainable: tuple[str, ...] = ("model.multi_modal_projector.", *GROUNDING)
+    seg_before_norm: bool = False  # the `[SEG]` state is the one before the final norm of the language model
+    whole_class: type[PreTrainedConfig] | None = None  # transformers' configuration of the whole Qwen-VL
+    # What is not a rename, on tensors under the original names before `renames`, and its inverse.
     split: Callable[[Mapping[str, Tensor], Any], dict[str, Tensor]] = lambda tensors, _: dict(tensors)
     join: Callable[[Mapping[str, Tensor], Any], dict[str, Tensor]] = lambda tensors, _: dict(tensors)
-    demanded: tuple[tuple[str, Any], ...] = ()
-    prompt_prefix: str = ""
+    demanded: tuple[tuple[str, Any], ...] = ()  # (field, value) of `llm_config`: no other value can be built
+    prompt_prefix: str = ""  # in front of the first turn, if the official tokenizer adds it
 
     def text_config(self, original: dict[str, Any]) -> PreTrainedConfig:
         """The text configuration of an original `llm_config`; rope theta is part of `rope_parameters` now."""

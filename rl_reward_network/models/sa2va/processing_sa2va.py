@@ -39,8 +39,7 @@ class Sa2VAProcessor(ProcessorMixin):
         tile_size: side of a tile in pixels.
         tokens_per_tile: image tokens of one tile; their square root is the side of the region grid.
         sam_image_size: side in pixels of SAM 2's input.
-        max_tiles: largest number of tiles of one image, without the thumbnail; 1 makes RL several times cheaper.
-            Without effect in a Qwen-VL, which has no tiles.
+        max_tiles: most tiles of one image, without the thumbnail; 1 makes RL several times cheaper; not of a Qwen-VL.
         patches: transformers' image processor of a Qwen-VL; None: an InternVL.
         prompt_prefix: text in front of the first turn, such as a beginning-of-text token.
     """
@@ -227,8 +226,7 @@ class Sa2VAProcessor(ProcessorMixin):
             frames: images of `image_tokens` tokens each that take the place of `<image>`, one per line in an InternVL.
 
         Raises:
-            ValueError: an image without `<image>` in the text, `<image>` without an image, or more than one of them;
-                an image behind earlier turns; regions in a Qwen-VL.
+            ValueError: `<image>` or an image without the other, or twice, or behind earlier turns; regions in a Qwen-VL.
         """
         if image_tokens and past_text:
             raise ValueError("past_text must be empty with an image, which belongs to the first turn")

@@ -97,7 +97,6 @@ def masks_with_memory(
     Memory stays constant, whatever the number of frames. `upsample_mask_logits` brings a result to the frame's size.
 
     Args:
-        model: its SAM 2 must have a memory.
         frames: in order of time; PIL images or uint8 (H, W, 3), all of one size.
         seg_embeddings: (K, C), from `answer_sequence`.
         prompted: number of first frames on which the embeddings are the prompt; they are remembered to the end.
@@ -189,12 +188,8 @@ class SequenceMemory:
     """The frames that SAM 2 remembers: all prompted ones, the last 6 others, and object pointers of the last 15 others.
 
     Of a frame it keeps features, bfloat16 (P, K, M), as in the reference also where the weights are float32, and a
-    pointer (K, C), the summary of each object.
-
-    Args:
-        sam: Sam2VideoModel in evaluation mode.
-        seg_embeddings: (K, C), K at least 1.
-        prompted: number of first frames that `seg_embeddings` prompt. They neither use nor change each other's masks.
+    pointer (K, C), the summary of each object. The embeddings (K, C), K at least 1, prompt a number of first frames,
+    which neither use nor change each other's masks.
     """
 
     def __init__(self, sam: Any, seg_embeddings: Tensor, prompted: int) -> None:
