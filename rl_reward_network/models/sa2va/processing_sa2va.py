@@ -226,7 +226,7 @@ class Sa2VAProcessor(ProcessorMixin):
             frames: images of `image_tokens` tokens each that take the place of `<image>`, one per line in an InternVL.
 
         Raises:
-            ValueError: `<image>` or an image without the other, or twice, or behind earlier turns; regions in a Qwen-VL.
+            ValueError: `<image>` or an image without the other, or twice, behind earlier turns; a Qwen-VL with regions.
         """
         if image_tokens and past_text:
             raise ValueError("past_text must be empty with an image, which belongs to the first turn")
