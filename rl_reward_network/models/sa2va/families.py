@@ -76,8 +76,8 @@ class Family:
 
     def text_config(self, original: dict[str, Any]) -> PreTrainedConfig:
         """The text configuration of an original `llm_config`; rope theta is part of `rope_parameters` now."""
-        values = {name: original.get(name) for name in (*COMMON_FIELDS, *self.fields)}
-        values = {name: value for name, value in values.items() if value is not None}
+        names = (*COMMON_FIELDS, *self.fields)
+        values = {name: original[name] for name in names if original.get(name) is not None}
         scaling = original.get("rope_scaling") or {}
         kind = scaling.get("rope_type", scaling.get("type", "default"))  # `type` is the older name
         rope = {**scaling, "rope_type": kind, "rope_theta": original.get("rope_theta", 10000.0)}

@@ -179,7 +179,8 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
 
     def generate(self, inputs: Tensor | None = None, **kwargs: Any) -> Any:  # type: ignore[override]
         """As in transformers; a Qwen-VL gets the positions of the whole prompt for every step."""
-        features, grid_thw = kwargs.get("vision_features"), kwargs.get("image_grid_thw")
+        features: Any = kwargs.get("vision_features")
+        grid_thw: Any = kwargs.get("image_grid_thw")
         if self.config.family.body == "qwen_vl" and (features is not None or grid_thw is not None):
             grids = [grid[1:] for grid in grid_thw.tolist()] if features is None else features.grids
             ids = kwargs.get("input_ids", inputs)
@@ -190,8 +191,9 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
         """As in transformers, which gives a plain head to `resize_token_embeddings`; that of a Qwen3-VL has a norm."""
         if isinstance(self.lm_head, NormedHead) and not isinstance(new_embeddings, NormedHead):
             weight: Any = new_embeddings.weight
+            norm: Any = self.lm_head.norm
             with torch.device("meta"):  # its weight is replaced
-                new_embeddings = NormedHead(*weight.shape[::-1], self.lm_head.norm)
+                new_embeddings = NormedHead(weight.shape[1], weight.shape[0], norm)
             new_embeddings.weight = weight
         self.lm_head = new_embeddings
 
@@ -210,7 +212,7 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
         return super()._expand_inputs_for_generation(expand_size=expand_size, **kwargs)  # type: ignore[misc]
 
     @property
-    def vision_model(self) -> nn.Module:
+    def vision_model(self) -> Any:
         """The vision tower, under its name in the original; so are `language_model` and `mlp1`."""
         return self.model.visual if self.config.family.body == "qwen_vl" else self.model.vision_tower
 
