@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from rl_reward_network.cli.app import run
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
-from rl_reward_network.models.precision import mixed_precision
 from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.models.weights import mixed_precision
 from rl_reward_network.reward_training.masks import RewardExample, reward_examples, source_masks, true_dice
 from rl_reward_network.reward_training.stage import (
     DAMAGED_MASKS,

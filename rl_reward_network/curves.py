@@ -11,6 +11,7 @@ import io
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,34 +27,27 @@ GOLD_FALL, EVALUATIONS = 0.02, 3  # fall of Dice below its peak, and number of e
 
 
 class Curves:
-    """The curves of one run.
+    """The curves of one run; `rows` are those of metrics.jsonl so far, `board` is TensorBoard's writer, or None.
 
     Args:
-        run_dir: run folder; made when missing.
+        run_dir: made when missing.
         resume_from: where training continues, as fields of a row with the most significant first, such as
             `{"member": 1, "step": 50}`; later rows are dropped. All zeros for a new run.
         board_step: the same position on TensorBoard's axis; later points are dropped. None writes no event file.
-
-    Attributes:
-        rows: the rows of metrics.jsonl so far.
-        board: TensorBoard's writer, or None.
     """
 
     def __init__(self, run_dir: Path, resume_from: Mapping[str, int], board_step: int | None = None) -> None:
         self.path = run_dir / "metrics.jsonl"
         self.rows = keep_rows(self.path, resume_from)
-        purge_step = None if board_step is None else board_step + 1
-        self.board = None if purge_step is None else SummaryWriter(str(run_dir / "logs"), purge_step=purge_step)
+        self.board = None if board_step is None else SummaryWriter(str(run_dir / "logs"), purge_step=board_step + 1)
 
     def add_row(self, row: Mapping[str, Any]) -> None:
         """Append one line to metrics.jsonl, and flush the event file, so that a checkpoint has all points before it.
 
-        Numbers that are not finite are written as null, because JSON has no NaN.
-
-        Raises:
-            ValueError: the disk is full, or nothing may be written there.
+        Numbers that are not finite become null, as JSON has no NaN. A ValueError where it cannot be written.
         """
-        self.rows.append({name: _finite(value) for name, value in row.items()})
+        lost = {name: None for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)}
+        self.rows.append({**row, **lost})
         append_line(self.path, json.dumps(self.rows[-1], allow_nan=False))
         if self.board is not None:
             self.board.flush()
@@ -75,45 +69,23 @@ class Curves:
 
 
 def keep_rows(path: Path, resume_from: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Drop the lines of a metrics.jsonl after `resume_from`, and an incomplete last line.
-
-    Args:
-        path: the file; it may be missing.
-        resume_from: see `Curves`.
-
-    Returns:
-        The remaining rows.
-    """
+    """The rows of a metrics.jsonl, which may be missing; later ones and an incomplete one are dropped from the file."""
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines()
-    rows = {number: row for number, line in enumerate(lines) if (row := _parse(line)) is not None}
-    limit = tuple(resume_from.values())
-    rows = {number: row for number, row in rows.items() if tuple(row[name] for name in resume_from) <= limit}
+    kept, rows, limit = "", list[dict[str, Any]](), tuple(resume_from.values())
+    for line in path.read_text(encoding="utf-8").splitlines():
+        with suppress(json.JSONDecodeError):  # incomplete
+            row = dict(json.loads(line))
+            if tuple(row[name] for name in resume_from) <= limit:
+                kept += f"{line}\n"
+                rows.append(row)
     with whole_file(path) as temporary:
-        temporary.write_text("".join(f"{lines[number]}\n" for number in rows), encoding="utf-8")
-    return list(rows.values())
-
-
-def _finite(value: Any) -> Any:
-    """None for a number that is not finite; else the value."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _parse(line: str) -> dict[str, Any] | None:
-    """The row in a line; None if the line is incomplete."""
-    try:
-        return dict(json.loads(line))
-    except json.JSONDecodeError:
-        return None
+        temporary.write_text(kept, encoding="utf-8")
+    return rows
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Write `state` (tensors, numbers, texts, and lists and dicts of them).
-
-    Raises:
-        ValueError: the disk is full, or nothing may be written there.
-    """
+    """Write tensors, numbers, texts, and lists and dicts of them; a ValueError where it cannot be written."""
     buffer = io.BytesIO()  # torch.save to a file hides the reason of a failure
     torch.save(state, buffer)
     with whole_file(path) as temporary:
@@ -121,11 +93,7 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path, device: str = "cpu") -> dict[str, Any]:
-    """The state that `save_checkpoint` wrote, its tensors on `device`; empty if the file is missing.
-
-    Raises:
-        ValueError: the file is damaged, or holds more than tensors and plain values.
-    """
+    """What `save_checkpoint` wrote, on `device`; empty if the file is missing, a ValueError for any other content."""
     if not path.exists():
         return {}
     try:
@@ -137,12 +105,9 @@ def load_checkpoint(path: Path, device: str = "cpu") -> dict[str, Any]:
 
 @dataclass
 class Best:
-    """The best weights of a training by their score in validation.
+    """The best weights of a training by their score in validation, on the CPU; empty before the first.
 
-    Args:
-        score: the highest so far; where first numbers are equal, the next decides. Equal scores count for the earlier.
-        step: at which they were measured.
-        weights: copies on the CPU; empty before the first.
+    Where first numbers of a score are equal, the next decides. Equal scores count for the earlier.
     """
 
     score: tuple[float, ...] = (-math.inf,)
@@ -160,16 +125,12 @@ def over_optimised(proxy: Sequence[float], gold: Sequence[float]) -> bool:
     """Whether training over-optimises its reward.
 
     True when gold was more than `GOLD_FALL` below its peak in each of the last `EVALUATIONS` evaluations, and the mean
-    proxy of these evaluations is above the mean proxy of as many evaluations up to the peak.
-
-    Args:
-        proxy: mean reward of the greedy policy on validation images, one number per evaluation.
-        gold: mean Dice of the same, against the ground truth; empty when unlabelled.
+    proxy of these evaluations is above the mean proxy of as many evaluations up to the peak. Proxy is the mean reward
+    of the greedy policy on validation images, gold the mean Dice of the same; empty when unlabelled.
     """
     if len(gold) <= EVALUATIONS:
         return False
     peak = int(np.argmax(gold))
     fallen = all(value < gold[peak] - GOLD_FALL for value in gold[-EVALUATIONS:])
-    return fallen and float(np.mean(proxy[-EVALUATIONS:])) > float(
-        np.mean(proxy[max(0, peak + 1 - EVALUATIONS) : peak + 1])
-    )
+    before = proxy[max(0, peak + 1 - EVALUATIONS) : peak + 1]
+    return fallen and bool(np.mean(proxy[-EVALUATIONS:]) > np.mean(before))

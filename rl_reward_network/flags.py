@@ -19,19 +19,17 @@ Rare = Annotated[Value, RARE]
 
 
 def parse(args_type: Callable[..., Args], words: Sequence[str], **settings: Any) -> Args:
-    """The arguments of a command from its flags.
+    """The arguments of a command, a dataclass, from its flags, with further arguments of `tyro.cli`.
 
     Where they have a method `presets`, which returns the defaults of their mode, those are the defaults. A flag that is
     True, False or left to a preset means True where no value follows it.
-
-    Args:
-        args_type: a dataclass.
-        words: the flags.
-        settings: further arguments of `tyro.cli`.
     """
-    words = _with_true(words, _switches(args_type))
-    args = tyro.cli(args_type, args=words, **settings)
-    return tyro.cli(args_type, args=words, default=args.presets(), **settings) if hasattr(args, "presets") else args
+    switches, spelled = _switches(args_type), list[str]()
+    for word, following in pairwise([*words, ""]):
+        alone = word.startswith("--") and word[2:].replace("-", "_") in switches
+        spelled += [word, "True"] if alone and following not in ("True", "False", "None") else [word]
+    args = tyro.cli(args_type, args=spelled, **settings)
+    return tyro.cli(args_type, args=spelled, default=args.presets(), **settings) if hasattr(args, "presets") else args
 
 
 def _switches(args_type: Any) -> set[str]:
@@ -42,21 +40,8 @@ def _switches(args_type: Any) -> set[str]:
     return names
 
 
-def _with_true(words: Sequence[str], switches: set[str]) -> list[str]:
-    """The flags, with True behind each switch that no value follows."""
-    spelled = list[str]()
-    for word, following in pairwise([*words, ""]):
-        alone = word.startswith("--") and word[2:].replace("-", "_") in switches
-        spelled += [word, "True"] if alone and following not in ("True", "False", "None") else [word]
-    return spelled
-
-
 def common_flags(hidden: set[tuple[type, str]]) -> ConstructorRegistry:
-    """Rules for `tyro.cli` that leave `Rare` fields out of the help text.
-
-    Args:
-        hidden: the class and name of each field that was left out are added to it.
-    """
+    """Rules for `tyro.cli` that leave `Rare` fields out of the help text; class and name of each go to `hidden`."""
     registry, open_types = ConstructorRegistry(), set[type]()
 
     @registry.struct_rule
@@ -92,21 +77,15 @@ def check_finite(settings: Any) -> None:
 
 
 def _floats(value: Any) -> Iterator[float]:
-    """The floats in the value of a flag."""
     if isinstance(value, float):
         yield value
-    elif isinstance(value, Mapping):
-        yield from _floats(tuple(value.values()))
-    elif isinstance(value, tuple | list):
-        for part in value:
+    elif isinstance(value, Mapping | tuple | list):
+        for part in value.values() if isinstance(value, Mapping) else value:
             yield from _floats(part)
 
 
 def check_range(settings: Any, *names: str, above: bool = False) -> None:
-    """Raise a ValueError for a number below 0, or with `above` for 0 as well, or not finite; None is not checked.
-
-    A value may also be a mapping of names to numbers.
-    """
+    """Raise a ValueError for a number, or one in a mapping, below 0 (with `above` or 0), or not finite; None passes."""
     for name in names:
         value = getattr(settings, name)
         for number in value.values() if isinstance(value, Mapping) else (value,):

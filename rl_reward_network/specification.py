@@ -118,9 +118,7 @@ def video_lisa_encode_fn(example: Any, preprocessor: Any, max_length: int = 8192
     """Ids and labels of an example with its `conversation` of {input, output} turns.
 
     Args:
-        example: of the data.
         preprocessor: a `Sa2VADataPreprocessor`, in place of the tokenizer: it knows the template and the image tokens.
-        max_length: limit of the sequence.
         inputs: of `Sa2VAProcessor.tokenize_conversation`, such as `image_tokens`.
     """
     turns = [(turn["input"], turn["output"]) for turn in example["conversation"]]

@@ -42,12 +42,10 @@ HASHED = ("pixel_values_u8", "sam_pixel_values_u8")
 
 
 def sha256(tensor: Tensor) -> str:
-    """Digest of a tensor's values, row by row."""
     return hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()
 
 
 def write_extract(reference: Path, folder: Path) -> None:
-    """Write the extract of the case in the folder `reference`."""
     folder.mkdir(parents=True, exist_ok=True)
     expected = load_file(reference / "expected.safetensors")
     weights = load_file(reference / "checkpoint" / "model.safetensors")

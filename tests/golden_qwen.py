@@ -34,7 +34,6 @@ Case = dict[str, Any]
 
 
 def read_case(name: str) -> Case:
-    """Model, processor, inputs and expected tensors of a case."""
     folder = FOLDERS[name]
     model, processor = load_sa2va_model(folder / "checkpoint")
     turns = json.loads((folder / "train_conversation.json").read_text())["conversation"]
@@ -107,7 +106,6 @@ def pixel_parts(case: Case) -> dict[str, Tensor]:
 
 
 def language_parts(case: Case) -> dict[str, Tensor]:
-    """From words and pixels to `[SEG]` embeddings, with the expected answer teacher-forced."""
     model, processor, expected = case["model"], case["processor"], case["expected"]
     inputs = processor(case["meta"]["text"], case["image"])
     ids, answer = inputs["input_ids"][0], torch.tensor(processor.token_ids(case["meta"]["prediction"]))
@@ -149,7 +147,6 @@ def language_parts(case: Case) -> dict[str, Tensor]:
 
 
 def sam_maps(case: Case, pixels: Tensor) -> dict[str, Any]:
-    """SAM 2's maps, and the output of its image encoder."""
     outputs: list[Any] = []
     hook = case["model"].grounding_encoder.vision_encoder.register_forward_hook(lambda *call: outputs.append(call[2]))
     features = case["model"].get_sam_features(pixels)
@@ -158,7 +155,6 @@ def sam_maps(case: Case, pixels: Tensor) -> dict[str, Any]:
 
 
 def sam_parts(case: Case, maps: dict[str, Any], seg_embeddings: Tensor) -> dict[str, Tensor]:
-    """Intermediates of SAM 2, named as the expected tensors."""
     model, (fine, middle, coarse) = case["model"], maps["features"].maps
     decoded, sam = model.decode_masks(maps["features"], seg_embeddings), model.grounding_encoder
     logits = upsample_mask_logits(decoded.mask_logits, case["image"].size[::-1])
@@ -208,7 +204,6 @@ def training_parts(case: Case, features: Any) -> dict[str, Tensor]:
 
 
 def training_losses(logits: Tensor, truth: Tensor) -> dict[str, Tensor]:
-    """Of the two objects, and of the five that the official training makes of them."""
     five = [0, 1, 0, 1, 0]
     truth = official_targets(truth, logits.shape[-2:])
     losses = {"full": mask_losses(logits, truth), "five": mask_losses(logits[five], truth[five])}

@@ -91,14 +91,7 @@ def main(args: Args) -> None:
     if flags := changed(args, *ONLY_WITH_VIDEO):
         raise ValueError(f"{flags[0]}: it is for sequences; add --video, or leave it out")
     from rl_reward_network.env.prompts import PROMPTS
-    from rl_reward_network.segment.maker import (
-        NO_MASK,
-        check_free,
-        image_files,
-        load_mask_maker,
-        load_method_maker,
-        targets,
-    )
+    from rl_reward_network.segment import maker
 
     if args.policy is not None and args.prompt is not None:
         raise ValueError(
@@ -106,17 +99,17 @@ def main(args: Args) -> None:
         )
     if args.run is not None and (flags := changed(args, *NOT_WITH_RUN)):
         raise ValueError(f"--run {args.run}: the comparison has settled {flags[0]}; leave it out")
-    files = targets(image_files(args.images), args.output, args.prompt)
+    files = maker.targets(maker.image_files(args.images), args.output, args.prompt)
     prompt = args.prompt or PROMPTS[0]
     segment: Callable[[Target], Segmented]
     if args.run is not None:
-        segment = load_method_maker(args.run, args.device, args.bit_depth)
+        segment = maker.load_method_maker(args.run, args.device, args.bit_depth)
     else:
         if args.policy is None:
             for target in files:
-                check_free(target, prompt)
+                maker.check_free(target, prompt)
         limits = args.max_tiles, args.bit_depth, args.dtype, args.image_resize
-        segment = load_mask_maker(args.model_path, prompt, args.policy, args.reward_net, args.device, *limits)
+        segment = maker.load_mask_maker(args.model_path, prompt, args.policy, args.reward_net, args.device, *limits)
     bar = tqdm(files, "segmenting", unit="image", disable=len(files) == 1)
     results = [segment(target) for target in bar]
     if len(results) == 1:
@@ -124,15 +117,11 @@ def main(args: Args) -> None:
     else:
         show_table(results)
     if all(result.segs == 0 for result in results):
-        raise ValueError(f"{results[0].target.image}: no [SEG] in the answer; {NO_MASK}")
+        raise ValueError(f"{results[0].target.image}: no [SEG] in the answer; {maker.NO_MASK}")
 
 
 def segment_sequences(args: Args) -> None:
-    """Segment each path as a sequence, and print its answer and numbers.
-
-    Raises:
-        ValueError: a sequence, a true mask, the place to write to, or a model is refused; nothing is written then.
-    """
+    """Segment each path as a sequence, and print its answer and numbers; nothing is written if one is refused."""
     if flags := changed(args, *NOT_WITH_VIDEO):
         raise ValueError(
             f"--video and {flags[0]}: a sequence has one prompt, and a frame is one tile; leave one of them out"
@@ -154,7 +143,7 @@ def segment_sequences(args: Args) -> None:
         checked.append(check_sequence(target, prompt, grey, truth))
         if (used := checked[-1].frames.grey) is not None:
             measured = ", beyond each are 0.1 % of the pixels of some frames; --bit_depth sets them"
-            print(f"{target.name}: grey of more than 8 bit, {used}{measured if grey is None else ''}")
+            print(f"{target.name}: grey of more than 8 bit, {used}{'' if grey else measured}")
     limits = args.device, None, args.bit_depth, args.dtype, args.image_resize
     maker = load_mask_maker(args.model_path, prompt, None, args.reward_net, *limits)
     segment = SequenceMaker(maker, args.sam2_memory)
@@ -175,10 +164,9 @@ def show_sequence(result: "SegmentedSequence") -> None:
     stability = "" if numbers["stability"] is None else f", IoU of consecutive masks {numbers['stability']:.3f}"
     print(f"masks:  {numbers['share']:.1%} of the frame on average, {numbers['segs']} [SEG]{stability}")
     if numbers["annotated"]:
-        true = numbers["true_stability"], numbers["stability_there"]
-        more = (
-            "" if true[0] is None else "; IoU of consecutive true masks {:.3f}, of the masks there {:.3f}".format(*true)
-        )
+        more, true = "", numbers["true_stability"]
+        if true is not None:
+            more = f"; IoU of consecutive true masks {true:.3f}, of the masks there {numbers['stability_there']:.3f}"
         print(f"truth:  Dice {numbers['dice']:.3f} on {numbers['annotated']} frames{more}")
     if "predicted_dice" in numbers:
         print(f"predicted Dice {numbers['predicted_dice']:.3f}, score {numbers['predicted_score']:.3f}")
@@ -212,19 +200,21 @@ def show_image(result: "Segmented") -> None:
 def show_table(results: "Sequence[Segmented]") -> None:
     """Print a row for each image."""
     same_prompt = len({result.prompt for result in results}) == 1
-    has_quality = any(result.quality for result in results)
     has_answer = any(result.answer for result in results)  # not where several answers make a mask
-    what = "prompt" if has_answer else "method"
-    table = Table(title=escape(f"{what}: {results[0].prompt}") if same_prompt else None, box=box.SIMPLE)
-    heads = ["image", *(["prompt"] * (not same_prompt)), "mask", *(["[SEG]"] * has_answer)]
-    heads += ["predicted Dice [90 %]"] * has_quality
-    for head in heads:
+    columns = {
+        "image": [result.target.image.name for result in results],
+        "prompt": [] if same_prompt else [result.prompt for result in results],
+        "mask": ["none" if result.segs == 0 else f"{result.share:.1%}" for result in results],
+        "[SEG]": [f"{result.segs}" for result in results] if has_answer else [],
+        "predicted Dice [90 %]": [result.quality for result in results],
+    }
+    columns = {head: cells for head, cells in columns.items() if any(cells)}
+    title = escape(f"{'prompt' if has_answer else 'method'}: {results[0].prompt}") if same_prompt else None
+    table = Table(title=title, box=box.SIMPLE)
+    for head in columns:
         table.add_column(escape(head), no_wrap=head in ("mask", "[SEG]"))
-    for result in results:
-        prompt = [] if same_prompt else [result.prompt]
-        share = "none" if result.segs == 0 else f"{result.share:.1%}"
-        cells = [result.target.image.name, *prompt, share, *([f"{result.segs}"] * has_answer)]
-        table.add_row(*map(escape, cells + [result.quality] * has_quality))
+    for cells in zip(*columns.values(), strict=True):
+        table.add_row(*map(escape, cells))
     Console().print(table)
     written = [result for result in results if result.segs != 0]
     folders = sorted({str(result.target.mask.parent) for result in written})

@@ -1,7 +1,7 @@
 """Sequences of frames (a folder of images, a DICOM file with several frames, a video file).
 
 Frames are decoded one at a time, so memory does not grow with the length. All frames have one size, and grey of more
-than 8 bit has one window for the whole sequence (see `bit_depth.py`). No DICOM tag is kept but the frame rate.
+than 8 bit has one window for the whole sequence (see `bit_depth.py`). No DICOM tag is kept.
 """
 
 import re
@@ -20,7 +20,6 @@ from rl_reward_network.data_import.dicom import begins_as_dicom, iter_frames, re
 from rl_reward_network.data_import.files import DICOM_SUFFIXES
 
 VIDEO_SUFFIXES = (".avi", ".mp4", ".m4v", ".mov")
-FRAMES_PER_SECOND = 10.0  # where the file does not say
 Decode = Callable[[Iterable[int]], Iterator[np.ndarray]]
 """Ascending indices -> stored values of those frames: uint8 (H, W, 3), or unsigned grey (H, W)."""
 
@@ -33,7 +32,6 @@ class FrameSequence:
     names: tuple[str, ...]  # in order: file names of a folder, else "frame 1", "frame 2", ...
     size: tuple[int, int]  # (H, W) of each
     grey: GreyWindow | None  # of more than 8 bit; None: 8 bit
-    rate: float  # frames per second
     decode: Decode
 
     def __len__(self) -> int:
@@ -107,7 +105,7 @@ def _folder(folder: Path, grey: GreyWindow | None, is_frame: Callable[[Path], bo
     load = load_deep if deep else load_image
     decode: Decode = lambda indices: (load(files[index]) for index in indices)  # noqa: E731
     used = grey or _measured(decode, len(files)) if deep else None
-    return FrameSequence(folder, names, size, used, FRAMES_PER_SECOND, decode)
+    return FrameSequence(folder, names, size, used, decode)
 
 
 def _dicom(path: Path, grey: GreyWindow | None) -> FrameSequence:
@@ -116,8 +114,6 @@ def _dicom(path: Path, grey: GreyWindow | None) -> FrameSequence:
         count, size = int(header.get("NumberOfFrames") or 1), (int(header.Rows), int(header.Columns))
         if count < 1:
             raise ValueError(f"NumberOfFrames is {count}")
-        rate, time = header.get("RecommendedDisplayFrameRate") or header.get("CineRate"), header.get("FrameTime")
-        rate = float(rate) if rate else 1000 / float(time) if time else FRAMES_PER_SECOND  # PS3.3, C.7.6.5; in ms
         deep = header.BitsStored > 8 and header.SamplesPerPixel == 1
     except Exception as error:  # of damaged tags: AttributeError, ValueError, TypeError, ...
         raise ValueError(
@@ -125,14 +121,14 @@ def _dicom(path: Path, grey: GreyWindow | None) -> FrameSequence:
         ) from error
     decode = partial(iter_frames, path)
     used = grey or _measured(decode, count) if deep else None
-    return FrameSequence(path, tuple(f"frame {n + 1}" for n in range(count)), size, used, rate, decode)
+    return FrameSequence(path, tuple(f"frame {n + 1}" for n in range(count)), size, used, decode)
 
 
 def _video(path: Path) -> FrameSequence:
     """The frames of a video file, which is decoded once to count them: headers may promise more."""
     capture = _opened(path)
     try:
-        promised, rate = int(capture.get(cv2.CAP_PROP_FRAME_COUNT)), capture.get(cv2.CAP_PROP_FPS)
+        promised = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
         readable, first = capture.read()
         count = int(readable)
         while readable and capture.grab():
@@ -141,8 +137,9 @@ def _video(path: Path) -> FrameSequence:
         capture.release()
     if not count or count < promised:
         raise ValueError(_broken_video(path, count, promised))
-    names = tuple(f"frame {n + 1}" for n in range(count))
-    return FrameSequence(path, names, first.shape[:2], None, rate or FRAMES_PER_SECOND, partial(_read, path))
+    return FrameSequence(
+        path, tuple(f"frame {n + 1}" for n in range(count)), first.shape[:2], None, partial(_read, path)
+    )
 
 
 def _read(path: Path, indices: Iterable[int]) -> Iterator[np.ndarray]:

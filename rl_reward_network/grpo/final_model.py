@@ -19,8 +19,7 @@ from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.settings import OF_LABELS
 from rl_reward_network.grpo.validation import kept_weights, notice
 from rl_reward_network.inputs.loading import located_model
-from rl_reward_network.models.adapters import is_adapter, merge_adapter
-from rl_reward_network.models.lora import PEFT_CONFIG, load_trainable, merge_lora
+from rl_reward_network.models.lora import PEFT_CONFIG, is_adapter, load_trainable, merge_adapter, merge_lora
 from rl_reward_network.models.sa2va.arguments_sa2va import Quantization, bits_config
 from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED, TRAINABLE, located, open_checkpoint
 from rl_reward_network.models.sa2va.loading_sa2va import (

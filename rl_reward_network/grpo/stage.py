@@ -142,7 +142,7 @@ def load_model(
     """
     model, processor = load_sa2va_model(model_path, device, **how)
     if use_flash_attn:
-        model.model.vision_encoder.set_attn_implementation(FLASH)
+        model.vision_model.set_attn_implementation(FLASH)
     return model, processor
 
 

@@ -108,7 +108,9 @@ def check_data(config: RunConfig, regions: RegionConfig) -> Finding:
     loading.check_named(config.model_path, config.data_root, datasets.DEFAULT_DATA)
     if _to_be_rendered(config.data_root):
         if config.unlabelled_root is not None:
-            raise ValueError(f"{config.data_root}: not there yet, so {FLAG} cannot be compared; run sa2va-rl data")
+            raise ValueError(
+                f"{config.data_root}: not there yet, so {loading.FLAG} cannot be compared; run sa2va-rl data"
+            )
         return Finding("embedded data, not there yet: the run renders them")
     if regions.dataset_name not in REGIONS:
         config = loading.own_format(config)

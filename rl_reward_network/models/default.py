@@ -13,13 +13,8 @@ SMALL_HIDDEN_SIZE = 256  # of the language model: 128 in the embedded model, 896
 def is_small(model_path: str) -> bool:
     """Whether a model is of the embedded one's size: that model, a copy, a fine-tuned or an equally small one.
 
-    Presets depend on this, not on the path: a learning rate for billions of parameters trains no small model.
-
-    Args:
-        model_path: folder in either layout, a hub id or `DEFAULT_MODEL`; a hub id counts as large.
-
-    Raises:
-        ValueError: config.json is not valid JSON.
+    Presets depend on this, not on the path: a learning rate for billions of parameters trains no small model. The path
+    is a folder in either layout, or a hub id, which counts as large. A ValueError for a config.json that is no JSON.
     """
     config = _config(model_path)
     if config is None:

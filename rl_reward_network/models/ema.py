@@ -1,9 +1,8 @@
-"""Moving averages of weights, other weights in one model, and what a mean teacher learns from such an average.
+"""Moving averages of weights, other weights in one model, and what the model learns from such an average.
 
-Averages are float32: in bfloat16 and at a decay of 0.999, rounding would remove over four fifths of their movement.
-
-A mean teacher, a moving average of the model, segments an image as it is; the model learns that mask on a strong view
-of the image. A pixel counts as much as the teacher is sure of it.
+Averages are float32: in bfloat16 and at a decay of 0.999, rounding would remove over four fifths of their movement. The
+average, a mean teacher, segments an image as it is; the model learns that mask on a strong view of the image. A pixel
+counts as much as the teacher is sure of it.
 
 Source: Tarvainen & Valpola, "Mean teachers are better role models" (arXiv 1703.01780); the fading of Laine & Aila,
 "Temporal Ensembling" (arXiv 1610.02242); strong views for the model and a hard target, as in FixMatch (arXiv
@@ -37,12 +36,9 @@ def copied(model: nn.Module) -> dict[str, Tensor]:
 
 @contextmanager
 def swapped(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Replace parameters and buffers of `model` inside the block; no backward pass may run in it.
+    """Replace parameters and buffers of `model` inside the block, in which no backward pass may run.
 
-    Nothing is copied, unless the model's dtype differs from that of `weights`.
-
-    Raises:
-        ValueError: a tensor has another shape than the model's.
+    Nothing is copied, unless the model's dtype differs from that of `weights`. A ValueError for another shape.
     """
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name, tensor in weights.items():
@@ -61,9 +57,7 @@ def swapped(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
 
 
 class EMA:
-    """Exponential moving average of a model, float32: w <- d w + (1 - d) new after an optimiser step.
-
-    The decay d warms up, see `decay_after`.
+    """Exponential moving average of a model, float32: w <- d w + (1 - d) new after an optimiser step; d warms up.
 
     Args:
         model: gives the initial average.
@@ -134,7 +128,7 @@ class EMAModel:
 
     @torch.no_grad()
     def update(self, student: nn.Module) -> None:
-        """Update the average with the student's current parameters, and copy its buffers."""
+        """Average the student's parameters, and copy its buffers."""
         for average, new in zip(self.model.parameters(), student.parameters(), strict=True):
             average.lerp_(new.to(average), 1 - self.decay)
         for buffer, current in zip(self.model.buffers(), student.buffers(), strict=True):
@@ -150,9 +144,6 @@ class EMAModel:
         return getattr(self.model, name)
 
 
-# ---- mean teacher ---------------------------------------------------------------------------------------------------
-
-
 def fade_in(step: int, steps: int) -> float:
     """Weight in (0, 1] of the loss on images without masks: exp(-5 (1 - t)^2) over the first part of the steps."""
     rise = min(1.0, step / max(1.0, FADE_IN * steps))
@@ -162,12 +153,7 @@ def fade_in(step: int, steps: int) -> float:
 def consistency_losses(logits: Tensor, taught: Tensor) -> tuple[Tensor, Tensor]:
     """Cross-entropy and Dice loss against the teacher's masks at 0.5, each pixel weighted by its confidence |2 p - 1|.
 
-    Args:
-        logits: float (N, h, w), of the model.
-        taught: float (N, h, w) in [0, 1], the teacher's soft masks.
-
-    Returns:
-        Two scalars, means over the N masks, differentiable in the logits.
+    Two means over N masks, from logits (N, h, w), which learn, and the teacher's soft masks, float (N, h, w) in [0, 1].
     """
     logits, taught = logits.float().flatten(1), taught.float().flatten(1)
     target, weight = (taught > 0.5).float(), (2 * taught - 1).abs()

@@ -1,10 +1,9 @@
-"""LoRA on the language model: setting up, freezing the rest, saving, loading and merging.
+"""LoRA on the language model: setting up, freezing the rest, saving, loading and merging; and adapters of peft.
 
 A folder of trained tensors holds LoRA in the format of peft (`adapter_config.json`, `adapter_model.safetensors`), all
 other trained tensors under the model's names (`trainable.safetensors`), and LoRA's sizes with the type of the language
-model and the sizes of a side network (`lora.json`).
-
-Which layers get LoRA, and what trains beside it, is part of the model's family (`families.FAMILIES`).
+model and the sizes of a side network (`lora.json`). Which layers get LoRA, and what trains beside it, is part of the
+model's family (`families.FAMILIES`).
 
 Source: bytedance/Sa2VA@06912e2. Dropout must be 0 in RL, or the log-probabilities of the old, reference and new policy
 differ by its noise.
@@ -12,13 +11,15 @@ differ by its noise.
 
 import json
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, PeftConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -26,15 +27,23 @@ from transformers import PreTrainedModel
 
 from rl_reward_network.atomic_io import read_json, whole_folder
 from rl_reward_network.models.sa2va.arguments_sa2va import full_size
+from rl_reward_network.models.sa2va.checkpoint_sa2va import check_shapes
 from rl_reward_network.models.sa2va.families import EMBEDDINGS, ENCODER, ENCODER_LORA_TARGETS
 from rl_reward_network.models.sa2va.side_network import side_network_config
-from rl_reward_network.models.weights import read_tensors
+from rl_reward_network.models.weights import check_finite, read_tensors
 
 WEIGHTS, SETTINGS, LANGUAGE, SIDE = "trainable.safetensors", "lora.json", "model_type", "side_network"
 PEFT_WEIGHTS, PEFT_CONFIG, PEFT_PREFIX = "adapter_model.safetensors", "adapter_config.json", "base_model.model."
 FOREIGN = "merge it into the weights by peft (merge_and_unload), and put ours on the merged model"
 # Fields of peft's configuration that say where an adapter comes from, not what it computes.
 ORIGIN = {"auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision", "task_type"}
+PICKLED = "adapter_model.bin"  # of older versions of peft
+# Names of a language model's layers, whatever it was wrapped in: InternVL and Sa2VA train it as a model of its own.
+OF_LANGUAGE_MODEL = re.compile(
+    r"(?:(?:base_model|model|language_model|mllm)\.)*(?=(?:layers\.\d+|embed_tokens|norm)\.)"
+)
+PARAMETER = re.compile(r"\.(lora_|ia3_)\w+(\.(weight|bias))?$")  # behind the name of an adapted layer
+REMEDY = "give the model that it was trained on, in our layout (sa2va-rl convert)"
 
 
 def setup_lora(
@@ -65,7 +74,7 @@ def setup_lora(
         raise ValueError(
             f"the model has no layer for LoRA (names like {targets}); give a Sa2VA whose language model has such layers"
         )
-    config = _lora_config(model, r, lora_alpha, lora_dropout, encoder_r)
+    config = _lora_config(model, encoder_r, r=r, lora_alpha=lora_alpha, lora_dropout=lora_dropout)
     model.add_adapter(config)
     config.base_model_name_or_path = None  # transformers writes the word "None" for a model without a hub name
     for name, parameter in model.named_parameters():
@@ -79,10 +88,9 @@ def freeze_parameters(model: PreTrainedModel, freeze_embeddings: bool = False, t
 
     On demand a Qwen-VL's embeddings are frozen, too, or SAM 2's image encoder is trained.
     """
-    trainable: tuple[str, ...] = model.config.family.trainable
+    frozen = EMBEDDINGS if freeze_embeddings else ()
+    trainable = tuple(name for name in model.config.family.trainable if name not in frozen)
     trainable += (ENCODER,) if train_encoder else ()
-    if freeze_embeddings:
-        trainable = tuple(name for name in trainable if name not in EMBEDDINGS)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name or name.startswith(trainable))
 
@@ -127,13 +135,10 @@ def unreached_parameters(model: nn.Module, losses: Iterable[Tensor]) -> list[str
     flags = torch.stack([gradient.any() for gradient in gradients.values()]).tolist() if gradients else []
     reached = dict(zip(gradients, flags, strict=True))
     side = reached.get("side_network.head.weight", False)
-    names = []
-    for name, parameter in model.named_parameters():
-        behind_zero = name in reached and ("lora_A" in name or (side and name.startswith("side_network.")))
-        if parameter.requires_grad and not (behind_zero or reached.get(name)):
-            names.append(name)
+    for name in reached:
+        reached[name] |= "lora_A" in name or (side and name.startswith("side_network."))
     model.zero_grad(set_to_none=True)
-    return names
+    return [name for name, p in model.named_parameters() if p.requires_grad and not reached.get(name)]
 
 
 def trainable_state(model: nn.Module) -> dict[str, Tensor]:
@@ -176,13 +181,11 @@ def read_trainable(folder: Path) -> dict[str, Tensor]:
 def load_trainable(model: Any, folder: str | Path) -> None:
     """Load saved tensors into a model; LoRA layers and a side network of the saved sizes are added where it has none.
 
-    Raises:
-        ValueError: a file is broken, or was made for another model or by another adapter than `setup_lora` makes.
+    A ValueError for a broken file, or one of another model, or of an adapter that `setup_lora` does not make.
     """
     folder = Path(folder)
     settings: dict[str, Any] = read_json(folder / SETTINGS) or {}  # of `setup_lora`; empty without LoRA
-    side = settings.pop(SIDE, None)
-    language = model.config.text_config.model_type
+    side, language = settings.pop(SIDE, None), model.config.text_config.model_type
     if settings and (trained_on := settings.pop(LANGUAGE, None)) != language:
         raise ValueError(
             f"{folder / SETTINGS}: the adapter is of a {trained_on!r} language model, this model has a {language!r}; "
@@ -218,35 +221,30 @@ def merge_lora(model: PreTrainedModel) -> None:
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, layer.get_base_layer())
     model._hf_peft_config_loaded = False
-    if hasattr(model, "peft_config"):
-        del model.peft_config
+    vars(model).pop("peft_config", None)
 
 
 @contextmanager
 def lora_off(model: nn.Module) -> Iterator[None]:
     """Inside the block, LoRA adds nothing; peft's own switch would also change `requires_grad`."""
-    layers = [layer for _, layer in _lora_layers(model)]
-    before = [dict(layer.scaling) for layer in layers]
+    before = [(layer.scaling, dict(layer.scaling)) for _, layer in _lora_layers(model)]
     try:
-        for layer in layers:
-            layer.scaling.update(dict.fromkeys(layer.scaling, 0.0))
+        for scaling, _ in before:
+            scaling.update(dict.fromkeys(scaling, 0.0))
         yield
     finally:
-        for layer, scaling in zip(layers, before, strict=True):
-            layer.scaling.update(scaling)
+        for scaling, saved in before:
+            scaling.update(saved)
 
 
-def _lora_config(
-    model: PreTrainedModel, r: int, lora_alpha: int, lora_dropout: float, encoder_r: int | None = None
-) -> LoraConfig:
-    """The one kind of adapter that this project makes."""
-    settings: dict[str, Any] = {"r": r, "lora_alpha": lora_alpha, "lora_dropout": lora_dropout, "bias": "none"}
+def _lora_config(model: PreTrainedModel, encoder_r: int | None = None, **settings: Any) -> LoraConfig:
+    """The one kind of adapter that this project makes, from the arguments of `setup_lora`."""
     targets = model.config.family.lora_targets
     if encoder_r is not None:
         targets = f"{targets}|{ENCODER_LORA_TARGETS}"
         settings["rank_pattern"] = {ENCODER_LORA_TARGETS: encoder_r}
         settings["alpha_pattern"] = {ENCODER_LORA_TARGETS: 2 * encoder_r}
-    return LoraConfig(target_modules=targets, **settings)
+    return LoraConfig(target_modules=targets, bias="none", **settings)
 
 
 def _lora_settings(model: PreTrainedModel) -> dict[str, Any]:
@@ -279,3 +277,65 @@ def _check_adapter(name: str, found: Mapping[str, Any], ours: LoraConfig) -> Non
 
 def _lora_layers(model: nn.Module) -> list[tuple[str, LoraLayer]]:
     return [(name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer)]
+
+
+# ---- adapters of peft ----
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter of peft, and not the LoRA part of a run of ours."""
+    return (folder / PEFT_CONFIG).is_file() and not (folder / WEIGHTS).exists()
+
+
+def merge_adapter(model: Any, folder: Path) -> None:
+    """Add an adapter of peft to the weights of a model, in place; pickled tensors are read without running code.
+
+    A ValueError for a missing or damaged file, or an adapter that was trained on a model with other layers.
+    """
+    state = _read(folder)
+    parts = tuple(f"{PEFT_PREFIX}model.{name}." for name, _ in model.model.named_children())  # of the whole model
+    alone = all(OF_LANGUAGE_MODEL.match(name) and not name.startswith(parts) for name in state)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the name of the base, which a model of ours does not have
+            config = PeftConfig.from_pretrained(str(folder))
+            config.task_type = None  # whose wrapper would ask for a model that generates text
+            if alone:
+                layers = {OF_LANGUAGE_MODEL.sub("", name, count=1): tensor for name, tensor in state.items()}
+                state = {PEFT_PREFIX + name: tensor for name, tensor in layers.items()}
+                _name_layers(config, layers)
+            wrapped: Any = get_peft_model(model.model.language_model if alone else model, config)
+            expected, found = (
+                {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+                for tensors in (get_peft_model_state_dict(wrapped), state)
+            )
+            check_shapes(expected, found, folder, "this model")
+            set_peft_model_state_dict(wrapped, state)
+            wrapped.merge_and_unload(safe_merge=True)
+    except (AttributeError, RuntimeError, ValueError, TypeError, KeyError) as error:  # of peft, whatever does not fit
+        raise ValueError(f"{folder}: cannot be merged into this model ({error}); {REMEDY}") from error
+
+
+def _read(folder: Path) -> dict[str, Tensor]:
+    """The tensors of an adapter, under the names that peft gives them when it writes them."""
+    file = folder / PICKLED
+    if (folder / PEFT_WEIGHTS).exists() or not file.exists():
+        state = read_tensors(folder / PEFT_WEIGHTS)
+    else:
+        try:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+        except (OSError, RuntimeError, EOFError, UnpicklingError) as error:
+            raise ValueError(f"{file}: not tensors alone ({error}); save the adapter by peft as safetensors") from error
+        check_finite(state, file)
+    return {re.sub(r"\.default(?=\.|$)", "", name): tensor for name, tensor in state.items()}
+
+
+def _name_layers(config: Any, names: Iterable[str]) -> None:
+    """Let the configuration name the layers of these tensors: its own patterns are of another model's names."""
+    config.target_modules, config.exclude_modules = {PARAMETER.sub("", name) for name in names}, None
+    for field in ("layers_to_transform", "layers_pattern"):
+        if hasattr(config, field):
+            setattr(config, field, None)
+    for field in ("rank_pattern", "alpha_pattern"):
+        pattern = getattr(config, field, None) or {}
+        setattr(config, field, {OF_LANGUAGE_MODEL.sub("", name, count=1): value for name, value in pattern.items()})

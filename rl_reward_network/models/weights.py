@@ -1,4 +1,4 @@
-"""Safetensors files of weights: opened with a message that names the file, and read with a check of their values."""
+"""Safetensors files of weights, opened and read with checks, and the precision in which small networks are trained."""
 
 import json
 from collections.abc import Mapping
@@ -37,15 +37,10 @@ def read_tensors(file: Path, dtype: torch.dtype | None = None) -> dict[str, Tens
 
 
 def check_finite(tensors: Mapping[str, Tensor], where: str | Path, dtype: torch.dtype | None = None) -> None:
-    """Refuse NaN and infinity, which would make every output of a model empty or arbitrary, without an error.
+    """Raise a ValueError for NaN and infinity, which would make every output of a model empty or arbitrary.
 
-    Args:
-        tensors: by name; those of other types than floating-point numbers of 16 bit or more are not read.
-        where: file or folder, for the message.
-        dtype: that the values will be converted to, in which large ones may be infinite.
-
-    Raises:
-        ValueError: names the first such tensor, and counts its values.
+    It names the first such tensor of `where`, and counts its values. `dtype` is what the values will be converted to:
+    large ones may be infinite in it. Only floating-point numbers of 16 bit or more are read.
     """
     for name, tensor in tensors.items():
         if tensor.dtype not in CHECKED or not tensor.numel():
@@ -57,3 +52,12 @@ def check_finite(tensors: Mapping[str, Tensor], where: str | Path, dtype: torch.
             raise ValueError(f"{where}: tensor {name} holds {found}; copy it again, or train again")
         if dtype is not None and not ends.to(dtype).isfinite().all():
             raise ValueError(f"{where}: tensor {name} holds {ends.abs().max():g}, which is infinite in {dtype}")
+
+
+def mixed_precision(device: torch.device) -> torch.autocast:
+    """Autocast to bfloat16 where the hardware multiplies matrices in it; elsewhere it would be slower, so disabled."""
+    if device.type == "cuda":
+        fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        fast = any(torch.cpu.get_capabilities().get(name) for name in ("amx_bf16", "avx512_bf16"))
+    return torch.autocast(device.type, torch.bfloat16, enabled=fast)

@@ -27,8 +27,8 @@ from rl_reward_network.curves import Best, Curves, load_checkpoint, save_checkpo
 from rl_reward_network.data.items import Sample
 from rl_reward_network.data.windows import WINDOW, LabelledImages, draw_batch, perturbed, window_side
 from rl_reward_network.models.ema import EMA, consistency_losses, fade_in, swapped
-from rl_reward_network.models.precision import mixed_precision
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig, UNet, soft_overlap
+from rl_reward_network.models.weights import mixed_precision
 from rl_reward_network.report.statistics import group_means
 from rl_reward_network.reward_training.masks import true_dice
 from rl_reward_network.rewards.learned import foreground_prob

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,8 +42,7 @@ MAX_LETTERS = 60  # of a prompt in a file name
 NO_POLICY = {"max_tiles": None, "max_new_tokens": 64}  # limits of an answer where no run has set them
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """An image, and the paths of its mask and overlay."""
 
     image: Path
@@ -78,10 +77,8 @@ def _checked(path: Path) -> Path:
 def targets(images: Sequence[Path], output: Path | None, prompt: str | None) -> list[Target]:
     """The files to write: beside each image, in the folder `output`, or, for one image, the PNG `output`.
 
-    The words of the prompt, where it is given, become part of the names.
-
-    Raises:
-        ValueError: `output` is a file for several images, or not a PNG, or two masks would have the same name.
+    The words of the prompt, where it is given, become part of the names. A ValueError for an `output` that is a file
+    for several images or no PNG, and for two masks of one name.
     """
     if output is not None and output.suffix.lower() in IMAGE_SUFFIXES and not output.is_dir():
         if len(images) > 1 or output.suffix.lower() != ".png":
@@ -91,10 +88,10 @@ def targets(images: Sequence[Path], output: Path | None, prompt: str | None) -> 
     for image in images:
         paths = (f"{image.stem}_{words_of(prompt)}{kind}.png" for kind in ("mask", "overlay"))
         result.append(Target(image, *((output or image.parent) / path for path in paths)))
-    shared = [mask for mask, count in Counter(target.mask for target in result).items() if count > 1]
-    if shared:
-        both = ", ".join(str(target.image) for target in result if target.mask == shared[0])
-        raise ValueError(f"{both}: their masks would have the same name, {shared[0]}; give each an --output of its own")
+    mask, count = Counter(target.mask for target in result).most_common(1)[0]
+    if count > 1:
+        both = ", ".join(str(target.image) for target in result if target.mask == mask)
+        raise ValueError(f"{both}: their masks would have the same name, {mask}; give each an --output of its own")
     return result
 
 
@@ -105,7 +102,7 @@ def words_of(prompt: str | None) -> str:
 
 def check_free(target: Target, prompt: str) -> None:
     """Raise a ValueError if a file exists that was not written here, or holds the mask of another prompt."""
-    for path in (target.mask, target.overlay):
+    for path in target[1:]:
         if path.exists() and (existing := prompt_of(path)) != prompt:
             what = "was not written by segment" if existing is None else f"is of another prompt, {existing!r}"
             raise ValueError(f"{path}: exists already and {what}; choose another place by --output, or move the file")
@@ -125,16 +122,18 @@ def text_of(path: Path, name: str) -> str | None:
         return None
 
 
-def write_mask(target: Target, image: np.ndarray, mask: np.ndarray, prompt: str) -> None:
-    """Write the mask, bool (H, W), and its outline on the image, uint8 (H, W, 3), with the prompt in the files."""
+def write_mask(target: Target, image: np.ndarray, mask: np.ndarray | None, prompt: str) -> float:
+    """Write the mask, bool (H, W), and its outline on the image, uint8 (H, W, 3), with the prompt; returns its share.
+
+    None removes the files of an earlier mask: the answer of now has none, which is not an empty mask.
+    """
+    if mask is None:
+        for path in target[1:]:
+            path.unlink(missing_ok=True)
+        return 0.0
     save_mask(target.mask, mask, prompt)
     save_mask(target.overlay, paint_mask(image, mask, ORANGE, opacity=0), prompt)
-
-
-def remove_mask(target: Target) -> None:
-    """Remove the files of an earlier mask: the answer of now has none, which is not an empty mask."""
-    for path in (target.mask, target.overlay):
-        path.unlink(missing_ok=True)
+    return float(mask.mean())
 
 
 def save_mask(path: Path, pixels: np.ndarray, prompt: str, more: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -152,67 +151,40 @@ def save_mask(path: Path, pixels: np.ndarray, prompt: str, more: Mapping[str, st
 
 @dataclass(frozen=True)
 class Segmented:
-    """The result for one image.
+    """The result for one image."""
 
-    Args:
-        target: the files written; none where `segs` is 0.
-        prompt, answer: input and output text of Sa2VA.
-        share: of the image that the mask covers, [0, 1].
-        segs: number of `[SEG]` in the answer; None where several answers make the mask.
-        quality: Dice and score predicted by the reward network, as text, or why it gives none; empty without one.
-    """
-
-    target: Target
+    target: Target  # nothing is written where `segs` is 0
     prompt: str
     answer: str
-    share: float
-    segs: int | None
-    quality: str
+    share: float  # of the image that the mask covers, [0, 1]
+    segs: int | None  # number of `[SEG]` in the answer; None where several answers make the mask
+    quality: str = ""  # Dice and score predicted by the reward network, or why it gives none; "" without one
 
 
 @dataclass(frozen=True, eq=False)
 class Answered:
-    """Sa2VA's answer to one prompt on one image.
+    """Sa2VA's answer to one prompt on one image."""
 
-    Args:
-        prompt: that was used, or chosen.
-        answer: text, special tokens kept.
-        segs: number of `[SEG]` in the answer.
-        soft: float32 (H, W) in [0, 1], maximum over the `[SEG]`; of a complement prompt that of its own prompt.
-        mask: bool (H, W).
-        scorer: the reward network applied to the image; None without one.
-    """
-
-    prompt: str
-    answer: str
-    segs: int
-    soft: np.ndarray
-    mask: np.ndarray
-    scorer: ImageScorer | None
+    prompt: str  # that was used, or chosen
+    answer: str  # special tokens kept
+    segs: int  # number of `[SEG]` in the answer
+    soft: np.ndarray  # float32 (H, W) in [0, 1], maximum over the `[SEG]`
+    mask: np.ndarray  # bool (H, W)
+    scorer: ImageScorer | None  # the reward network applied to the image
 
 
 @dataclass(frozen=True)
 class MaskMaker:
-    """A loaded Sa2VA, with the policy that chooses the prompt and the reward network that predicts the mask's quality.
-
-    Args:
-        model, processor: of one checkpoint.
-        max_new_tokens: longest answer.
-        prompt: used where no policy chooses.
-        trained: config.json of the policy's final_model; empty without a policy.
-        policy: None where one prompt is used for all images.
-        network: reward network, if there is any.
-        grey: window of grey above 8 bit; None: each image has its own.
-    """
+    """A loaded Sa2VA, with the policy that chooses the prompt and the reward network that predicts a mask's quality."""
 
     model: Any
     processor: Any
     max_new_tokens: int
-    prompt: str
-    trained: dict[str, Any]
+    prompt: str  # where no policy chooses
+    trained: dict[str, Any]  # config.json of the policy's final_model; empty without a policy
     policy: ActorCriticPolicy | None
     network: RewardNetwork | None
-    grey: GreyWindow | None = None
+    grey: GreyWindow | None = None  # window of grey above 8 bit; None: each image has its own
 
     def __call__(self, target: Target) -> Segmented:
         """Choose the prompt, segment, write, predict the quality; without `[SEG]` nothing is written."""
@@ -220,20 +192,14 @@ class MaskMaker:
         if note:
             tqdm.write(note)
         result = self.answer(image, before=lambda prompt: check_free(target, prompt))
-        if not result.segs:
-            remove_mask(target)
-            return Segmented(target, result.prompt, result.answer, 0.0, 0, "")
-        write_mask(target, image, result.mask, result.prompt)
-        share = float(result.mask.mean())
-        return Segmented(target, result.prompt, result.answer, share, result.segs, self.quality(result))
+        share = write_mask(target, image, result.mask if result.segs else None, result.prompt)
+        quality = self.quality(result) if result.segs else ""
+        return Segmented(target, result.prompt, result.answer, share, result.segs, quality)
 
     def answer(
         self, image: np.ndarray, prompt: str | None = None, before: Callable[[str], None] = lambda prompt: None
     ) -> Answered:
-        """The answer to a prompt on an image, uint8 (H, W, 3) RGB; `before` is called with the prompt first.
-
-        Without a prompt it is the policy's, or, without a policy, the maker's own.
-        """
+        """The answer to a prompt, or the policy's or own one, which `before` is told, on an image, uint8 (H, W, 3)."""
         features = image_features(self.model, self.processor, [image])  # used for both the policy and the masks
         scorer = self.scorer(image)
         prompt = prompt or self._choose(image, features, scorer)
@@ -247,10 +213,7 @@ class MaskMaker:
         return None if self.network is None else ImageScorer(self.network, image)
 
     def quality(self, result: Answered) -> str:
-        """The Dice that the reward network predicts, its 90 % interval if one can be given, and its score.
-
-        Outside the network's domain, the reason instead; empty without a network.
-        """
+        """The predicted Dice, its 90 % interval if one can be given, and score; or why not; empty without a network."""
         scorer, mask = result.scorer, result.mask
         if scorer is None or self.network is None:
             return ""
@@ -297,26 +260,20 @@ def load_mask_maker(
     """Load policy, reward network and model, in this order: the largest last.
 
     Args:
-        model_path: Sa2VA folder or hub id; None is the model of the policy's run, or the embedded one.
+        model_path, reward_net, max_tiles, dtype, image_resize: None is as in the policy's training; without a policy
+            the embedded model, no network, what the model's config says, and "auto".
         prompt: used where no policy chooses.
         policy: a run of step 2, or its final_model folder.
-        reward_net: folder; None is the policy's own, if there is one.
         device: None is the first GPU if there is one, else the CPU.
-        max_tiles: most tiles of an image; None is as in the policy's training, or as the model's config says.
         bit_depth: of grey images above 8 bit.
-        dtype: of Sa2VA's weights; None is as in the policy's training, or "auto".
-        image_resize: of a Qwen-VL; None is as in the policy's training, or as the model's config says.
-
-    Raises:
-        ValueError: policy, reward network, model or `bit_depth` are refused.
     """
     device = device or ("cuda:0" if torch.cuda.is_available() else "cpu")
-    folder = None if policy is None else policy_folder(policy)
-    trained = {} if folder is None else read_policy_config(folder)
-    if folder is not None and not trained["deployment"]:
-        raise ValueError(f"{folder}: a row of a report, not a policy to use; name the run {folder.parents[1]}")
-    chooser = None
-    if folder is not None:
+    folder, trained, chooser = None, dict[str, Any](), None
+    if policy is not None:
+        folder = policy_folder(policy)
+        trained = read_policy_config(folder)
+        if not trained["deployment"]:
+            raise ValueError(f"{folder}: a row of a report, not a policy to use; name the run {folder.parents[1]}")
         deployment = Deployment.from_json(trained["deployment"])
         print(f"the run deploys {deployment.words('best fixed prompt')}, because {deployment.reason}")
         chooser = load_policy(folder) if deployment.choice == "policy" else None
@@ -350,21 +307,16 @@ def default_model(policy: Path | None) -> str:
 
 def load_reward_network(path: Path | None, policy: Path | None, device: str) -> RewardNetwork | None:
     """The reward network at `path`, else the one in the run of the final_model folder `policy`; None if it has none."""
-    if path is None and policy is not None and (policy.parent / REWARD_NET).exists():
-        path = policy.parent / REWARD_NET
+    if policy is not None and (policy.parent / REWARD_NET).exists():
+        path = path or policy.parent / REWARD_NET
     return None if path is None else RewardNetwork.from_pretrained(path).to(device)
 
 
 # ---- the method of a comparison ----
 
 
-def load_method_maker(
-    run: Path, device: str | None = None, bit_depth: int | None = None
-) -> Callable[[Target], Segmented]:
-    """The method in the folder best/ or cheapest/ of a comparison, as a function; arguments as `load_mask_maker`.
-
-    It makes the mask of an image, and writes it; nothing where no answer has a `[SEG]`.
-    """
+def load_method_maker(run: Path, device: str | None, bit_depth: int | None) -> Callable[[Target], Segmented]:
+    """The method in the folder best/ or cheapest/ of a comparison, as a function that makes and writes a mask."""
     method = load_deployed(run, device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
     grey, title = window_for(method.saved, bit_depth), method.method.title
     print(f"method: {title}")
@@ -375,10 +327,6 @@ def load_method_maker(
         if note:
             tqdm.write(note)
         mask = method.mask(image)
-        if mask is None:
-            remove_mask(target)
-            return Segmented(target, title, "", 0.0, 0, "")
-        write_mask(target, image, mask, title)
-        return Segmented(target, title, "", float(mask.mean()), None, "")
+        return Segmented(target, title, "", write_mask(target, image, mask, title), 0 if mask is None else None)
 
     return make

@@ -8,8 +8,8 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,8 +103,7 @@ class CheckedSequence:
         return load_mask(self.truths[index], self.frames.size) if index in self.truths else None
 
 
-@dataclass(frozen=True)
-class SegmentedSequence:
+class SegmentedSequence(NamedTuple):
     """The result for one sequence: where it was written, what is in sequence.json, Dice of each annotated frame."""
 
     target: SequenceTarget
@@ -113,7 +112,7 @@ class SegmentedSequence:
 
 
 def sequence_targets(paths: Sequence[Path], output: Path | None, prompt: str | None) -> list[SequenceTarget]:
-    """The folder of each sequence, `<name>_<words of the prompt>_segmented`: beside it, or in the folder `output`."""
+    """The folder of each sequence, `<name>_<words>_segmented` with words of the prompt: beside it, or in `output`."""
     if not paths:
         raise ValueError("no sequence: name folders of frames, DICOM files or video files")
     if output is not None and output.suffix.lower() in IMAGE_SUFFIXES and not output.is_dir():
@@ -133,17 +132,7 @@ def sequence_targets(paths: Sequence[Path], output: Path | None, prompt: str | N
 def check_sequence(
     target: SequenceTarget, prompt: str, grey: GreyWindow | None = None, truth: Path | None = None
 ) -> CheckedSequence:
-    """Open a sequence, and decode each frame and true mask once, before a model is loaded or anything is written.
-
-    Args:
-        target: the sequence, and where its masks go.
-        prompt: of the masks.
-        grey: window of grey above 8 bit; None measures it.
-        truth: folder of true masks.
-
-    Raises:
-        ValueError: as `open_sequence`, `FrameSequence.frames`, `truth_files` and `check_sequence_free`.
-    """
+    """Open a sequence, and decode each frame and true mask once, before a model is loaded or anything is written."""
     frames = open_sequence(target.source, grey, is_frame=lambda file: prompt_of(file) is None)
     check_sequence_free(target, prompt)
     truths = {} if truth is None else truth_files(frames, truth)
@@ -172,11 +161,8 @@ def truth_files(sequence: FrameSequence, folder: Path) -> dict[int, Path]:
     """Index of a frame -> the file of its true mask; frames may lack one.
 
     A mask has the stem of its frame's file. Of a DICOM or video file, the last number in its name counts the frames,
-    from 1: `run_12.png` is the mask of frame 12.
-
-    Raises:
-        ValueError: no folder or no mask, a mask of no frame, two of one frame, two frames of one stem, or a mask that
-            is not binary or not of the frames' size.
+    from 1: `run_12.png` is the mask of frame 12. A ValueError for no mask, one of no frame, two of one frame, two
+    frames of one stem, or a mask that is not binary or not of the frames' size.
     """
     files = visible_images(folder) if folder.is_dir() else []
     if not files:
@@ -203,29 +189,20 @@ def truth_files(sequence: FrameSequence, folder: Path) -> dict[int, Path]:
 class SequenceMaker:
     """A loaded Sa2VA that segments sequences by one prompt.
 
-    Args:
-        maker: model, processor, prompt, and the reward network if there is one.
-        sam2_memory: the language model sees the first frames, and SAM 2's memory carries the masks on, as in the
-            official prediction; else it sees some of the whole sequence, and each frame is segmented by itself.
-
-    Raises:
-        ValueError: `sam2_memory` with a model whose SAM 2 has none.
+    With `sam2_memory` the language model sees the first frames, and SAM 2's memory carries the masks on, as in the
+    official prediction; a ValueError where SAM 2 has none. Else the language model sees some of the whole sequence, and
+    each frame is segmented by itself.
     """
 
     maker: MaskMaker
     sam2_memory: bool = False
 
     def __post_init__(self) -> None:
-        """Check the memory."""
         if self.sam2_memory:
             check_memory(self.maker.model)
 
     def __call__(self, checked: CheckedSequence) -> SegmentedSequence:
-        """Ask about the shown frames, write the missing masks, then the results.
-
-        Raises:
-            ValueError: the answer has no `[SEG]`; nothing is written.
-        """
+        """Ask about the shown frames, write the missing masks, then the results; without `[SEG]` a ValueError."""
         maker, shown = self.maker, self._shown(len(checked.frames))
         frames = list(checked.frames.frames(shown))
         answer = answer_sequence(maker.model, frames, maker.prompt, maker.processor, maker.max_new_tokens)
@@ -243,15 +220,13 @@ class SequenceMaker:
         return SegmentedSequence(checked.target, summary, [frame.dice for frame in measures if frame.dice is not None])
 
     def _shown(self, count: int) -> list[int]:
-        """Indices of the frames that the language model sees: up to 5, as Sa2VA was trained.
-
-        One where SAM 2 has no memory: such a model, the embedded one, was trained on single images.
-        """
+        """Indices of the frames that the language model sees: up to 5, as Sa2VA was trained."""
         if self.sam2_memory:
             return key_frames(count, "first", FRAMES_SEEN)
         if hasattr(self.maker.model.grounding_encoder, "memory_attention"):
             return key_frames(count, "uniform", FRAMES_SEEN)
-        return [count // 2]  # the first frames of an angiogram show no vessel yet
+        # Without memory it is the embedded model, trained on single images. First frames show no vessel yet.
+        return [count // 2]
 
     def _write_masks(self, checked: CheckedSequence, answer: SequenceAnswer, shown: list[int]) -> None:
         """Write the missing masks; with memory every mask is computed again, since each depends on those before."""
@@ -289,35 +264,23 @@ def missing_masks(target: SequenceTarget, count: int, key: str) -> list[int]:
 # ---- results ----
 
 
-@dataclass(frozen=True)
-class FrameMeasures:
-    """The mask of one frame in numbers, all in [0, 1]; None where there is nothing to compare with.
+class FrameMeasures(NamedTuple):
+    """The mask of one frame in numbers, all in [0, 1]; None where there is nothing to compare with."""
 
-    Args:
-        share: of the frame that the mask covers.
-        dice: with the truth.
-        iou_before: IoU with the mask of the frame before.
-        true_iou_before: the same of the truth, where both frames are annotated.
-    """
-
-    share: float
-    dice: float | None
-    iou_before: float | None
-    true_iou_before: float | None
+    share: float  # of the frame that the mask covers
+    dice: float | None  # with the truth
+    iou_before: float | None  # with the mask of the frame before
+    true_iou_before: float | None  # the same of the truth, where both frames are annotated
 
 
-class Masks(NamedTuple):
-    """Of a frame, bool (H, W)."""
-
-    mask: np.ndarray | None
-    truth: np.ndarray | None
+Mask = np.ndarray | None
 
 
-def measure_frame(before: Masks, mask: np.ndarray, truth: np.ndarray | None) -> FrameMeasures:
-    """Compare a mask, bool (H, W), with its truth and with the frame before; a ValueError for another size."""
+def measure_frame(before: tuple[Mask, Mask], mask: np.ndarray, truth: Mask) -> FrameMeasures:
+    """Compare a mask, bool (H, W), with its truth and both with those before; a ValueError for another size."""
     compared = [
         None if one is None or other is None else float(metric(one[None], other[None])[0])
-        for metric, one, other in ((dice, mask, truth), (iou, before.mask, mask), (iou, before.truth, truth))
+        for metric, one, other in ((dice, mask, truth), (iou, before[0], mask), (iou, before[1], truth))
     ]
     return FrameMeasures(float(mask.mean()), *compared)
 
@@ -325,45 +288,39 @@ def measure_frame(before: Masks, mask: np.ndarray, truth: np.ndarray | None) -> 
 def summarise_frames(frames: Sequence[FrameMeasures]) -> dict[str, float | int | None]:
     """Means over a sequence; None where no frame, or no pair of consecutive frames, has the number.
 
-    Stability has no best value: vessels move with the heart and fill with contrast agent. Where two consecutive frames
-    are annotated, that of the truth says how much change is right.
-
-    Returns:
-        frames: their number. share: mean share of the frame that the mask covers.
-        stability: mean IoU of consecutive masks.
-        annotated: number of frames with a truth. dice: mean over them.
-        true_stability: mean IoU of consecutive true masks. stability_there: of the masks, on those pairs alone.
+    `stability` is the mean IoU of consecutive masks, and has no best value: vessels move with the heart and fill with
+    contrast agent. Where two consecutive frames are annotated, that of the truth, `true_stability`, says how much
+    change is right; `stability_there` is that of the masks on those pairs alone.
     """
 
-    def mean(values: list[float | None]) -> float | None:
+    def mean(values: Iterable[float | None]) -> float | None:
         known = [value for value in values if value is not None]
         return float(np.mean(known)) if known else None
 
-    pairs = [frame for frame in frames if frame.true_iou_before is not None]
+    share, with_truth, before, true_before = zip(*frames, strict=True)
     return {
         "frames": len(frames),
-        "share": mean([frame.share for frame in frames]),
-        "stability": mean([frame.iou_before for frame in frames]),
-        "annotated": sum(frame.dice is not None for frame in frames),
-        "dice": mean([frame.dice for frame in frames]),
-        "true_stability": mean([frame.true_iou_before for frame in pairs]),
-        "stability_there": mean([frame.iou_before for frame in pairs]),
+        "share": mean(share),
+        "stability": mean(before),
+        "annotated": sum(value is not None for value in with_truth),
+        "dice": mean(with_truth),
+        "true_stability": mean(true_before),
+        "stability_there": mean(frame.iou_before for frame in frames if frame.true_iou_before is not None),
     }
 
 
 def write_results(checked: CheckedSequence, network: RewardNetwork | None) -> tuple[list[FrameMeasures], list[float]]:
     """Write frames.csv and the strip of a sequence with all of its masks; one frame is in memory at a time.
 
-    Returns:
-        Measures of each mask, and means of `PREDICTED` over the frames in the domain of the reward network; empty
-        without one.
+    Returns the measures of each mask, and means of `PREDICTED` over the frames in the domain of the reward network.
     """
     measures, predicted, outside, strip = list[FrameMeasures](), list[tuple[float, ...]](), list[str](), []
-    in_strip, before = set(key_frames(len(checked.frames), "uniform", STRIP)), Masks(None, None)
+    in_strip = set(key_frames(len(checked.frames), "uniform", STRIP))
+    before: tuple[Mask, Mask] = (None, None)
     for index, frame in enumerate(checked.frames.frames()):
         mask, truth = checked.mask(index), checked.truth(index)
         measures.append(measure_frame(before, mask, truth))
-        before = Masks(mask, truth)
+        before = (mask, truth)
         if network is not None:
             scorer = ImageScorer(network, frame)
             quality = scorer.quality(mask[None].astype(np.float32))
@@ -380,7 +337,7 @@ def write_results(checked: CheckedSequence, network: RewardNetwork | None) -> tu
     rows[0] += tuple(f"predicted_{name}" for name in PREDICTED) if predicted else ()
     numbers = zip(checked.frames.names, measures, predicted or [()] * len(measures), strict=True)
     for number, (name, measured, scores) in enumerate(numbers, 1):
-        rows.append((number, name, *astuple(measured), *(None if np.isnan(value) else value for value in scores)))
+        rows.append((number, name, *measured, *(None if np.isnan(value) else value for value in scores)))
     with whole_file(checked.target.results[0]) as temporary:  # names of frames may be Latin-1
         temporary.write_text(csv_text(rows), encoding="utf-8", errors="backslashreplace")
     return measures, np.nanmean(predicted, axis=0).tolist() if len(predicted) > len(outside) else []

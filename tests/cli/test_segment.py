@@ -43,9 +43,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_folder_is_segmented_with_one_model_load(
-    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_is_segmented_with_one_model_load(images, tmp_path, capsys, monkeypatch):
     loads: list[str] = []
     monkeypatch.setattr(
         maker, "load_sa2va_model", lambda *args, **how: loads.append("once") or load_sa2va_model(*args, **how)
@@ -79,9 +77,7 @@ def test_masks_of_two_prompts_have_different_names(images: Path, capsys: pytest.
         assert len(names(images)) == 4 + 8
 
 
-def test_output_names_the_mask_of_a_single_image(
-    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_output_names_the_mask_of_a_single_image(images, tmp_path, capsys):
     mask = tmp_path / "deep" / "mine.png"
     last = segmented(capsys, images / "a.png", output=mask)[-1]
     assert last == f"written: {mask} {mask.with_name('mine_overlay.png')}"
@@ -90,9 +86,7 @@ def test_output_names_the_mask_of_a_single_image(
     assert prompt_of(mask) == PROMPTS[0]
 
 
-def test_a_reward_network_predicts_how_good_the_masks_are(
-    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_reward_network_predicts_how_good_the_masks_are(images, tmp_path, capsys):
     config = RewardNetworkConfig(channels=(4, 4), packing=2, members=2)
     RewardNetwork(config).save_pretrained(tmp_path / "bare")
     assert "no interval can be given" in "".join(segmented(capsys, images / "a.png", reward_net=tmp_path / "bare"))
@@ -111,9 +105,7 @@ def test_a_reward_network_predicts_how_good_the_masks_are(
     assert sum(f"{dice:.3f} [{low:.3f}, {high:.3f}], score {score:.3f}" in row for row in many) == 1
 
 
-def test_outside_the_networks_domain_there_is_a_sentence_and_no_number(
-    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_outside_the_networks_domain_there_is_a_sentence_and_no_number(images, tmp_path, capsys):
     limits = dict.fromkeys(STATISTICS, (0.0, 1e9)) | {"brightness": (2.0, 3.0)}
     domain = Domain((32, 512), limits, 0.0, empty=False, images=12)
     config = RewardNetworkConfig(channels=(4,), packing=2, domain=domain)
@@ -124,9 +116,7 @@ def test_outside_the_networks_domain_there_is_a_sentence_and_no_number(
     assert line.endswith("and it can judge 2 to 3")
 
 
-def test_a_policy_that_tries_prompts_needs_one_pass_of_the_u_nets(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_policy_that_tries_prompts_needs_one_pass_of_the_u_nets(images, tmp_path, monkeypatch):
     """The scores of the tried prompts and the predicted quality of the last mask share the maps of the image."""
     RewardNetwork(RewardNetworkConfig(channels=(4, 4), members=2)).save_pretrained(tmp_path / "net")
     loaded = maker.load_mask_maker(None, PROMPTS[0], reward_net=tmp_path / "net", device="cpu")
@@ -144,9 +134,7 @@ def test_a_policy_that_tries_prompts_needs_one_pass_of_the_u_nets(
     assert done.quality.endswith(f"score {scores[1]:.3f}")
 
 
-def test_bad_files_are_refused_before_the_model_is_loaded(
-    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_files_are_refused_before_the_model_is_loaded(images, tmp_path, capsys, monkeypatch):
     monkeypatch.delattr(maker, "load_sa2va_model")
     (tmp_path / "empty").mkdir()
     for named, message in (
@@ -166,9 +154,7 @@ def test_bad_files_are_refused_before_the_model_is_loaded(
 
 
 @pytest.mark.parametrize("flag", ["--output", "--output_dir", "--output-dir"])
-def test_the_command_line(
-    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, flag: str
-) -> None:
+def test_the_command_line(images, tmp_path, capsys, monkeypatch, flag):
     parsed: list[segment.Args] = []
     words = [str(images / "a.png"), str(images / "b.jpg"), flag, "out"]
     run(parsed.append, segment.Args, words=words)

@@ -63,17 +63,13 @@ def test_the_dice_of_several_sequences_has_an_interval(tmp_path: Path, capsys: p
     lines = segmented(capsys, *runs, truth=tmp_path / "truth")
     dice = [read_json(tmp_path / f"{name}_segmented" / "sequence.json")["dice"] for name in ("a", "b")]
     truths = [line for line in lines if line.startswith("truth:")]
-    assert truths[0].startswith(
-        f"truth:  Dice {dice[0]:.3f} on 2 frames; IoU of consecutive true masks 0.500, of the masks there "
-    )
+    assert truths[0].startswith(f"truth:  Dice {dice[0]:.3f} on 2 frames; IoU of consecutive true masks 0.500, of the ")
     assert truths[1] == f"truth:  Dice {dice[1]:.3f} on 1 frames"
     assert lines[-3] == f"Dice over 2 sequences: {np.mean(dice):.2f}"
     assert lines[-2].startswith("2 sequences, fewer than 6: there are no intervals")
 
 
-def test_what_is_wrong_is_said_before_a_model_is_loaded(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_wrong_is_said_before_a_model_is_loaded(tmp_path, capsys, monkeypatch):
     monkeypatch.delattr(maker, "load_sa2va_model")
     (tmp_path / "empty").mkdir()
     good = write_folder(tmp_path / "good", levels(2))
@@ -106,9 +102,7 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(
     assert not list(tmp_path.glob("*_segmented"))
 
 
-def test_a_killed_run_leaves_whole_masks_and_is_continued(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_run_leaves_whole_masks_and_is_continued(tmp_path, capsys, monkeypatch):
     run, masks = write_folder(tmp_path / "run", tubes(30)), tmp_path / "run_segmented" / "masks"
     command = [sys.executable, "-m", "rl_reward_network.cli", "segment", str(run), "--video", "--device", "cpu"]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)

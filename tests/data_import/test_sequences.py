@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from rl_reward_network.bit_depth import GreyWindow
-from rl_reward_network.data_import.sequences import FRAMES_PER_SECOND, key_frames, open_sequence
+from rl_reward_network.data_import.sequences import key_frames, open_sequence
 from tests.conftest import smooth_image
 from tests.data_import.sources import SECRET, save, write_dicom
 
@@ -46,7 +46,7 @@ def test_a_folder_is_in_the_order_of_its_numbers(tmp_path: Path) -> None:
     (folder / ".hidden.png").write_text("no frame")
     sequence = open_sequence(folder)
     assert sequence.names == tuple(f"f{number}.png" for number in range(1, 13))
-    assert (sequence.size, sequence.grey, sequence.rate) == ((20, 30), None, FRAMES_PER_SECOND)
+    assert (sequence.size, sequence.grey) == ((20, 30), None)
     assert [int(frame[0, 0, 0]) for frame in sequence.frames()] == list(range(0, 120, 10))
     assert [int(frame[0, 0, 0]) for frame in sequence.frames([1, 10])] == [10, 100]
     assert len(open_sequence(folder, is_frame=lambda file: file.name != "f3.png")) == 11
@@ -54,7 +54,7 @@ def test_a_folder_is_in_the_order_of_its_numbers(tmp_path: Path) -> None:
 
 def test_a_video_gives_its_frames_by_number(tmp_path: Path) -> None:
     sequence = open_sequence(write_video(tmp_path / "run.avi", levels(12)))
-    assert (len(sequence), sequence.size, sequence.rate) == (12, (20, 30), 15.0)
+    assert (len(sequence), sequence.size) == (12, (20, 30))
     red = [int(frame[..., 0].mean()) for frame in sequence.frames([0, 4, 11])]
     assert np.abs(np.subtract(red, [0, 40, 110])).max() <= 3, "MJPG loses a little; channels are RGB"
     assert max(int(frame[..., 2].max()) for frame in sequence.frames()) <= 6
@@ -63,9 +63,9 @@ def test_a_video_gives_its_frames_by_number(tmp_path: Path) -> None:
 
 def test_a_dicom_gives_windowed_frames_in_one_window(tmp_path: Path) -> None:
     stored = np.stack([np.full((16, 24), 100 * number) for number in range(1, 6)])
-    path = write_dicom(tmp_path / "run.dcm", stored, CineRate=15, PhotometricInterpretation="MONOCHROME1")
+    path = write_dicom(tmp_path / "run.dcm", stored, PhotometricInterpretation="MONOCHROME1")
     sequence = open_sequence(path)
-    assert (len(sequence), sequence.size, sequence.rate, sequence.names[4]) == (5, (16, 24), 15.0, "frame 5")
+    assert (len(sequence), sequence.size, sequence.names[4]) == (5, (16, 24), "frame 5")
     assert sequence.grey == GreyWindow(4095 - 500, 4095 - 100)
     grey = [frame[0, 0].tolist() for frame in sequence.frames()]
     assert grey == [[value] * 3 for value in (255, 191, 127, 64, 0)]
@@ -120,15 +120,6 @@ def test_frames_that_differ_are_refused_by_their_headers_and_broken_ones_are_nam
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(ValueError, match=r"run\.dcm: pixels cannot be decoded \(frame 3"):
         list(open_sequence(path).frames())
-
-
-def test_the_rate_is_that_of_the_dicom(tmp_path: Path) -> None:
-    for tags, rate in (
-        ({"RecommendedDisplayFrameRate": 25, "CineRate": 15}, 25),
-        ({"CineRate": 0, "FrameTime": 80}, 12.5),
-        ({"FrameTime": None}, FRAMES_PER_SECOND),
-    ):
-        assert open_sequence(write_dicom(tmp_path / "run.dcm", np.zeros((2, 16, 24)), **tags)).rate == rate
 
 
 @pytest.mark.parametrize("kind", ["folder", "avi", "dcm"])

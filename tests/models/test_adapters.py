@@ -13,7 +13,7 @@ from peft import IA3Config, LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
 from rl_reward_network.cli.main import main as command
-from rl_reward_network.models.adapters import merge_adapter
+from rl_reward_network.models.lora import merge_adapter
 from rl_reward_network.models.sa2va import Sa2VAForConditionalGeneration
 
 IDS = torch.arange(3, 30)[None]
@@ -42,11 +42,7 @@ def logits(model: Any) -> torch.Tensor:
 
 
 def trained_elsewhere(model: Any, kind: str, folder: Path, names: str | None = None) -> torch.Tensor:
-    """An adapter of peft with random values in a folder, and the logits of the model with it.
-
-    Args:
-        names: key of `NAMES`, of the language model alone; None is the whole model.
-    """
+    """An adapter with random values, of the language model alone if it has `NAMES`, and the logits of the model."""
     model = copy.deepcopy(model)
     wrapped = get_peft_model(model if names is None else model.model.language_model, copy.deepcopy(KINDS[kind]))
     generator = torch.Generator().manual_seed(0)
@@ -83,9 +79,7 @@ def adapter(tiny_model: Sa2VAForConditionalGeneration, tmp_path: Path) -> Path:
         ("regex", "causal"),
     ],
 )
-def test_an_adapter_is_merged(
-    kind: str, names: str | None, tiny_model: Sa2VAForConditionalGeneration, tmp_path: Path
-) -> None:
+def test_an_adapter_is_merged(kind, names, tiny_model, tmp_path):
     expected = trained_elsewhere(tiny_model, kind, tmp_path, names)
     model = copy.deepcopy(tiny_model)
     merge_adapter(model, tmp_path)
@@ -120,9 +114,7 @@ def test_what_is_no_adapter_of_this_model_is_refused(adapter: Path, tiny_model: 
         merge_adapter(copy.deepcopy(tiny_model), adapter)
 
 
-def test_pickled_tensors_are_read_and_pickled_code_is_not_run(
-    adapter: Path, tiny_model: Sa2VAForConditionalGeneration
-) -> None:
+def test_pickled_tensors_are_read_and_pickled_code_is_not_run(adapter, tiny_model):
     expected, model = copy.deepcopy(tiny_model), copy.deepcopy(tiny_model)
     merge_adapter(expected, adapter)
     torch.save(load_file(adapter / "adapter_model.safetensors"), adapter / "adapter_model.bin")
@@ -134,9 +126,7 @@ def test_pickled_tensors_are_read_and_pickled_code_is_not_run(
         merge_adapter(copy.deepcopy(tiny_model), adapter)
 
 
-def test_the_command_writes_a_checkpoint_and_checks_its_base(
-    adapter: Path, tiny_checkpoint: Path, tiny_model: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_a_checkpoint_and_checks_its_base(adapter, tiny_checkpoint, tiny_model, tmp_path, capsys):
     config, of_tiny = adapter / "adapter_config.json", ["--base_model", str(tiny_checkpoint)]
     settings = json.loads(config.read_text())
     for named, words, message in (
@@ -157,11 +147,3 @@ def test_the_command_writes_a_checkpoint_and_checks_its_base(
     found = Sa2VAForConditionalGeneration.from_pretrained(tmp_path / "merged", dtype="auto").state_dict()
     for name, tensor in expected.state_dict().items():
         assert torch.equal(found[name], tensor.to(torch.bfloat16)), f"{name}: added up in float32, rounded once"
-
-
-def test_the_former_flag_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["--adapter", "lora"], ["--adapter=lora", "x.png"]):
-        with pytest.raises(SystemExit):
-            command(["segment", *words])
-        expected = "error: --adapter has gone: sa2va-rl merge lora --output M, then --model_path M\n"
-        assert capsys.readouterr().err == expected

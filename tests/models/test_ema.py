@@ -60,7 +60,6 @@ def test_the_half_life_is_in_steps():
 
 
 def test_small_steps_arrive():
-    """In bfloat16 they would round away."""
     net = model()
     ema = EMA(net, decay=0.999)
     ema.steps = 10**6

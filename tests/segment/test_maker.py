@@ -52,9 +52,7 @@ def test_the_grey_window_is_printed(tiny_checkpoint: Path, tmp_path: Path, capsy
     assert "white is 65535\n" in capsys.readouterr().out
 
 
-def test_an_answer_without_seg_writes_no_mask_and_removes_the_one_before(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_without_seg_writes_no_mask_and_removes_the_one_before(tmp_path, capsys, monkeypatch):
     for name in ("a", "b"):
         Image.fromarray(np.zeros((64, 64, 3), np.uint8)).save(tmp_path / f"{name}.png")
     one, both = (tmp_path / "a.png",), (tmp_path / "a.png", tmp_path / "b.png")

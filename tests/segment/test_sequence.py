@@ -31,7 +31,6 @@ from rl_reward_network.segment.sequence import (
     RUN_KEY,
     CheckedSequence,
     FrameMeasures,
-    Masks,
     SequenceMaker,
     SequenceTarget,
     check_sequence,
@@ -62,7 +61,6 @@ def write_frame(target: SequenceTarget, index: int, mask: np.ndarray, prompt: st
 
 
 def break_nothing(folder: Path) -> None:
-    """A folder and a mask of a single image are no frames."""
     (folder / "f0.png").mkdir()
     target = Target(folder / "f1.png", folder / "f1_mask.png", folder / "f1_overlay.png")
     write_mask(target, levels(1)[0], np.zeros((20, 30), dtype=bool), "the vessel")
@@ -171,9 +169,7 @@ def test_true_masks_are_named_like_the_frames(tmp_path: Path) -> None:
         (("f1.png",), (21, 30), r"f1\.png: mask is 30 x 21"),
     ],
 )
-def test_true_masks_that_do_not_fit_are_refused(
-    tmp_path: Path, names: tuple[str, ...], size: tuple[int, int], message: str
-) -> None:
+def test_true_masks_that_do_not_fit_are_refused(tmp_path, names, size, message):
     folder = write_folder(tmp_path / "run", levels(3))
     with pytest.raises(ValueError, match=message):
         truth_files(open_sequence(folder), write_truth(tmp_path / "truth", *names, size=size))
@@ -187,18 +183,15 @@ def test_true_masks_that_do_not_fit_are_refused(
 
 @pytest.fixture(scope="module")
 def nano() -> SequenceMaker:
-    """The embedded model, whose SAM 2 has no memory."""
     return SequenceMaker(load_mask_maker("sa2va-nano", PROMPT, device="cpu"))
 
 
 @pytest.fixture
 def tiny(tiny_video_model: Any, tiny_processor: Any) -> SequenceMaker:
-    """A model of random weights whose SAM 2 has a memory."""
     return SequenceMaker(MaskMaker(tiny_video_model, tiny_processor, 16, PROMPT, {}, None, None), True)
 
 
 def moving(count: int) -> list[np.ndarray]:
-    """A tube that moves to the right, uint8 (48, 56, 3)."""
     image = np.concatenate([tube_image(48, 0)[0], tube_image(48, 1)[0][:, :8]], axis=1)
     return [np.roll(image, 3 * number, axis=1) for number in range(count)]
 
@@ -276,9 +269,7 @@ def test_memory_is_that_of_the_model(tmp_path: Path, tiny: SequenceMaker, monkey
     np.testing.assert_array_equal(masks_of(run), with_memory)
 
 
-def test_a_second_run_computes_the_missing_masks_alone(
-    tmp_path: Path, nano: SequenceMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_run_computes_the_missing_masks_alone(tmp_path, nano, monkeypatch):
     segmented = counted(monkeypatch, "masks_without_memory")
     run = checked(tmp_path, moving(5))
     first = nano(run)
@@ -324,9 +315,7 @@ def growth() -> Iterator[list[int]]:
     result.append(max(sizes) - sizes[0])
 
 
-def test_memory_does_not_grow_with_1000_frames(
-    tmp_path: Path, nano: SequenceMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_does_not_grow_with_1000_frames(tmp_path, nano, monkeypatch):
     """The model is replaced here alone: it would take minutes."""
 
     def bright(model: Any, frames: Iterable[np.ndarray], *rest: Any) -> Iterator[torch.Tensor]:
@@ -368,7 +357,6 @@ def written(tmp_path: Path) -> CheckedSequence:
 
 
 def columns(first: int, last: int) -> np.ndarray:
-    """A mask, bool (2, 10), of the columns first to last - 1."""
     mask = np.zeros((2, 10), dtype=bool)
     mask[:, first:last] = True
     return mask
@@ -377,7 +365,7 @@ def columns(first: int, last: int) -> np.ndarray:
 def test_numbers_of_a_sequence_by_hand() -> None:
     masks = [columns(0, 4), columns(2, 6), columns(2, 6), columns(0, 0), columns(0, 0)]
     truths = [columns(0, 4), columns(0, 6), None, columns(0, 1), columns(0, 0)]
-    before = [Masks(None, None), *map(Masks, masks, truths)]
+    before = [(None, None), *zip(masks, truths, strict=True)]
     frames = [measure_frame(*row) for row in zip(before[:-1], masks, truths, strict=True)]
     of_truth = pytest.approx(2 * 4 / (4 + 6)), pytest.approx(2 / 6), pytest.approx(4 / 6)
     assert frames[:2] == [FrameMeasures(0.4, 1.0, None, None), FrameMeasures(0.4, *of_truth)]
@@ -392,7 +380,7 @@ def test_numbers_of_a_sequence_by_hand() -> None:
     missing = dict.fromkeys(("stability", "dice", "true_stability", "stability_there"))
     assert summarise_frames(frames[2:3]) == missing | {"frames": 1, "share": 0.4, "stability": 1.0, "annotated": 0}
     with pytest.raises(ValueError, match=r"one \(N, H, W\) shape"):
-        measure_frame(Masks(None, None), columns(0, 1), np.zeros((3, 10), dtype=bool))
+        measure_frame((None, None), columns(0, 1), np.zeros((3, 10), dtype=bool))
 
 
 def test_numbers_of_each_frame_and_a_strip_are_written(written: CheckedSequence) -> None:
@@ -420,9 +408,7 @@ def test_a_frame_whose_name_is_no_utf8_has_a_row(written: CheckedSequence) -> No
     assert r"1,bl\udce4tt.png,0.5," in written.target.results[0].read_text(encoding="utf-8")
 
 
-def test_frames_outside_the_networks_domain_have_no_number(
-    written: CheckedSequence, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_frames_outside_the_networks_domain_have_no_number(written, monkeypatch, capsys):
     network = RewardNetwork(RewardNetworkConfig(channels=(4, 4), packing=2, members=2))
     _, (usual, _) = write_results(written, network)
     expected = [

@@ -2,6 +2,9 @@
 
 Importing this package registers the classes with transformers: `AutoConfig`, `AutoModel`, `AutoModelForImageTextToText`
 and `AutoProcessor` then load every folder in our layout (`model_type` "sa2va"), without remote code.
+
+Axes besides those of the package: C SAM 2 width, D language width, V vision width (in logits: words), K `[SEG]` of one
+image or answer, N regions of one image, P side of the side network's input, g side of the token grid, n frames.
 """
 
 from transformers import AutoConfig, AutoModel, AutoModelForImageTextToText, AutoProcessor

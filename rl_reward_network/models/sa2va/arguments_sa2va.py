@@ -37,21 +37,13 @@ BLOCKS = "model.language_model.layers."
 
 @dataclass(frozen=True)
 class LoadingArguments:
-    """How a model is read.
+    """How a model is read."""
 
-    Args:
-        dtype: of the weights; None is that of the files.
-        attn_implementation: transformers' name.
-        device: of the whole model.
-        quantization: of the language model's blocks; None leaves them as they are.
-        hub: of a download.
-    """
-
-    dtype: torch.dtype | None
+    dtype: torch.dtype | None  # of the weights; None is that of the files
     attn_implementation: str
     device: torch.device
-    quantization: BitsAndBytesConfig | None
-    hub: dict[str, Any] = field(default_factory=dict)
+    quantization: BitsAndBytesConfig | None  # of the language model's blocks
+    hub: dict[str, Any] = field(default_factory=dict)  # of a download
 
 
 def read_arguments(
@@ -63,11 +55,7 @@ def read_arguments(
     use_flash_attn: bool | None = None,
     **others: Any,
 ) -> LoadingArguments:
-    """The arguments of `from_pretrained`, checked.
-
-    Raises:
-        ValueError: an argument that is not supported, or its value is not.
-    """
+    """The arguments of `from_pretrained`; a ValueError for one that is not supported, or whose value is not."""
     hub = hub_arguments(others)
     quantization = None if quantization_config is None else language_model_in_bits(quantization_config)
     default = torch.bfloat16 if quantization else torch.float32
@@ -106,12 +94,7 @@ def one_device(device_map: Any) -> torch.device:
 
 
 def check_fits(arguments: LoadingArguments, shapes: Mapping[str, Iterable[int]]) -> None:
-    """Raise a ValueError where the weights alone do not fit into the free memory of the GPU; nothing is read.
-
-    Args:
-        arguments: device (a GPU), dtype and quantization.
-        shapes: of all tensors, by our names.
-    """
+    """Raise a ValueError where weights of these shapes, by our names, do not fit into the free memory of the GPU."""
     needed, whole = 0.0, (arguments.dtype or torch.bfloat16).itemsize
     for name, shape in shapes.items():
         bits = arguments.quantization if name.startswith(BLOCKS) else None
@@ -144,11 +127,7 @@ def bits_config(quantization: Quantization) -> BitsAndBytesConfig:
 
 
 def language_model_in_bits(config: Any) -> BitsAndBytesConfig:
-    """The configuration, with everything but the blocks of the language model left out.
-
-    Raises:
-        ValueError: another kind of quantization, or bitsandbytes is not installed.
-    """
+    """The configuration for the blocks of the language model alone; a ValueError for another kind of quantization."""
     if isinstance(config, dict):
         config = BitsAndBytesConfig.from_dict(config)
     if not isinstance(config, BitsAndBytesConfig) or not (config.load_in_4bit or config.load_in_8bit):

@@ -4,8 +4,7 @@ Everything outside this file counts the tokens of a text one by one. Qwen-VL giv
 row, column), and image tokens take fewer numbers than there are tokens. `position_table` translates a token's index
 into its three positions; the generation loop passes the table at every step, so that no state is kept in the model.
 
-Axes: B samples, T tokens, D language width, V vision width, R rows that replace placeholders, N regions or the image
-tokens of a Qwen-VL, g grid side, L deepstack levels.
+Axes: R rows that replace placeholders, N regions or the image tokens of a Qwen-VL, L deepstack levels.
 
 Source: bytedance/Sa2VA@9832e1a; Qwen-VL: bytedance/Sa2VA@06912e2, transformers' Qwen3VLModel.
 """
@@ -28,18 +27,11 @@ class Sa2VAModel(InternVLModel):
 
     config: Sa2VAConfig  # type: ignore[assignment]
 
-    @property
-    def vision_encoder(self) -> Any:
-        """The frozen vision tower."""
-        return self.vision_tower
-
     def get_vision_features(self, pixel_values: Tensor) -> Tensor:
         """(tiles, patches, V) of (tiles, 3, S, S): the frozen vision tower's output without CLS; it may be cached."""
-        pixel_values = pixel_values.to(self.dtype)
         layer = self.config.vision_feature_layer
-        output = self.vision_tower(pixel_values=pixel_values, output_hidden_states=layer != -1)
-        states = output.last_hidden_state if layer == -1 else output.hidden_states[layer]
-        return states[:, 1:]
+        output = self.vision_tower(pixel_values=pixel_values.to(self.dtype), output_hidden_states=layer != -1)
+        return (output.last_hidden_state if layer == -1 else output.hidden_states[layer])[:, 1:]
 
     @staticmethod
     def join(features: Sequence[Tensor]) -> Tensor:
@@ -63,28 +55,21 @@ class Sa2VAModel(InternVLModel):
             prompt_masks: bool (N, g, g) for each tile that has regions.
             vp_overall_mask: bool (tiles,), True on tiles with regions.
         """
-        rows = self.project(vision_features)
+        rows, regions = self.project(vision_features), iter(prompt_masks)
         flags = [False] * len(rows) if vp_overall_mask is None else vp_overall_mask.tolist()
-        regions = iter(prompt_masks)
         parts: list[Tensor] = []
         for tile, has_regions in zip(rows, flags, strict=True):
-            parts.append(tile)
-            if has_regions:
-                parts += [tile[cells.flatten()] for cells in next(regions).to(tile.device)]
+            shown = next(regions).to(tile.device) if has_regions else ()
+            parts += [tile, *(tile[cells.flatten()] for cells in shown)]
         return torch.cat(parts)
 
     def splice(
         self, input_ids: Tensor, rows: Tensor | None = None, attention_mask: Tensor | None = None
     ) -> dict[str, Any]:
-        """Inputs of `forward`: token embeddings, with the placeholders replaced by image and region rows.
+        """Inputs of `forward`: embeddings of tokens (B, T), placeholders replaced by image and region rows, in order.
 
-        Args:
-            input_ids: int64 (B, T).
-            rows: (R, D) or (tiles, tokens, D), in order; None for texts without an image.
-            attention_mask: unused, as positions do not depend on images.
-
-        Raises:
-            ValueError: the number of placeholders differs from the number of rows.
+        Rows are (R, D) or (tiles, tokens, D), None for texts without an image. The mask is not used: positions do not
+        depend on images.
         """
         embeds, places = self.get_input_embeddings()(input_ids), input_ids == self.config.image_token_id
         return {"inputs_embeds": fill_places(embeds, places, rows)}
@@ -109,9 +94,8 @@ class Sa2VAModel(InternVLModel):
             assert input_ids is not None
             if vision_features is None and pixel_values is not None:
                 vision_features = self.get_vision_features(pixel_values)
-            rows = None
-            if vision_features is not None:
-                rows = self.image_rows(vision_features, prompt_masks, vp_overall_mask)
+            regions = prompt_masks, vp_overall_mask
+            rows = None if vision_features is None else self.image_rows(vision_features, *regions)
             inputs_embeds = self.splice(input_ids, rows)["inputs_embeds"]
         if position_ids is None:
             position_ids = positions_of_mask(attention_mask, inputs_embeds.shape[1])
@@ -126,20 +110,13 @@ class Sa2VAModel(InternVLModel):
 
 @dataclass(frozen=True)
 class QwenVisionFeatures:
-    """The frozen vision tower's output for some images; it may be cached, as the merger is frozen, too.
+    """The frozen vision tower's output for some images; it may be cached, as the merger is frozen, too."""
 
-    Args:
-        tokens: (N, D), after the merger.
-        deepstack: (L, N, D), added to the states after the first L layers; L is 0 in Qwen2.5-VL.
-        grids: (rows, columns) of patches of each image, before the merger.
-    """
-
-    tokens: Tensor
-    deepstack: Tensor
-    grids: tuple[tuple[int, int], ...]
+    tokens: Tensor  # (N, D), after the merger
+    deepstack: Tensor  # (L, N, D), added to the states after the first L layers; L is 0 in Qwen2.5-VL
+    grids: tuple[tuple[int, int], ...]  # (rows, columns) of patches of each image, before the merger
 
     def __len__(self) -> int:
-        """N, the number of image tokens."""
         return len(self.tokens)
 
     def to(self, device: torch.device | str) -> "QwenVisionFeatures":
@@ -156,7 +133,6 @@ class NormedHead(nn.Linear):
     """A head on the states before the final norm, which it applies itself; `text_hidden_fcs` reads the same states."""
 
     def __init__(self, in_features: int, out_features: int, norm: nn.Module) -> None:
-        """Linear without bias, behind `norm`."""
         super().__init__(in_features, out_features, bias=False)
         self.norm = norm
 
@@ -170,16 +146,10 @@ class QwenVLBody(Qwen3VLModel):
 
     config: Sa2VAConfig  # type: ignore[assignment]
 
-    @property
-    def vision_encoder(self) -> Any:
-        """The frozen vision tower."""
-        return self.visual
-
     def get_vision_features(self, pixel_values: Tensor, image_grid_thw: Tensor) -> QwenVisionFeatures:
         """Features of the images whose patches are `pixel_values` (patches, 2*3*p*p); a grid is (1, rows, columns)."""
         output = self.visual(pixel_values.to(self.dtype), grid_thw=image_grid_thw, return_dict=True)
-        tokens = output.pooler_output
-        levels = getattr(output, "deepstack_features", None) or []  # none in Qwen2.5-VL
+        tokens, levels = output.pooler_output, getattr(output, "deepstack_features", None)  # none in Qwen2.5-VL
         deepstack = torch.stack(levels) if levels else tokens.new_zeros(0, *tokens.shape)
         return QwenVisionFeatures(tokens, deepstack, tuple((rows, cols) for _, rows, cols in image_grid_thw.tolist()))
 
@@ -211,15 +181,12 @@ class QwenVLBody(Qwen3VLModel):
     ) -> dict[str, Any]:
         """As `Sa2VAModel.splice`, with the positions of images, which need the mask, int64 (B, T), 0 on padding."""
         embeds, places = self.get_input_embeddings()(input_ids), input_ids == self.config.image_token_id
-        embeds = fill_places(embeds, places, None if rows is None else rows.tokens)
-        if rows is None or not len(rows):
-            return {"inputs_embeds": embeds}
-        return {
-            "inputs_embeds": embeds,
-            "position_table": self.position_table(input_ids, rows.grids, attention_mask),
-            "visual_pos_masks": places,
-            "deepstack_visual_embeds": list(rows.deepstack.to(embeds.dtype)),
-        }
+        spliced: dict[str, Any] = {"inputs_embeds": fill_places(embeds, places, None if rows is None else rows.tokens)}
+        if rows is not None and len(rows):
+            spliced["position_table"] = self.position_table(input_ids, rows.grids, attention_mask)
+            spliced["visual_pos_masks"] = places
+            spliced["deepstack_visual_embeds"] = list(rows.deepstack.to(embeds.dtype))
+        return spliced
 
     def position_table(
         self, input_ids: Tensor, grids: Sequence[tuple[int, int]], attention_mask: Tensor | None = None
@@ -236,9 +203,9 @@ class QwenVLBody(Qwen3VLModel):
         table = torch.arange(input_ids.shape[1], device=input_ids.device).repeat(3, len(input_ids), 1)
         for row, kept in enumerate(mask.bool()):
             known = positions[:, row, kept]
-            rest = table.shape[2] - known.shape[1]
-            behind = int(known.max()) + 1 + torch.arange(rest, device=known.device)
-            table[:, row] = torch.cat([known, behind.expand(3, -1)], dim=1)
+            length = known.shape[1]
+            table[:, row] += int(known.max()) + 1 - length
+            table[:, row, :length] = known
         return table
 
     def forward(
@@ -264,7 +231,6 @@ class QwenVLBody(Qwen3VLModel):
             position_ids: int64 (B, T), indices of the tokens in their texts, counted one by one.
             position_table: see the method; needed at every step after an image. None: a text without image.
             visual_pos_masks: bool (B, t) with t <= T: image tokens among the first t.
-            **kwargs: as in `Sa2VAModel.forward`.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
@@ -277,14 +243,8 @@ class QwenVLBody(Qwen3VLModel):
             rows = None if vision_features is None else self.image_rows(vision_features, prompt_masks)
             mask = attention_mask  # of the inputs; one over pairs of tokens knows no padding
             mask = None if mask is None or mask.ndim != 2 else mask[:, -input_ids.shape[1] :]
-            spliced = self.splice(input_ids, rows, mask)
-            return self(
-                attention_mask=attention_mask,
-                position_ids=position_ids,
-                past_key_values=past_key_values,
-                **({"position_table": position_table} | spliced),
-                **kwargs,
-            )
+            spliced = {"position_table": position_table} | self.splice(input_ids, rows, mask)
+            return self(None, None, attention_mask, position_ids, past_key_values, **spliced, **kwargs)
         length = inputs_embeds.shape[1]
         if deepstack_visual_embeds and visual_pos_masks is not None:
             image = nn.functional.pad(visual_pos_masks, (0, length - visual_pos_masks.shape[1]))

@@ -6,7 +6,7 @@ embeddings (one table here), and SAM 2's Gaussian matrix (kept twice by transfor
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,17 +35,11 @@ OWN_SETTINGS = "sa2va"  # in that file: what a processor without its model's con
 
 @dataclass(frozen=True)
 class CheckpointFolder:
-    """A model folder with a known layout.
-
-    Args:
-        path: local folder.
-        original: True for the official `sa2va_chat` layout, False for ours.
-        config: the parsed config.json.
-    """
+    """A model folder with a known layout."""
 
     path: Path
-    original: bool
-    config: dict[str, Any]
+    original: bool  # the official `sa2va_chat` layout, not ours
+    config: dict[str, Any]  # the parsed config.json
 
     @property
     def sam2_sizes(self) -> dict[str, Any]:
@@ -92,28 +86,16 @@ class CheckpointFolder:
         return processor
 
     def tensors(self, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
-        """All tensors by their names in the files, memory-mapped.
-
-        Raises:
-            ValueError: a tensor holds NaN or infinity, or would when converted to `dtype`, or a file cannot be read.
-        """
-        tensors: dict[str, torch.Tensor] = {}
-        for file in weight_files(self.path):
-            tensors |= read_tensors(file, dtype)
-        return tensors
+        """All tensors by their names in the files; errors as `read_tensors`."""
+        files = weight_files(self.path)
+        return {name: tensor for file in files for name, tensor in read_tensors(file, dtype).items()}
 
 
 def open_checkpoint(path: str | Path, weights: bool = True, **hub: Any) -> CheckpointFolder:
     """The folder behind a local path, an embedded model's name or a hub id, with its layout recognised.
 
-    Code in the folder is never run.
-
-    Args:
-        weights: download the weights of a hub id, too.
-        **hub: arguments of the download, see `arguments_sa2va.HUB`.
-
-    Raises:
-        ValueError: no such folder or hub id, no config.json, a model that is not Sa2VA, or only a part of one.
+    Code in the folder is never run. `weights`: those of a hub id are downloaded, too; `hub`: see `arguments_sa2va.HUB`.
+    A ValueError for no such folder or hub id, no config.json, a model that is not Sa2VA, or only a part of one.
     """
     folder = located(path, weights, **hub)
     refuse_unmerged(folder)
@@ -132,9 +114,9 @@ def open_checkpoint(path: str | Path, weights: bool = True, **hub: Any) -> Check
 
 def located(path: str | Path, weights: bool = True, **hub: Any) -> Path:
     """The folder behind a local path, an embedded model's name or a hub id. Arguments as `open_checkpoint`."""
-    if Path(path).is_dir() or str(path) in EMBEDDED:
-        return Path(path) if Path(path).is_dir() else EMBEDDED[str(path)]
     name = str(path)
+    if Path(path).is_dir() or name in EMBEDDED:
+        return Path(path) if Path(path).is_dir() else EMBEDDED[name]
     remedy = (
         f"{name}: no such folder, and not a hub id that can be fetched; give a model folder, an id like owner/name, or "
         f"{DEFAULT_MODEL}"
@@ -172,10 +154,7 @@ def refuse_unmerged(folder: Path) -> None:
 
 
 def name_processor(folder: Path, settings: Mapping[str, Any] | None = None) -> None:
-    """Name our processor to `AutoProcessor`: the other files of a Qwen-VL name the base model's.
-
-    A folder without a model needs the processor's settings.
-    """
+    """Name our processor to `AutoProcessor` (other files of a Qwen-VL name the base model's), and keep its settings."""
     named = {"processor_class": "Sa2VAProcessor"}
     write_json(folder / PROCESSOR_FILE, named | ({OWN_SETTINGS: dict(settings)} if settings else {}))
 
@@ -215,13 +194,7 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 def check_tokens(folder: Path, tokenizer: PreTrainedTokenizerBase, rows: int, kept: Mapping[str, int]) -> None:
     """Raise a ValueError for a tokenizer that is not the model's; it names file, token, id and the expected one.
 
-    A token has no embedding, was lost, or has another id than in a file.
-
-    Args:
-        folder: of the model.
-        tokenizer: as it was loaded from there.
-        rows: of the model's embedding.
-        kept: ids by token in the model's config.json.
+    A token has no embedding among `rows`, was lost, or has another id than in a file, or in config.json (`kept`).
     """
     vocabulary, remedy = tokenizer.get_vocab(), "copy the files of this model's tokenizer again"
     whole, settings, added = (_object(folder / name) for name in TOKENIZER_FILES)
@@ -261,16 +234,13 @@ def check_shapes(
     what: str = "its config.json",
 ) -> None:
     """Raise a ValueError unless the tensors of a folder are exactly those that `what` expects; all others are named."""
-    missing = [key for key in expected if key not in actual]
-    surplus = [key for key in actual if key not in expected]
-    wrong = [key for key in expected if actual.get(key, expected[key]) != expected[key]]
-    other = [f"{key} {actual[key]} instead of {expected[key]}" for key in wrong]
-    lines = [
-        f"{len(names)} {what}: {first_few(names)}"
-        for what, names in (("missing", missing), ("not expected", surplus), ("of another shape", other))
-        if names
-    ]
-    if lines:
+    both = [key for key in expected if key in actual]
+    differences = {
+        "missing": [key for key in expected if key not in actual],
+        "not expected": [key for key in actual if key not in expected],
+        "of another shape": [f"{k} {actual[k]} instead of {expected[k]}" for k in both if actual[k] != expected[k]],
+    }
+    if lines := [f"{len(names)} {kind}: {first_few(names)}" for kind, names in differences.items() if names]:
         raise ValueError(f"{where}: the weights do not fit {what}; tensors " + "; ".join(lines))
 
 
@@ -385,27 +355,16 @@ def _compile(pattern: str, target: str) -> tuple[re.Pattern[str], str]:
     return re.compile(regex + "$"), re.sub(r"[#*]", lambda _: rf"\g<{next(groups)}>", target)
 
 
-Table = list[tuple[re.Pattern[str], str]]
-_TO_OURS: Table = [_compile(*names) for names in RENAMES]
-_TO_ORIGINAL: Table = [_compile(*names[::-1]) for names in RENAMES]
-
-
-def _rename(key: str, table: Table) -> str | None:
+def _rename(key: str, table: Iterable[tuple[re.Pattern[str], str]]) -> str | None:
     """The name of the first matching row; None without one."""
-    for pattern, target in table:
-        if match := pattern.match(key):
-            return match.expand(target)
-    return None
+    matches = ((pattern.match(key), target) for pattern, target in table)
+    return next((match.expand(target) for match, target in matches if match), None)
 
 
 def to_ours(original: Mapping[str, torch.Tensor], config: Sa2VAConfig) -> dict[str, torch.Tensor]:
-    """Tensors under our names from those under the original names, of a model of this configuration; same values.
-
-    Raises:
-        ValueError: keys that no Sa2VA of the family has, named in the message.
-    """
+    """Tensors under our names from those under the original names; a ValueError for keys that no such Sa2VA has."""
     family = family_of(config.text_config)
-    language: Table = [_compile(*names) for names in family.renames]
+    table = [_compile(*names) for names in (*family.renames, *RENAMES)]
     original = family.split(original, config.text_config)
     tensors: dict[str, torch.Tensor] = {}
     unknown = []
@@ -416,7 +375,7 @@ def to_ours(original: Mapping[str, torch.Tensor], config: Sa2VAConfig) -> dict[s
         elif key == GAUSSIAN:
             tensors |= {name: tensor.clone() for name in OUR_GAUSSIANS}  # safetensors refuses shared memory
         elif key not in POINTS:
-            name = _rename(key, [*language, *_TO_OURS])
+            name = _rename(key, table)
             tensors[name or key] = tensor
             unknown += [] if name else [key]
     if unknown:
@@ -434,7 +393,7 @@ def to_original(ours: Mapping[str, torch.Tensor], config: Sa2VAConfig) -> dict[s
             "Sa2VAForConditionalGeneration loads, or train without --side_network"
         )
     family = family_of(config.text_config)
-    language: Table = [_compile(*names[::-1]) for names in family.renames]
+    table = [_compile(*names[::-1]) for names in (*family.renames, *RENAMES)]
     original: dict[str, torch.Tensor] = {}
     for key, tensor in ours.items():
         if match := re.match(OUR_QKV.format(r"(\d+)", "([qkv])", r"(\w+)") + "$", key):
@@ -445,7 +404,7 @@ def to_original(ours: Mapping[str, torch.Tensor], config: Sa2VAConfig) -> dict[s
             original[GAUSSIAN] = tensor
         elif key == OUR_POINTS:
             original.update({point: row.clone() for point, row in zip(POINTS, tensor.split(1), strict=True)})
-        elif (name := _rename(key, [*language, *_TO_ORIGINAL])) is None:
+        elif (name := _rename(key, table)) is None:
             raise ValueError(f"no original name for {key}")
         else:
             original[name] = tensor

@@ -1,6 +1,7 @@
 """Configuration of the native Sa2VA, read from our own layout or from an original `sa2va_chat` folder."""
 
 import copy
+from operator import attrgetter
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
@@ -12,20 +13,22 @@ from rl_reward_network.models.sa2va.families import Family, family_of, original_
 from rl_reward_network.models.sa2va.side_network import SideNetworkConfig, side_network_config
 from rl_reward_network.models.sa2va.templates import TEMPLATES
 
-# SAM 2.0 Hiera-L, part of every released Sa2VA; the field names are those of `sam2_sizes.json`.
-HIERA_L: dict[str, Any] = {
-    "embed_dim": 144,
-    "num_heads": 2,
-    "stages": [2, 6, 36, 4],
-    "global_att_blocks": [23, 33, 43],
-    "bkg": [7, 7],
-    "window_spec": [8, 4, 16, 8],
-    "d_model": 256,
-    "mem_ff": 2048,
-    "mem_layers": 4,
-    "mem_dim": 64,
-    "image_size": 1024,
+BACKBONE = "vision_config.backbone_config."
+# Fields of `sam2_sizes.json`: where they are in transformers, and those of SAM 2.0 Hiera-L, in every released Sa2VA.
+SIZES: dict[str, tuple[str, Any]] = {
+    "embed_dim": (BACKBONE + "hidden_size", 144),
+    "num_heads": (BACKBONE + "num_attention_heads", 2),
+    "stages": (BACKBONE + "blocks_per_stage", [2, 6, 36, 4]),
+    "global_att_blocks": (BACKBONE + "global_attention_blocks", [23, 33, 43]),
+    "bkg": (BACKBONE + "window_positional_embedding_background_size", [7, 7]),
+    "window_spec": (BACKBONE + "window_size_per_stage", [8, 4, 16, 8]),
+    "d_model": ("vision_config.fpn_hidden_size", 256),
+    "mem_ff": ("memory_attention_feed_forward_hidden_size", 2048),
+    "mem_layers": ("memory_attention_num_layers", 4),
+    "mem_dim": ("memory_encoder_output_channels", 64),
+    "image_size": ("prompt_encoder_config.image_size", 1024),
 }
+HIERA_L = {name: value for name, (_, value) in SIZES.items()}
 VISION_FIELDS = (  # of InternVL's vision tower, under the same name in transformers
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size"),
     *("norm_type", "layer_norm_eps", "hidden_act"),
@@ -37,16 +40,15 @@ class Sa2VAConfig(PreTrainedConfig):
     """Vision tower + language model + SAM 2, and the few numbers that join them.
 
     Args:
-        vision_config: of the family's vision tower, InternVLVisionConfig by default.
+        vision_config: InternVLVisionConfig by default.
         text_config: of a family in `families.FAMILIES`, Qwen2Config by default (`generate` expects this name).
         sam2_config: Sam2VideoConfig (all of an original checkpoint) or Sam2Config (images only, fewer weights).
-        template: prompt template, a key of `templates.TEMPLATES`; unused in a Qwen-VL, which has a chat template.
+        template: a key of `templates.TEMPLATES`; unused in a Qwen-VL, which has a chat template.
         downsample_ratio: pixel shuffle; 0.5 joins 2x2 patches into one image token.
         vision_feature_layer: -1 is the last hidden state; others index the list (0 = embeddings).
         max_tiles: largest number of tiles of one image, without the thumbnail.
         image_resize: of a Qwen-VL; see `pixels_sa2va.resized_image`.
-        image_token_id, seg_token_id: ids of the image placeholder, `<IMG_CONTEXT>` or, in a Qwen-VL, `<|image_pad|>`,
-            and of `[SEG]`, looked up by text in a checkpoint's tokenizer.
+        image_token_id, seg_token_id: of the image placeholder and `[SEG]`, looked up in a checkpoint's tokenizer.
         never_sampled_ids: placeholder ids that generation must not produce.
         added_token_ids: ids of the tokenizer's added tokens by text, which a folder's tokenizer must have.
         original_config: the official `config.json` of this model, for conversion back to that layout.
@@ -92,7 +94,7 @@ class Sa2VAConfig(PreTrainedConfig):
 
     @property
     def side_pixels(self) -> int | None:
-        """Side in pixels of the side network's input, None without one."""
+        """Side in pixels of the side network's input."""
         return None if self.side is None else self.side.pixels
 
     @property
@@ -155,50 +157,33 @@ def sam2_config(sizes: dict[str, Any], video: bool = True) -> Sam2VideoConfig | 
 
 def sam2_sizes(config: Any) -> dict[str, Any]:
     """The short list of sizes behind a SAM 2 configuration: the inverse of `sam2_config`."""
-    backbone = config.vision_config.backbone_config
-    return {
-        "embed_dim": backbone.hidden_size,
-        "num_heads": backbone.num_attention_heads,
-        "stages": backbone.blocks_per_stage,
-        "global_att_blocks": backbone.global_attention_blocks,
-        "bkg": backbone.window_positional_embedding_background_size,
-        "window_spec": backbone.window_size_per_stage,
-        "d_model": config.vision_config.fpn_hidden_size,
-        "mem_ff": config.memory_attention_feed_forward_hidden_size,
-        "mem_layers": config.memory_attention_num_layers,
-        "mem_dim": config.memory_encoder_output_channels,
-        "image_size": config.prompt_encoder_config.image_size,
-    }
+    return {name: attrgetter(path)(config) for name, (path, _) in SIZES.items()}
 
 
 def config_from_original(original: dict[str, Any], sizes: dict[str, Any], where: str) -> Sa2VAConfig:
-    """Our configuration from an official `config.json`, with SAM 2's sizes.
-
-    Raises:
-        ValueError: a part or option that this version cannot build; names the file, `where`.
-    """
+    """Our configuration from an official `config.json` at `where`; a ValueError for what this version cannot build."""
     try:
         family = original_family(original)
+        parts = (_internvl_config if family.body == "internvl" else _qwen_vl_config)(original, family)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
-    build = _internvl_config if family.body == "internvl" else _qwen_vl_config
-    return build(original, family, sam2_config(sizes), where)
+    return Sa2VAConfig(**parts, sam2_config=sam2_config(sizes), original_config=original)
 
 
-def _internvl_config(original: dict[str, Any], family: Family, sam2: Any, where: str) -> Sa2VAConfig:
+def _internvl_config(original: dict[str, Any], family: Family) -> dict[str, Any]:
     vision = original.get("vision_config") or {}
-    _demand(where, "architectures", original.get("architectures"), ["Sa2VAChatModel"])
-    _demand(where, "vision_config.architectures", vision.get("architectures"), ["InternVisionModel"])
-    _demand(where, "ps_version", original.get("ps_version", "v1"), "v2")
+    _demand("architectures", original.get("architectures"), ["Sa2VAChatModel"])
+    _demand("vision_config.architectures", vision.get("architectures"), ["InternVisionModel"])
+    _demand("ps_version", original.get("ps_version", "v1"), "v2")
     for field in ("use_backbone_lora", "use_llm_lora"):  # unmerged adapters have other key names
-        _demand(where, field, original.get(field, 0), 0)
+        _demand(field, original.get(field, 0), 0)
     if vision.get("qk_normalization"):  # transformers has this constant in the norms of queries and keys
-        _demand(where, "vision_config.layer_norm_eps", vision.get("layer_norm_eps"), 1e-6)
+        _demand("vision_config.layer_norm_eps", vision.get("layer_norm_eps"), 1e-6)
     template = (original.get("template") or "").replace("-", "_")  # as in the reference
     if template not in TEMPLATES:
-        raise ValueError(f"{where}: template is {original.get('template')!r}, known are {sorted(TEMPLATES)}")
-    return Sa2VAConfig(
-        vision_config=InternVLVisionConfig(
+        raise ValueError(f"template is {original.get('template')!r}, known are {sorted(TEMPLATES)}")
+    return {
+        "vision_config": InternVLVisionConfig(
             **{name: vision[name] for name in VISION_FIELDS},
             image_size=original.get("force_image_size") or vision["image_size"],
             attention_bias=vision["qkv_bias"],
@@ -208,29 +193,25 @@ def _internvl_config(original: dict[str, Any], family: Family, sam2: Any, where:
             layer_scale_init_value=vision.get("initializer_factor", 0.1),
             use_mean_pooling=True,  # makes the final norm an identity: the reference has none
         ),
-        text_config=family.text_config(original["llm_config"]),
-        sam2_config=sam2,
-        template=template,
-        downsample_ratio=original.get("downsample_ratio", 0.5),
-        vision_feature_layer=original.get("select_layer", -1),
-        original_config=original,
-    )
+        "text_config": family.text_config(original["llm_config"]),
+        "template": template,
+        "downsample_ratio": original.get("downsample_ratio", 0.5),
+        "vision_feature_layer": original.get("select_layer", -1),
+    }
 
 
-def _qwen_vl_config(original: dict[str, Any], family: Family, sam2: Any, where: str) -> Sa2VAConfig:
+def _qwen_vl_config(original: dict[str, Any], family: Family) -> dict[str, Any]:
     """Fields outside the two parts are token ids, or stale copies that Qwen2.5-VL's exporter leaves."""
     assert family.whole_class is not None
     kind, vision = family.whole_class.model_type, original.get("vision_config") or {}
-    _demand(where, "vision_config.model_type", vision.get("model_type"), kind, f"{kind}_vision")  # released, ours
+    _demand("vision_config.model_type", vision.get("model_type"), kind, f"{kind}_vision")  # released, ours
     # Copied, as transformers changes them and `original_config` has to stay the file's.
     parts: dict[str, Any] = copy.deepcopy({name: original[name] for name in ("vision_config", "text_config")})
     whole: Any = family.whole_class(**parts, tie_word_embeddings=False)  # type: ignore[call-arg]
     whole.text_config.tie_word_embeddings = False  # the released head is a tensor of its own
-    return Sa2VAConfig(
-        vision_config=whole.vision_config, text_config=whole.text_config, sam2_config=sam2, original_config=original
-    )
+    return {"vision_config": whole.vision_config, "text_config": whole.text_config}
 
 
-def _demand(where: str, field: str, value: Any, *expected: Any) -> None:
+def _demand(field: str, value: Any, *expected: Any) -> None:
     if value not in expected:
-        raise ValueError(f"{where}: {field} is {value!r}, expected {expected[0]!r}; {supported()}")
+        raise ValueError(f"{field} is {value!r}, expected {expected[0]!r}; {supported()}")

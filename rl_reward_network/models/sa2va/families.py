@@ -6,6 +6,7 @@ checkpoints name a chat template that is not there yet.
 Source: bytedance/Sa2VA@06912e2.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -51,43 +52,27 @@ LORA_TARGETS = r"model\.language_model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp
 
 @dataclass(frozen=True)
 class Family:
-    """What a language model, and the vision model that it was trained with, bring to Sa2VA.
+    """What a language model, and the vision model that it was trained with, bring to Sa2VA."""
 
-    Args:
-        name: in messages and documents.
-        architecture: in an original `config.json`, `llm_config.architectures[0]` of an InternVL, and
-            `text_config.model_type` of a Qwen-VL.
-        config_class: the text configuration. Its `model_type` identifies the family in our layout, and selects the text
-            model's class (`AutoModel`).
-        tokenizer_class: reads a checkpoint's tokenizer. `AutoTokenizer` would ask about an original's remote code.
-        body: the kind of vision-language model; decides vision tower, preprocessing and chat template (that of the
-            folder in a Qwen-VL, one of `templates.TEMPLATES` in an InternVL).
-        fields: fields of `llm_config` to take over besides `COMMON_FIELDS`.
-        renames: (original, ours) key names, as in `checkpoint_sa2va.RENAMES`.
-        lora_targets: regular expression of the linear layers that get LoRA.
-        trainable: beginnings of the names of the other tensors that the family's own fine-tuning trains.
-        seg_before_norm: the `[SEG]` state is the one before the final norm of the language model.
-        whole_class: transformers' configuration of the whole Qwen-VL; None in an InternVL.
-        split, join: what is not a rename, on tensors under the original names before `renames`, and its inverse.
-        demanded: (field, value) of `llm_config` that this version cannot build with any other value.
-        prompt_prefix: text in front of the first turn, if the official tokenizer adds one.
-    """
-
-    name: str
+    name: str  # in messages and documents
+    # In an original `config.json`, `llm_config.architectures[0]` of an InternVL, `text_config.model_type` of a Qwen-VL.
     architecture: str
-    config_class: type[PreTrainedConfig]
-    tokenizer_class: type[PreTrainedTokenizerBase]
+    config_class: type[PreTrainedConfig]  # of the text; its `model_type` tells the family in our layout
+    tokenizer_class: type[PreTrainedTokenizerBase]  # `AutoTokenizer` would ask about an original's remote code
+    # Decides vision tower, preprocessing and chat template: the folder's in a Qwen-VL, else one of `TEMPLATES`.
     body: Literal["internvl", "qwen_vl"] = "internvl"
-    fields: tuple[str, ...] = ()
-    renames: tuple[tuple[str, str], ...] = TRANSFORMERS_KEYS
-    lora_targets: str = LORA_TARGETS
-    trainable: tuple[str, ...] = ("model.multi_modal_projector.", *GROUNDING)  # the projector is `mlp1`
-    seg_before_norm: bool = False
-    whole_class: type[PreTrainedConfig] | None = None
+    fields: tuple[str, ...] = ()  # of `llm_config`, taken over besides `COMMON_FIELDS`
+    renames: tuple[tuple[str, str], ...] = TRANSFORMERS_KEYS  # (original, ours), as in `checkpoint_sa2va.RENAMES`
+    lora_targets: str = LORA_TARGETS  # regular expression of the linear layers that get LoRA
+    # Beginnings of the names of the other tensors that the family's own fine-tuning trains; the projector is `mlp1`.
+    trainable: tuple[str, ...] = ("model.multi_modal_projector.", *GROUNDING)
+    seg_before_norm: bool = False  # the `[SEG]` state is the one before the final norm of the language model
+    whole_class: type[PreTrainedConfig] | None = None  # transformers' configuration of the whole Qwen-VL
+    # What is not a rename, on tensors under the original names before `renames`, and its inverse.
     split: Callable[[Mapping[str, Tensor], Any], dict[str, Tensor]] = lambda tensors, _: dict(tensors)
     join: Callable[[Mapping[str, Tensor], Any], dict[str, Tensor]] = lambda tensors, _: dict(tensors)
-    demanded: tuple[tuple[str, Any], ...] = ()
-    prompt_prefix: str = ""
+    demanded: tuple[tuple[str, Any], ...] = ()  # (field, value) of `llm_config`: no other value can be built
+    prompt_prefix: str = ""  # in front of the first turn, if the official tokenizer adds it
 
     def text_config(self, original: dict[str, Any]) -> PreTrainedConfig:
         """The text configuration of an original `llm_config`; rope theta is part of `rope_parameters` now."""
@@ -99,58 +84,38 @@ class Family:
         return self.config_class(**values | {"rope_parameters": rope, "tie_word_embeddings": False})
 
 
-def _qwen_vl(name: str, text: type[PreTrainedConfig], whole: type[PreTrainedConfig], **settings: Any) -> Family:
+def _qwen_vl(name: str, text: type[PreTrainedConfig], **settings: Any) -> Family:
     """A row for a Qwen-VL; its own fine-tuning trains the token embeddings and the head, and no part of the vision."""
-    return Family(
-        name=name,
-        architecture=text.model_type,
-        config_class=text,
-        tokenizer_class=Qwen2Tokenizer,
-        body="qwen_vl",
-        trainable=(*EMBEDDINGS, *GROUNDING),
-        whole_class=whole,
-        **settings,
-    )
+    trainable = (*EMBEDDINGS, *GROUNDING)
+    return Family(name, text.model_type, text, Qwen2Tokenizer, "qwen_vl", trainable=trainable, **settings)
 
 
 FAMILIES = (
     Family(  # Qwen2.5, too
-        name="InternVL with Qwen2",
-        architecture="Qwen2ForCausalLM",
-        config_class=Qwen2Config,
-        tokenizer_class=Qwen2Tokenizer,
+        *("InternVL with Qwen2", "Qwen2ForCausalLM", Qwen2Config, Qwen2Tokenizer),
         fields=("use_sliding_window", "sliding_window", "max_window_layers"),
     ),
     Family(  # of InternVL3.5
-        name="InternVL with Qwen3",
-        architecture="Qwen3ForCausalLM",
-        config_class=Qwen3Config,
-        tokenizer_class=Qwen2Tokenizer,
+        *("InternVL with Qwen3", "Qwen3ForCausalLM", Qwen3Config, Qwen2Tokenizer),
         fields=("head_dim", "attention_bias", "use_sliding_window", "sliding_window", "max_window_layers"),
     ),
     Family(  # InternLM2.5, too; transformers has it as Llama
-        name="InternVL with InternLM2",
-        architecture="InternLM2ForCausalLM",
-        config_class=LlamaConfig,
-        tokenizer_class=InternLM2Tokenizer,
+        *("InternVL with InternLM2", "InternLM2ForCausalLM", LlamaConfig, InternLM2Tokenizer),
         renames=INTERNLM2_KEYS,
         split=split_qkv,
         join=join_qkv,
         demanded=(("bias", False),),
         prompt_prefix="<s>",
     ),
-    _qwen_vl("Qwen2.5-VL", Qwen2_5_VLTextConfig, Qwen2_5_VLConfig, renames=QWEN_VL_KEYS),
-    _qwen_vl("Qwen3-VL", Qwen3VLTextConfig, Qwen3VLConfig, renames=QWEN3_VL_KEYS, seg_before_norm=True),
+    _qwen_vl("Qwen2.5-VL", Qwen2_5_VLTextConfig, whole_class=Qwen2_5_VLConfig, renames=QWEN_VL_KEYS),
+    _qwen_vl("Qwen3-VL", Qwen3VLTextConfig, whole_class=Qwen3VLConfig, renames=QWEN3_VL_KEYS, seg_before_norm=True),
 )
 
 ARCHITECTURES = "architectures"
 # Relatives that are not built: what their config.json's names of classes and files contain, and why.
 REFUSED = {
-    "LlavaForConditionalGeneration": "Sa2VA on LLaVA",
-    "Sa2VAChatModelLlava": "Sa2VA on LLaVA",
-    "modeling_sa2va_llava": "Sa2VA on LLaVA",
-    "SaSaSa2VA": "SaSaSa2VA (several [SEG] for each clip)",
-    "sasasa2va": "SaSaSa2VA (several [SEG] for each clip)",
+    r"LlavaForConditionalGeneration|Sa2VAChatModelLlava|modeling_sa2va_llava": "Sa2VA on LLaVA",
+    r"SaSaSa2VA|sasasa2va": "SaSaSa2VA (several [SEG] for each clip)",
 }
 
 
@@ -160,7 +125,7 @@ def original_family(config: dict[str, Any]) -> Family:
     `architectures` alone does not tell: the official exporter leaves another name there for Qwen2.5-VL.
     """
     named = str([config.get(ARCHITECTURES), config.get("auto_map")])
-    if refused := next((reason for name, reason in REFUSED.items() if name in named), None):
+    if refused := next((reason for names, reason in REFUSED.items() if re.search(names, named)), None):
         raise ValueError(f"{refused} is not supported; {supported()}")
     if "llm_config" not in config and ("text_config" in config or "qwen" in named.lower()):
         body, field, found = "qwen_vl", "text_config.model_type", (config.get("text_config") or {}).get("model_type")

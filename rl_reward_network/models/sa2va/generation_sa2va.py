@@ -1,16 +1,11 @@
 """From an image and text to an answer and masks: batched decoding, the official prediction, and many prompts at once.
 
-Decoding keeps what `generate` discards: the hidden state AT each generated token. One loop serves greedy prediction and
-sampling. A guess of the answer ("Sure, [SEG].") is verified in the same forward pass as the prompt: a token is accepted
-only where the loop would have chosen it, so the output does not change.
-
-`model` is a Sa2VAForConditionalGeneration; its class imports this file, so the type annotation is `Any`.
-
-Axes: B rows of a batch, T tokens, D language width, V vocabulary, K `[SEG]` tokens of an answer, H W image pixels, h w
-the decoder's grid, C SAM 2 width.
+Decoding keeps what `generate` discards: the hidden state AT each generated token. A guess of the answer ("Sure,
+[SEG].") is verified in the same forward pass as the prompt: a token is accepted only where the loop would have chosen
+it, so the output does not change. `model` is a Sa2VAForConditionalGeneration, whose class imports this file.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -36,19 +31,12 @@ MASKS_AT_ONCE = 16  # limits the memory for an answer that repeats [SEG]
 
 @dataclass
 class Answer:
-    """The generated answer of one row of a batch.
+    """The generated answer of one row of a batch."""
 
-    Args:
-        token_ids: generated ids, the stop token included.
-        states: the hidden state (D,) AT each token, known one forward pass after its choice; the last may be missing.
-        stopped: a stop word or the end of sequence was reached.
-        finished: `stopped`, or `max_new_tokens` was reached.
-    """
-
-    token_ids: list[int] = field(default_factory=list)
-    states: list[Tensor] = field(default_factory=list)
-    stopped: bool = False
-    finished: bool = False
+    token_ids: list[int] = field(default_factory=list)  # the stop token included
+    states: list[Tensor] = field(default_factory=list)  # (D,) AT each token, known a pass later: one may lack
+    stopped: bool = False  # by a stop word or the end of sequence
+    finished: bool = False  # or by `max_new_tokens`
 
     def states_at(self, token_id: int) -> list[Tensor]:
         """States (D,) at every occurrence of a token whose state is known."""
@@ -89,15 +77,11 @@ def decode(
     """One `Answer` per row.
 
     Args:
-        model: Sa2VAForConditionalGeneration in evaluation mode (`evaluating`).
-        processor: provides the stop words and the ids that must not be chosen.
+        model, processor: in evaluation mode (`evaluating`), and with its stop words and ids that must not be chosen.
         inputs: `inputs_embeds` (B, T, D), those that are not in the cache yet, and what else the body's `splice` gives.
         attention_mask: int64 (B, cached + T), left-padded; zeros may also stand between the cache and the inputs.
-        how: limits and sampling.
+        how: limits and sampling; a guess cannot be sampled.
         cache: keys and values of earlier inputs, with batch size B.
-
-    Raises:
-        ValueError: max_new_tokens below 1, a guess together with sampling, or a model in training mode.
     """
     if model.training:
         raise ValueError("the model is in training mode; decode inside `with evaluating(model):`")
@@ -106,24 +90,21 @@ def decode(
     if how.temperature and how.guess_ids:
         raise ValueError("a guessed answer can only be verified when decoding is greedy (temperature 0)")
     answers = [Answer() for _ in inputs["inputs_embeds"]]
-    how = replace(how, guess_ids=how.guess_ids[:LONGEST_GUESS])
     cache = DynamicCache(config=model.config.text_config) if cache is None else cache
-    step = _Stepper(model, attention_mask, cache, inputs.get("position_table"))
-    choose = _chooser(processor.never_sampled_ids, how)
-    state = _prefill(model, processor, inputs, step, answers, choose, how)
-    while not all(answer.finished for answer in answers):
-        ids = choose(model.lm_head(state))
-        running = [not answer.finished for answer in answers]
-        for answer, token_id in zip(answers, ids.tolist(), strict=True):
-            _append(answer, token_id, processor, how.max_new_tokens)
+    decoder = _Decoder(model, processor, how, attention_mask, cache)
+    state = decoder.prefill(inputs, answers)
+    while running := [row for row, answer in enumerate(answers) if not answer.finished]:
+        ids = decoder.choose(state)
+        chosen = ids.tolist()
+        for row in running:
+            decoder.append(answers[row], chosen[row])
         # The reference drops the mask of a `[SEG]` without a state, at the end of an answer that the limit has cut.
         lacking = (answer for answer in answers if len(answer.states) < len(answer.token_ids))
         if all(a.finished for a in answers) and all(a.token_ids[-1] != processor.seg_token_id for a in lacking):
             break
-        state = step(model.get_input_embeddings()(ids[:, None]))[:, -1]
-        for answer, was_running, row in zip(answers, running, state, strict=True):
-            if was_running:
-                answer.states.append(row)
+        state = decoder.step(model.get_input_embeddings()(ids[:, None]))[:, -1]
+        for row in running:
+            answers[row].states.append(state[row])
     return answers
 
 
@@ -145,83 +126,66 @@ def selected_rows(cache: DynamicCache, rows: Tensor, config: Any) -> DynamicCach
     return copy
 
 
-class _Stepper:
-    """Runs the language model on the next inputs, and extends its cache and attention mask."""
+class _Decoder:
+    """The language model with a cache and an attention mask that grow with each step, and the choice of tokens."""
 
-    def __init__(self, model: Any, attention_mask: Tensor, cache: DynamicCache, position_table: Tensor | None) -> None:
-        self.model, self.attention_mask, self.cache = model, attention_mask, cache
-        self.positions = {} if position_table is None else {"position_table": position_table}
+    def __init__(self, model: Any, processor: Sa2VAProcessor, how: Decoding, mask: Tensor, cache: DynamicCache) -> None:
+        self.model, self.processor, self.how, self.mask, self.cache = model, processor, how, mask, cache
+        self.never = torch.tensor(processor.never_sampled_ids, dtype=torch.long, device=mask.device)
+        self.positions: dict[str, Tensor] = {}
 
-    def __call__(self, embeds: Tensor, **of_images: Any) -> Tensor:
+    def prefill(self, inputs: dict[str, Any], answers: list[Answer]) -> Tensor:
+        """States (B, D) that predict the next token, after the prompt and the accepted tokens of the guess."""
+        of_images, ids = dict(inputs), self.how.guess_ids[:LONGEST_GUESS]
+        embeds = of_images.pop("inputs_embeds")
+        self.positions = {name: table for name, table in inputs.items() if name == "position_table"}
+        batch, prompt = embeds.shape[:2]
+        guess = torch.tensor([list(ids)] * batch, dtype=torch.long, device=embeds.device)
+        guessed = self.model.get_input_embeddings()(guess)
+        states = self.step(torch.cat([embeds, guessed], dim=1), **of_images)[:, prompt - 1 :]
+        accepted, counts = torch.zeros(batch, dtype=torch.long, device=states.device), [0] * batch
+        if guess.shape[1]:
+            accepted = (self.choose(states)[:, :-1] == guess).long().cumprod(1).sum(1)
+            counts = accepted.tolist()  # one wait for the GPU, not one for each row
+        for row, (answer, count) in enumerate(zip(answers, counts, strict=True)):
+            for position, token_id in enumerate(ids[:count]):
+                self.append(answer, token_id)
+                answer.states.append(states[row, position + 1])
+                if answer.finished:
+                    break
+            # Rejected tokens of the guess stay in the cache; the mask hides them from attention and the positions.
+            self.mask[row, self.mask.shape[1] - len(ids) + count :] = 0
+        return states[torch.arange(batch, device=states.device), accepted]
+
+    def step(self, embeds: Tensor, **of_images: Any) -> Tensor:
         """Hidden states (B, t, D) of the next inputs (B, t, D)."""
-        missing = self.cache.get_seq_length() + embeds.shape[1] - self.attention_mask.shape[1]
+        missing = self.cache.get_seq_length() + embeds.shape[1] - self.mask.shape[1]
         if missing > 0:
-            ones = self.attention_mask.new_ones(len(embeds), missing)
-            self.attention_mask = torch.cat([self.attention_mask, ones], dim=1)
-        return self.model.model(
-            inputs_embeds=embeds,
-            **self._mask(embeds.shape[1]),
-            past_key_values=self.cache,
-            use_cache=True,
-            **(of_images | self.positions),
-        ).last_hidden_state
+            self.mask = torch.cat([self.mask, self.mask.new_ones(len(embeds), missing)], dim=1)
+        inputs = {"attention_mask": self.mask, **of_images, **self.positions}
+        if embeds.shape[1] == 1 and not self.positions and self.model.config._attn_implementation == "sdpa":
+            # Of a mask (B, T) transformers asks whether it hides anything: the host would wait for the GPU each time.
+            inputs |= {"attention_mask": self.mask[:, None, None].bool()}
+            inputs |= {"position_ids": positions_of_mask(self.mask, 1)}
+        body = self.model.model
+        return body(inputs_embeds=embeds, past_key_values=self.cache, use_cache=True, **inputs).last_hidden_state
 
-    def _mask(self, length: int) -> dict[str, Any]:
-        """The attention mask; with the positions, where one token attends to all that came before it.
-
-        Of a mask (B, T) transformers asks whether it hides anything, so the host would wait for the GPU at each token.
-        """
-        known = self.attention_mask
-        if length > 1 or self.positions or self.model.config._attn_implementation != "sdpa":
-            return {"attention_mask": known}
-        return {"attention_mask": known[:, None, None].bool(), "position_ids": positions_of_mask(known, 1)}
-
-
-def _prefill(
-    model: Any,
-    processor: Sa2VAProcessor,
-    inputs: dict[str, Any],
-    step: _Stepper,
-    answers: list[Answer],
-    choose: Callable[[Tensor], Tensor],
-    how: Decoding,
-) -> Tensor:
-    """States (B, D) that predict the next token, after the prompt and the accepted tokens of the guess."""
-    of_images = dict(inputs)
-    embeds = of_images.pop("inputs_embeds")
-    batch, prompt = embeds.shape[:2]
-    guess = torch.tensor([list(how.guess_ids)] * batch, dtype=torch.long, device=embeds.device)
-    states = step(torch.cat([embeds, model.get_input_embeddings()(guess)], dim=1), **of_images)[:, prompt - 1 :]
-    accepted = torch.zeros(batch, dtype=torch.long, device=states.device)
-    if guess.shape[1]:
-        accepted = (choose(model.lm_head(states))[:, :-1] == guess).long().cumprod(1).sum(1)
-    counts = accepted.tolist() if guess.shape[1] else [0] * batch  # one wait for the GPU, not one for each row
-    for row, (answer, count) in enumerate(zip(answers, counts, strict=True)):
-        for position, token_id in enumerate(how.guess_ids[:count]):
-            _append(answer, token_id, processor, how.max_new_tokens)
-            answer.states.append(states[row, position + 1])
-            if answer.finished:
-                break
-        # Rejected tokens of the guess stay in the cache; the mask hides them from attention and from the positions.
-        wrong = slice(step.attention_mask.shape[1] - guess.shape[1] + count, None)
-        step.attention_mask[row, wrong] = 0
-    return states[torch.arange(batch, device=states.device), accepted]
-
-
-def _chooser(never: Sequence[int], how: Decoding) -> Callable[[Tensor], Tensor]:
-    """A function from logits (..., V) to chosen ids (...); the ids in `never` are not chosen."""
-    ids: Tensor | None = None  # on the device of the logits: a list would be copied there for each token
-
-    def choose(logits: Tensor) -> Tensor:
-        nonlocal ids
-        if ids is None:
-            ids = torch.tensor(list(never), dtype=torch.long, device=logits.device)
-        allowed = logits.float().index_fill(-1, ids, float("-inf"))
-        if how.temperature:
-            return sampled(torch.softmax(allowed / how.temperature, dim=-1), how.generator)
+    def choose(self, states: Tensor) -> Tensor:
+        """Ids (...) after states (..., D); placeholders are not chosen."""
+        allowed = self.model.lm_head(states).float().index_fill(-1, self.never, float("-inf"))
+        if self.how.temperature:
+            return sampled(torch.softmax(allowed / self.how.temperature, dim=-1), self.how.generator)
         return allowed.argmax(dim=-1)
 
-    return choose
+    def append(self, answer: Answer, token_id: int) -> None:
+        """Add a token to an answer that is not finished yet."""
+        answer.token_ids.append(token_id)
+        answer.stopped = token_id == self.processor.tokenizer.eos_token_id
+        words = self.processor.template.stop_words
+        if words and not answer.stopped:  # of several tokens in some templates: text is compared
+            tail = self.processor.text(answer.token_ids[-STOP_TAIL_TOKENS:]).replace("\r", "").replace("\n", "")
+            answer.stopped = tail.endswith(words)
+        answer.finished = answer.stopped or len(answer.token_ids) >= self.how.max_new_tokens
 
 
 def sampled(probabilities: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -239,40 +203,19 @@ def sampled(probabilities: Tensor, generator: torch.Generator | None) -> Tensor:
     return torch.searchsorted(sums, below[..., None], right=True)[..., 0]
 
 
-def _append(answer: Answer, token_id: int, processor: Sa2VAProcessor, max_new_tokens: int) -> None:
-    """Add a token to an answer that is not finished yet."""
-    if answer.finished:
-        return
-    answer.token_ids.append(token_id)
-    answer.stopped = token_id == processor.tokenizer.eos_token_id
-    if processor.template.stop_words and not answer.stopped:  # of several tokens in some templates: text is compared
-        tail = processor.text(answer.token_ids[-STOP_TAIL_TOKENS:]).replace("\r", "").replace("\n", "")
-        answer.stopped = tail.endswith(processor.template.stop_words)
-    answer.finished = answer.stopped or len(answer.token_ids) >= max_new_tokens
-
-
 # ---- prediction ----
 
 
 @dataclass(frozen=True)
 class Segmentation:
-    """The answer to one prompt on one image.
+    """The answer to one prompt on one image."""
 
-    Args:
-        answer: text, special tokens kept.
-        mask_logits: float32 (K, h, w) on the masks' grid, one per `[SEG]`; K may be 0.
-        iou_scores: float32 (K,), IoU of each mask as predicted by SAM 2.
-        vision_features: float32 (C,), SAM 2's coarsest map averaged over the image; the same for all prompts.
-        image_size: (H, W) of the image.
-        sam_image_size: side in pixels of SAM 2's square input, the intermediate size of `upsample_mask_logits`.
-    """
-
-    answer: str
-    mask_logits: Tensor
-    iou_scores: Tensor
-    vision_features: Tensor
-    image_size: tuple[int, int]
-    sam_image_size: int
+    answer: str  # special tokens kept
+    mask_logits: Tensor  # float32 (K, h, w) on the masks' grid, one per `[SEG]`; K may be 0
+    iou_scores: Tensor  # float32 (K,), IoU of each mask as predicted by SAM 2
+    vision_features: Tensor  # float32 (C,), SAM 2's coarsest map averaged over the image; the same for all prompts
+    image_size: tuple[int, int]  # (H, W)
+    sam_image_size: int  # side in pixels of SAM 2's square input, the intermediate size of `upsample_mask_logits`
 
     def probabilities(self) -> np.ndarray:
         """Foreground probabilities, float32 (K, H, W) in [0, 1]."""
@@ -309,7 +252,6 @@ def predict_forward(
         past_text: earlier turns in the chat format; only without an image.
         mask_prompts: one bool (N, H, W) array of regions (in a list, or alone).
         tokenizer: used when no processor is given.
-        processor: the checkpoint's Sa2VAProcessor.
 
     Returns:
         `prediction`: str, special tokens kept. `prediction_masks`: one bool (1, H, W) per `[SEG]`, or
@@ -334,7 +276,7 @@ def predict_forward(
         if image is not None:
             features = image_features(model, processor, [image])
             size = to_rgb(image).size[::-1]
-            (segmentation,) = segmentations(model, processor, features, [answer], size)
+            (segmentation,) = segmentations(model, processor, features, [answer], size, MASKS_AT_ONCE)
             probabilities = segmentation.probabilities()[:, None]
             result = {"prediction_masks": list(probabilities > 0.5), "mask_probabilities": list(probabilities)}
     return {"prediction": answer_text(processor, answer)} | result
@@ -376,7 +318,7 @@ def segment(
         images: PIL images or uint8 (H, W, 3).
         prompts: the user's turns; `<image>` is put in front where it is missing.
         batch_size: prompts decoded at once (SEGMENT_BATCH of the shell files).
-        sam_features: SAM 2's maps of each image from `get_sam_features`; None computes them.
+        sam_features: of each image, from `image_features`; None computes them.
 
     Raises:
         ValueError: no prompt, batch_size below 1, or a single image or prompt in place of a list.
@@ -387,15 +329,13 @@ def segment(
     if not prompts or batch_size < 1:
         raise ValueError(f"{len(prompts)} prompts, batch_size {batch_size}: expected at least 1 of both")
     texts = [prompt if IMAGE_PLACEHOLDER in prompt else IMAGE_PLACEHOLDER + prompt for prompt in prompts]
-    guess = processor.answer_ids(SEG_ANSWERS[1])
-    results = []
+    how, results = Decoding(max_new_tokens, guess_ids=processor.answer_ids(SEG_ANSWERS[1])), []
     with evaluating(model):
         for index, image in enumerate(images):
             features = sam_features[index] if sam_features else image_features(model, processor, [image])
-            answers = _answer_prompts(model, image, texts, processor, batch_size, max_new_tokens, guess)
-            guess = answers[0].token_ids  # the answer for the next image is most likely the same
-            size = to_rgb(image).size[::-1]
-            results.append(segmentations(model, processor, features, answers, size, batch_size))
+            answers = _answer_prompts(model, image, texts, processor, batch_size, how)
+            how = replace(how, guess_ids=answers[0].token_ids)  # most likely the answer for the next image, too
+            results.append(segmentations(model, processor, features, answers, to_rgb(image).size[::-1], batch_size))
     return results
 
 
@@ -403,13 +343,10 @@ def segment(
 def image_features(
     model: Any, processor: Sa2VAProcessor, images: Sequence[ImageLike], encoder_trains: bool = False
 ) -> Sam2Features:
-    """SAM 2's maps of B images, and the pixels for the side network if the model has one.
-
-    With `encoder_trains` the pixels for SAM 2 in place of its maps, which change with every step.
-    """
+    """SAM 2's maps of B images (its pixels if `encoder_trains`: maps change then), and pixels for a side network."""
     pixels = torch.cat([processor.sam_pixel_values(image) for image in images]).to(model.device)
-    side_pixels, side = None, model.config.side_pixels
-    if side is not None:
+    side_pixels = None
+    if side := model.config.side_pixels:
         side_pixels = torch.stack([square_pixels(image, side) for image in images]).to(model.device)
     if encoder_trains:
         return Sam2Features((), side_pixels, pixels)
@@ -417,20 +354,14 @@ def image_features(
 
 
 def segmentations(
-    model: Any,
-    processor: Sa2VAProcessor,
-    features: Any,
-    answers: list[Answer],
-    size: tuple[int, int],
-    at_once: int = MASKS_AT_ONCE,
+    model: Any, processor: Sa2VAProcessor, features: Any, answers: list[Answer], size: tuple[int, int], at_once: int
 ) -> list[Segmentation]:
     """Answers on one image of size (H, W) with the masks of their `[SEG]`, `at_once` decoded at a time."""
     states = [answer.states_at(processor.seg_token_id) for answer in answers]
     flat = [state for group in states for state in group]
     logits, scores = [torch.zeros(0, *features.grid, device=model.device)], [torch.zeros(0, device=model.device)]
     for start in range(0, len(flat), at_once):
-        embeddings = model.text_hidden_fcs(torch.stack(flat[start : start + at_once]))
-        decoded = model.decode_masks(features, embeddings)
+        decoded = model.decode_masks(features, model.text_hidden_fcs(torch.stack(flat[start : start + at_once])))
         logits.append(decoded.mask_logits)
         scores.append(decoded.iou_scores)
     counts, masks, pooled = [len(group) for group in states], torch.cat(logits), features.pooled()[0]
@@ -443,16 +374,10 @@ def segmentations(
 
 
 def _answer_prompts(
-    model: Any,
-    image: ImageLike,
-    texts: list[str],
-    processor: Sa2VAProcessor,
-    batch_size: int,
-    max_new_tokens: int,
-    guess: list[int],
+    model: Any, shown: ImageLike, texts: list[str], processor: Sa2VAProcessor, batch_size: int, how: Decoding
 ) -> list[Answer]:
     """Answers to all texts, `batch_size` at a time; the image's part of the prompt is computed once."""
-    pixels, (count,) = processor.vision_inputs([image])
+    pixels, (count,) = processor.vision_inputs([shown])
     prompts = [processor.token_ids(processor.prompt_text(text, count)) for text in texts]
     split = prompts[0].index(processor.token_ids(processor.image_tokens.end)[0]) + 1  # the image included
     if any(prompt[:split] != prompts[0][:split] for prompt in prompts):
@@ -460,30 +385,18 @@ def _answer_prompts(
     prefix = torch.tensor([prompts[0][:split]], device=model.device)
     body, cache = model.model, DynamicCache(config=model.config.text_config)
     features = body.get_vision_features(**send_to_device(pixels, model.device))
-    inputs = body.splice(prefix, body.image_rows(features))
-    body(**inputs, past_key_values=cache, use_cache=True)
+    image = body.splice(prefix, body.image_rows(features))
+    body(**image, past_key_values=cache, use_cache=True)
     answers: list[Answer] = []
     for start in range(0, len(prompts), batch_size):
         suffixes = [prompt[split:] for prompt in prompts[start : start + batch_size]]
-        how = Decoding(max_new_tokens, guess_ids=answers[0].token_ids if answers else guess)
-        answers += _answer_suffixes(model, processor, cache, suffixes, how, inputs.get("position_table"))
+        how = replace(how, guess_ids=answers[0].token_ids) if answers else how
+        padded = processor.pad(suffixes)
+        mask = torch.cat([torch.ones(len(suffixes), split, dtype=torch.long), padded["attention_mask"]], dim=1)
+        inputs = {"inputs_embeds": model.get_input_embeddings()(padded["input_ids"].to(model.device))}
+        if "position_table" in image:
+            inputs["position_table"] = image["position_table"].expand(-1, len(suffixes), -1)
+        first = torch.zeros(len(suffixes), dtype=torch.long, device=model.device)
+        rows = selected_rows(cache, first, model.config.text_config)
+        answers += decode(model, processor, inputs, mask.to(model.device), how, rows)
     return answers
-
-
-def _answer_suffixes(
-    model: Any,
-    processor: Sa2VAProcessor,
-    cache: DynamicCache,
-    suffixes: list[list[int]],
-    how: Decoding,
-    position_table: Tensor | None,
-) -> list[Answer]:
-    """Answers to prompts that continue one shared cache; the cache is not changed."""
-    padded = processor.pad(suffixes)
-    cached = torch.ones(len(suffixes), cache.get_seq_length(), dtype=torch.long)
-    mask = torch.cat([cached, padded["attention_mask"]], dim=1).to(model.device)
-    inputs = {"inputs_embeds": model.get_input_embeddings()(padded["input_ids"].to(model.device))}
-    if position_table is not None:
-        inputs["position_table"] = position_table.expand(-1, len(suffixes), -1)
-    first = torch.zeros(len(suffixes), dtype=torch.long, device=model.device)
-    return decode(model, processor, inputs, mask, how, selected_rows(cache, first, model.config.text_config))

@@ -4,15 +4,11 @@
 prompt, `get_image_embeddings` and `get_prompt_embeddings` run without gradients, and the mask decoder copies the image
 for every prompt (broadcasting is a third faster for eleven prompts).
 
-Axes: B images, K `[SEG]` of one image, C SAM 2 width, S side of the input, h w the grid of the masks: the decoder's, or
-that of a side network (`side_network`), which refines the decoder's masks.
-
 The losses use all pixels of the decoder's grid: no point sampling, so they are deterministic. The truth is averaged
 over the area of each cell. Sa2VA's own recipe samples it by `nearest`, which takes the corner of a cell: targets are
 shifted by half a cell, and thin objects lose their width (docs/reference/specification.md).
 
-Source: bytedance/Sa2VA@9832e1a, projects/sa2va: 2.0 x binary cross-entropy + 0.5 x Dice, added to the text loss. These
-weights are the defaults. Fine-tuning has its own (`grpo.settings`).
+Source: bytedance/Sa2VA@9832e1a, projects/sa2va: 2.0 x binary cross-entropy + 0.5 x Dice, the defaults here.
 """
 
 from collections.abc import Callable
@@ -32,22 +28,16 @@ SMOOTH = 1.0  # keeps ratios and gradients of soft clDice finite without a skele
 
 @dataclass(frozen=True)
 class Sam2Features:
-    """SAM 2's feature maps of B images, before `conv_s0` and `conv_s1`, which are parts of the trainable decoder.
+    """SAM 2's feature maps of B images, before `conv_s0` and `conv_s1`, which are parts of the trainable decoder."""
 
-    Args:
-        maps: (B, C, S/4, S/4), (B, C, S/8, S/8), (B, C, S/16, S/16) for an S x S input.
-        side_pixels: uint8 (B, 3, P, P), the input of the side network; None without one.
-        sam_pixels: float (B, 3, S, S), where the image encoder trains: then there are no maps, and `decode_masks`
-            computes them anew.
-    """
-
-    maps: Any
-    side_pixels: Tensor | None = None
+    maps: Any  # (B, C, S/4, S/4), (B, C, S/8, S/8), (B, C, S/16, S/16) for an S x S input
+    side_pixels: Tensor | None = None  # uint8 (B, 3, P, P), the input of the side network
+    # float (B, 3, S, S), where the image encoder trains: there are no maps, `decode_masks` computes them anew
     sam_pixels: Tensor | None = None
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Sam2Features":
-        side_pixels, sam_pixels = (None if one is None else change(one) for one in (self.side_pixels, self.sam_pixels))
-        return Sam2Features(tuple(change(level) for level in self.maps), side_pixels, sam_pixels)
+        pixels = (None if one is None else change(one) for one in (self.side_pixels, self.sam_pixels))
+        return Sam2Features(tuple(map(change, self.maps)), *pixels)
 
     def __getitem__(self, index: int) -> "Sam2Features":
         """The features of one image, batch axis kept."""
@@ -65,20 +55,15 @@ class Sam2Features:
     @property
     def decoder_grid(self) -> tuple[int, int]:
         """(h, w) of SAM 2's own masks."""
-        if self.maps:
-            height, width = self.maps[0].shape[-2:]
-            return height, width
-        assert self.sam_pixels is not None
-        height, width = self.sam_pixels.shape[-2:]
-        return height // 4, width // 4
+        source, stride = (self.maps[0], 1) if self.sam_pixels is None else (self.sam_pixels, 4)
+        height, width = source.shape[-2:]
+        return height // stride, width // stride
 
     @property
     def grid(self) -> tuple[int, int]:
         """(h, w) of the masks that are decoded from these features."""
-        if self.side_pixels is None:
-            return self.decoder_grid
-        height, width = self.side_pixels.shape[-2:]
-        return height, width
+        size = self.decoder_grid if self.side_pixels is None else self.side_pixels.shape[-2:]
+        return size[0], size[1]
 
     def pooled(self) -> Tensor:
         """(B, C): the coarsest map averaged over the image, as a summary of its appearance."""
@@ -88,24 +73,14 @@ class Sam2Features:
 
 @dataclass(frozen=True)
 class DecodedMasks:
-    """SAM 2's masks for K prompts on one image.
+    """SAM 2's masks for K prompts on one image: of the candidate among 1 to 3 with the highest predicted IoU."""
 
-    Args:
-        mask_logits: float32 (K, h, w), of the candidate with the highest predicted IoU among candidates 1 to 3, refined
-            by the side network if there is one.
-        iou_scores: float32 (K,), that predicted IoU.
-        selected: int64 (K,), index of that candidate, 1 to 3.
-        candidates: float32 (K, 4, h, w), SAM 2's logits of all; candidate 0 is the single-mask token, unused by Sa2VA.
-        candidate_scores: float32 (K, 4), predicted IoU of all; its gradient ends in the head that predicts it.
-        object_score_logits: float32 (K,); unused, as in the reference: a negative value does not empty the mask.
-    """
-
-    mask_logits: Tensor
-    iou_scores: Tensor
-    selected: Tensor
-    candidates: Tensor
-    candidate_scores: Tensor
-    object_score_logits: Tensor
+    mask_logits: Tensor  # float32 (K, h, w), refined by the side network if there is one
+    iou_scores: Tensor  # float32 (K,), that predicted IoU
+    selected: Tensor  # int64 (K,), index of that candidate
+    candidates: Tensor  # float32 (K, 4, h, w), SAM 2's logits; 0 is the single-mask token, unused by Sa2VA
+    candidate_scores: Tensor  # float32 (K, 4), predicted IoU; its gradient ends in the head that predicts it
+    object_score_logits: Tensor  # float32 (K,); unused, as in the reference: a negative value empties no mask
 
     def __getitem__(self, rows: int | slice) -> "DecodedMasks":
         """The masks of some prompts, their axis kept."""
@@ -130,18 +105,13 @@ def decode_masks(
 ) -> DecodedMasks:
     """The masks of K `[SEG]` embeddings on one image; differentiable in both and in the weights of decoder and `side`.
 
-    Args:
-        features: of one image (B = 1), with the pixels for `side` if it is given.
-        seg_embeddings: (K, C); K may be 0.
-        side: the side network that refines the masks.
+    The features are those of one image (B = 1), with the pixels for `side` if it is given; embeddings are (K, C), K may
+    be 0.
     """
     if not len(seg_embeddings):  # transformers' attention takes no empty batch
         return decode_masks(sam, features, seg_embeddings.new_zeros(1, seg_embeddings.shape[1]), side)[:0]
-    maps = features.maps
-    if features.sam_pixels is not None:
-        maps = sam_features(sam, features.sam_pixels).maps
-    fine, middle, coarse = maps
-    decoder = sam.mask_decoder
+    pixels, decoder = features.sam_pixels, sam.mask_decoder
+    fine, middle, coarse = features.maps if pixels is None else sam_features(sam, pixels).maps
     tokens, pixels = _transform(sam, coarse, sparse_prompts(sam, seg_embeddings.to(coarse.dtype)))
     pixels = decoder.upscale_conv1(pixels) + decoder.conv_s1(middle)
     pixels = decoder.activation(decoder.upscale_layer_norm(pixels))
@@ -184,12 +154,8 @@ def _transform(sam: Any, coarse: Tensor, prompts: Tensor) -> tuple[Tensor, Tenso
 def mask_losses(
     mask_logits: Tensor, masks: Tensor, bce_weight: float = BCE_WEIGHT, dice_weight: float = DICE_WEIGHT
 ) -> dict[str, Tensor]:
-    """`mask` (weighted cross-entropy) and `dice` (weighted), scalars; differentiable in the logits.
-
-    Arguments as in `soft_targets`, and factors of the two losses.
-    """
-    truth = soft_targets(masks, mask_logits)
-    logits = mask_logits.float()
+    """`mask` (cross-entropy) and `dice`, weighted scalars against `soft_targets`; differentiable in the logits."""
+    truth, logits = soft_targets(masks, mask_logits), mask_logits.float()
     cross_entropy = F.binary_cross_entropy_with_logits(logits, truth)
     probability = logits.sigmoid().flatten(1)
     truth = truth.flatten(1)
@@ -198,10 +164,7 @@ def mask_losses(
 
 
 def iou_head_loss(iou_scores: Tensor, mask_logits: Tensor, masks: Tensor) -> Tensor:
-    """Mean squared error of SAM 2's predictions (K,) of the IoU, scalar; differentiable in them alone.
-
-    Other arguments as in `true_iou`.
-    """
+    """Mean squared error of SAM 2's predictions (K,) of the `true_iou`, scalar; differentiable in them alone."""
     return F.mse_loss(iou_scores.float(), true_iou(mask_logits, masks))
 
 
@@ -215,25 +178,15 @@ def true_iou(mask_logits: Tensor, masks: Tensor) -> Tensor:
     """float32 (K,), without gradient: the IoU of masks with the truth; of two empty ones 1.
 
     Where (h, w) divides the size of the truth, the IoU is that of the whole cells with the truth at its own size.
-    Arguments as in `soft_targets`.
     """
-    predicted = mask_logits.detach() > 0
-    truth = soft_targets(masks, mask_logits)
+    predicted, truth = mask_logits.detach() > 0, soft_targets(masks, mask_logits)
     union = torch.where(predicted, 1.0, truth).flatten(1).sum(1)
     overlap = torch.where(predicted, truth, 0.0).flatten(1).sum(1)
     return torch.where(union > 0, overlap / union, 1.0)
 
 
 def soft_targets(masks: Tensor, mask_logits: Tensor) -> Tensor:
-    """float32 (K, h, w) in [0, 1]: the share of each cell of the logits' grid that the masks cover.
-
-    Args:
-        masks: bool, uint8 or float (K, H, W).
-        mask_logits: float (K, h, w).
-
-    Raises:
-        ValueError: the numbers of masks differ, or there is none.
-    """
+    """float32 (K, h, w) in [0, 1]: the share of each cell of the grid of the logits that masks (K, H, W) cover."""
     if len(mask_logits) != len(masks) or not len(masks):
         raise ValueError(
             f"{len(mask_logits)} predicted and {len(masks)} true masks: expected the same number, at least 1"
@@ -248,9 +201,7 @@ def soft_targets(masks: Tensor, mask_logits: Tensor) -> Tensor:
 def soft_cldice(masks: Tensor, targets: Tensor, iterations: int = ITERATIONS) -> Tensor:
     """float32 (N,) in [0, 1]: the centreline Dice of soft masks, differentiable in both; it must not break a vessel.
 
-    Args:
-        masks, targets: float (N, 1, H, W) in [0, 1].
-        iterations: erosions of the skeleton.
+    Masks and targets are float (N, 1, H, W) in [0, 1], `iterations` are erosions of the skeleton.
 
     Source: Shit et al., "clDice - a Novel Topology-Preserving Loss Function for Tubular Structure Segmentation", CVPR
     2021, algorithms 1 and 2; erosion by a cross of 3 x 3 pixels, dilation by a square, as in the authors' code.

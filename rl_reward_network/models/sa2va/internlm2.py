@@ -7,10 +7,9 @@ Source: bytedance/Sa2VA@06912e2. The rotary embedding is Llama's "dynamic" one, 
 in the cache as they were rotated before, so that cached decoding differs from one full pass, and the longest row of a
 batch sets the base of all. The official code then keeps that base for later, shorter inputs; transformers resets it.
 
-The tokenizer's added tokens have fixed ids. Some take the place of a piece that the sentencepiece file holds in reserve
-(`<|im_end|>`). Ids equal those of the sentencepiece library, with two exceptions. A piece of several characters is not
-found if one of them is no piece by itself; the official converter has this limit, too. And where the file asks for a
-Unicode normalisation, rare sequences of combining marks and invisible characters differ.
+Added tokens have fixed ids; some take the place of a piece that the sentencepiece file holds in reserve. Ids equal
+those of the sentencepiece library, except that a piece of several characters is not found if one of them is no piece by
+itself (as in the official converter), and rare sequences where the file asks for a Unicode normalisation.
 """
 
 import os
@@ -97,8 +96,7 @@ class InternLM2Tokenizer(PreTrainedTokenizerFast):
                 f"{settings}: missing, or {END_OF_TURN!r} is not in added_tokens_decoder; "
                 "download or copy the tokenizer's files again"
             )
-        backend = read_sentencepiece(file, added)
-        return kwargs | {"tokenizer_object": backend}
+        return kwargs | {"tokenizer_object": read_sentencepiece(file, added)}
 
     def save_pretrained(self, save_directory: str | os.PathLike[Any], *args: Any, **kwargs: Any) -> tuple[str, ...]:
         """As in transformers, with what the official layout needs: `tokenizer.model` and the ids of added tokens."""
@@ -112,14 +110,10 @@ class InternLM2Tokenizer(PreTrainedTokenizerFast):
 
 
 def read_sentencepiece(file: Path, added_tokens: Mapping[int, AddedToken]) -> Tokenizer:
-    """A sentencepiece file as a tokenizer with the same ids.
+    """A sentencepiece file with a BPE vocabulary as a tokenizer with the same ids.
 
-    Args:
-        file: `tokenizer.model`, with a BPE vocabulary.
-        added_tokens: by id; they replace the file's pieces at these ids, and continue its list.
-
-    Raises:
-        ValueError: the file is damaged, is not BPE, or is too short for the ids of the added tokens.
+    Added tokens, by id, replace the file's pieces at these ids, and continue its list. A ValueError for a file that is
+    damaged, is not BPE, or is too short for their ids.
     """
     proto = _read_proto(file)
     first = min((index for index in added_tokens if index >= len(proto.pieces)), default=len(proto.pieces))
@@ -147,8 +141,7 @@ def read_sentencepiece(file: Path, added_tokens: Mapping[int, AddedToken]) -> To
 
 def _read_proto(file: Path) -> Any:
     """The parsed file, a `ModelProto` of sentencepiece."""
-    proto = import_protobuf().ModelProto()
-    remedy = "download or copy it again"
+    proto, remedy = import_protobuf().ModelProto(), "download or copy it again"
     try:
         proto.ParseFromString(file.read_bytes())
     except DecodeError as error:

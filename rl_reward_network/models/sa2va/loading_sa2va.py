@@ -101,7 +101,7 @@ def load_sa2va_model(
 def weight_dtype(device: str, dtype: Dtype = "auto") -> torch.dtype:
     """The dtype of Sa2VA's weights on a device."""
     if dtype == "auto":
-        return torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
+        dtype = "bfloat16" if torch.device(device).type == "cuda" else "float32"
     return torch.float32 if dtype == "float32" else torch.bfloat16
 
 
@@ -151,31 +151,22 @@ def convert_checkpoint(path: str, target: Path) -> tuple[str, int]:
     if target.exists():
         raise ValueError(f"target {target} exists; give a new folder")
     source = open_checkpoint(path)
-    config = check_checkpoint(source)
+    config, file = check_checkpoint(source), source.path / "config.json"
     if not source.original and config.original_config is None:
-        raise ValueError(
-            f"{source.path / 'config.json'}: original_config is missing; this model has no official layout"
-        )
-    tensors = to_ours(source.tensors(), config) if source.original else to_original(source.tensors(), config)
+        raise ValueError(f"{file}: original_config is missing; this model has no official layout")
+    tensors = (to_ours if source.original else to_original)(source.tensors(), config)
     with whole_folder(target) as folder:
         save_torch_state_dict(tensors, folder)
         _write_config(config, source, folder)
-        _copy_tokenizer(config, source, folder)
+        # The tokenizer's files, no weights, configuration or code. A `tokenizer.model` is read once, for the official
+        # layout has no tokenizer.json beside it.
+        files = {file.name for file in source.path.iterdir()}
+        for name in files - REWRITTEN - ({TOKENIZER_FILE} if MODEL_FILE in files else set()):
+            if name.endswith((".json", ".txt", ".jinja")) or name == MODEL_FILE:
+                shutil.copyfile(source.path / name, folder / name)
+        if MODEL_FILE in files and source.original:
+            source.tokenizer(config).backend_tokenizer.save(str(folder / TOKENIZER_FILE))
     return "ours" if source.original else "official layout", len(tensors)
-
-
-def _copy_tokenizer(config: Sa2VAConfig, source: CheckpointFolder, folder: Path) -> None:
-    """Copy the tokenizer's files; no weights, configuration or code.
-
-    A `tokenizer.model` is read once, for the official layout has no tokenizer.json beside it.
-    """
-    files = {file.name for file in source.path.iterdir()}
-    rewritten = REWRITTEN | ({TOKENIZER_FILE} if MODEL_FILE in files else set())
-    for name in files - rewritten:
-        if name.endswith((".json", ".txt", ".jinja")) or name == MODEL_FILE:
-            shutil.copyfile(source.path / name, folder / name)
-    if MODEL_FILE in files and source.original:
-        source.tokenizer(config).backend_tokenizer.save(str(folder / TOKENIZER_FILE))
 
 
 def _write_config(config: Sa2VAConfig, source: CheckpointFolder, folder: Path) -> None:

@@ -3,9 +3,6 @@
 This package adds only what transformers does not have: image and region rows spliced into the text, the `[SEG]` state
 projected into a prompt for SAM 2, and the differentiable mask path.
 
-Axes: B samples, T tokens, D language width, V vision width, K `[SEG]` tokens of one image, C SAM 2 width, h w the
-decoder's grid, S side of a tile.
-
 Source: bytedance/Sa2VA@9832e1a. Unlike the reference, the SAM 2 image encoder runs once per image, not per `[SEG]`.
 """
 
@@ -46,23 +43,14 @@ from rl_reward_network.models.sa2va.templates import TEMPLATES, kept_ids
 
 @dataclass
 class Sa2VAOutput(InternVLCausalLMOutputWithPast):
-    """The output of `Sa2VAForConditionalGeneration.forward`.
-
-    Args:
-        last_hidden_state: (B, T, D), the input of `lm_head`, and at `[SEG]` that of `text_hidden_fcs`. It is the state
-            after the final norm, in Qwen3-VL the one before it.
-    """
+    """With the input (B, T, D) of `lm_head` and, at `[SEG]`, `text_hidden_fcs`: in Qwen3-VL before the final norm."""
 
     last_hidden_state: Tensor | None = None
 
 
 FIRST_STEP = (
-    "pixel_values",
-    "image_grid_thw",
-    "vision_features",
-    "prompt_masks",
-    "vp_overall_mask",
-    "sam_pixel_values",
+    *("pixel_values", "image_grid_thw", "vision_features"),
+    *("prompt_masks", "vp_overall_mask", "sam_pixel_values"),
 )
 BODIES = {"internvl": Sa2VAModel, "qwen_vl": QwenVLBody}
 
@@ -80,7 +68,6 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
     _tied_weights_keys = {"lm_head.weight": "model.language_model.embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: Sa2VAConfig) -> None:
-        """A model with random weights; see `from_pretrained`."""
         super().__init__(config)
         width, sam_width = config.text_config.hidden_size, config.sam2_config.vision_config.fpn_hidden_size
         self.model: Any = BODIES[config.family.body](config)
@@ -103,14 +90,9 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
     ) -> "Sa2VAForConditionalGeneration":
         """The model of a folder or hub id, in our layout or the original one, in eval mode.
 
-        Args:
-            path: local folder, or `owner/name`.
-            config: unused; transformers' Auto classes pass the configuration of the same folder.
-            **arguments: those of transformers that `arguments_sa2va` lists. By default float32 on the CPU.
-
-        Raises:
-            ValueError: an argument that is not supported, unknown layout, or missing, surplus or wrongly shaped
-                tensors, all named.
+        Arguments are those of transformers that `arguments_sa2va` lists, by default float32 on the CPU. `config` is not
+        used: transformers' Auto classes pass that of the same folder. A ValueError for an argument that is not
+        supported, an unknown layout, or missing, surplus or wrongly shaped tensors, all named.
         """
         how = read_arguments(**arguments)
         folder = open_checkpoint(path, **how.hub)
@@ -118,8 +100,7 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
         if how.device.type == "cuda":
             check_fits(how, expected_shapes(config, original=False))
         config._attn_implementation = how.attn_implementation
-        tensors = folder.tensors(how.dtype)
-        tensors = to_ours(tensors, config) if folder.original else tensors
+        tensors = to_ours(folder.tensors(how.dtype), config) if folder.original else folder.tensors(how.dtype)
         loaded = super().from_pretrained(
             None,
             config=config,
@@ -181,47 +162,27 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
             sam_pixel_values: unused; accepted so that a processor's whole output can be passed.
             logits_to_keep: number of last positions to compute logits for; 0 is all.
             num_items_in_batch: labelled tokens over all accumulated batches, from transformers' Trainer.
-            **kwargs: other arguments of transformers' decoders.
         """
+        of_text = (attention_mask, position_ids, past_key_values, inputs_embeds)
         of_qwen = {"image_grid_thw": image_grid_thw, "position_table": position_table}
-        outputs = self.model(
-            input_ids=input_ids,
-            pixel_values=pixel_values,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            vision_features=vision_features,
-            prompt_masks=prompt_masks,
-            vp_overall_mask=vp_overall_mask,
-            **kwargs | {name: value for name, value in of_qwen.items() if value is not None},
-        )
+        kwargs |= {name: value for name, value in of_qwen.items() if value is not None}
+        regions = (prompt_masks, vp_overall_mask)
+        outputs = self.model(input_ids, pixel_values, *of_text, vision_features, *regions, **kwargs)
         states = outputs.last_hidden_state
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(states[:, keep])
-        loss = None
+        logits, loss = self.lm_head(states[:, keep]), None
         if labels is not None:
-            loss = self.loss_function(
-                logits=logits,
-                labels=labels,
-                vocab_size=self.config.text_config.vocab_size,
-                num_items_in_batch=num_items_in_batch,
-            )
-        return Sa2VAOutput(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-            last_hidden_state=states,
-        )
+            vocabulary = self.config.text_config.vocab_size
+            loss = self.loss_function(logits, labels, vocabulary, num_items_in_batch=num_items_in_batch)
+        kept = {name: getattr(outputs, name) for name in ("past_key_values", "hidden_states", "attentions")}
+        return Sa2VAOutput(loss=loss, logits=logits, last_hidden_state=states, **kept)
 
     def generate(self, inputs: Tensor | None = None, **kwargs: Any) -> Any:  # type: ignore[override]
         """As in transformers; a Qwen-VL gets the positions of the whole prompt for every step."""
         features: Any = kwargs.get("vision_features")
         grid_thw: Any = kwargs.get("image_grid_thw")
         if self.config.family.body == "qwen_vl" and (features is not None or grid_thw is not None):
-            grids = features.grids if features is not None else [tuple(grid[1:]) for grid in grid_thw.tolist()]
+            grids = [grid[1:] for grid in grid_thw.tolist()] if features is None else features.grids
             ids = kwargs.get("input_ids", inputs)
             kwargs["position_table"] = self.model.position_table(ids, grids, kwargs.get("attention_mask"))
         return super().generate(inputs, **kwargs)  # type: ignore[misc]
@@ -229,11 +190,11 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         """As in transformers, which gives a plain head to `resize_token_embeddings`; that of a Qwen3-VL has a norm."""
         if isinstance(self.lm_head, NormedHead) and not isinstance(new_embeddings, NormedHead):
-            width, words = new_embeddings.in_features, new_embeddings.out_features
+            weight: Any = new_embeddings.weight
+            norm: Any = self.lm_head.norm
             with torch.device("meta"):  # its weight is replaced
-                head = NormedHead(width, words, self.lm_head.norm)  # type: ignore[arg-type]
-            head.weight = new_embeddings.weight  # type: ignore[assignment]
-            new_embeddings = head
+                new_embeddings = NormedHead(weight.shape[1], weight.shape[0], norm)
+            new_embeddings.weight = weight
         self.lm_head = new_embeddings
 
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -251,7 +212,7 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
         return super()._expand_inputs_for_generation(expand_size=expand_size, **kwargs)  # type: ignore[misc]
 
     @property
-    def vision_model(self) -> nn.Module:
+    def vision_model(self) -> Any:
         """The vision tower, under its name in the original; so are `language_model` and `mlp1`."""
         return self.model.visual if self.config.family.body == "qwen_vl" else self.model.vision_tower
 
@@ -275,11 +236,7 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
         return sam_features(self.grounding_encoder, sam_pixel_values)
 
     def add_side_network(self, config: SideNetworkConfig) -> None:
-        """Put a side network beside SAM 2, in float32; masks stay as they are until it is trained.
-
-        Raises:
-            ValueError: there is one already, of other sizes.
-        """
+        """Put an untrained side network beside SAM 2, in float32; a ValueError where there is one of other sizes."""
         if self.config.side is not None and self.config.side != config:
             raise ValueError(
                 f"side_network: the model has one of {self.config.side}; leave out --side_network, or give "
@@ -292,10 +249,8 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
 
     def seg_embeddings(self, last_hidden_state: Tensor, input_ids: Tensor) -> list[Tensor]:
         """Per sample (K, C): the projected state AT each `[SEG]` token, in order."""
-        return [
-            self.text_hidden_fcs(states[ids == self.config.seg_token_id])
-            for states, ids in zip(last_hidden_state, input_ids, strict=True)
-        ]
+        pairs = zip(last_hidden_state, input_ids == self.config.seg_token_id, strict=True)
+        return [self.text_hidden_fcs(states[places]) for states, places in pairs]
 
     def decode_masks(self, features: Sam2Features, seg_embeddings: Tensor) -> DecodedMasks:
         """Masks of K `[SEG]` embeddings (K, C) on one image; see `grounding_sa2va.decode_masks`."""
@@ -315,8 +270,9 @@ def _read_config(folder: CheckpointFolder) -> Sa2VAConfig:
             f"{folder.path}: config.json or the tokenizer's files are damaged ({error!r}); download or copy them again"
         ) from error
     except ValueError as error:
-        where = "" if str(folder.path) in str(error) else f"{folder.path}: "
-        raise ValueError(f"{where}{error}") from error
+        if str(folder.path) in str(error):
+            raise
+        raise ValueError(f"{folder.path}: {error}") from error
     config.image_token_id, config.seg_token_id = processor.image_token_id, processor.seg_token_id
     config.never_sampled_ids, config.added_token_ids = processor.never_sampled_ids, tokenizer.get_added_vocab()
     return config

@@ -1,7 +1,6 @@
 """From an image to a model's inputs (tiles, patches, SAM 2's square, regions), and from mask logits to its size.
 
-All conversions of coordinates are in this file. Axes: N regions, H W image pixels, S side of a square input, g side of
-the token grid, K masks, h w the decoder's grid.
+All conversions of coordinates are in this file.
 
 Source: bytedance/Sa2VA@9832e1a, with its constants (1 to 12 tiles of 448 px plus a thumbnail, bicubic resizing by
 Pillow, SAM 2's input squashed to a square). One deliberate difference: a region that covers no cell of the grid gets
@@ -10,6 +9,7 @@ pixels, then, by the kernel that torchvision uses, to multiples of two patches w
 resized once, by the second.
 """
 
+import math
 import os
 import warnings
 from collections.abc import Sequence
@@ -58,19 +58,15 @@ def cut_tiles(image: ImageLike, max_tiles: int, side: int) -> list[Image.Image]:
 
 def tile_pixels(tiles: Sequence[Image.Image]) -> torch.Tensor:
     """float32 (tiles, 3, S, S), ImageNet-normalised."""
-    pixels = torch.stack([_to_tensor(tile) for tile in tiles]).float() / 255
-    return _normalise(pixels, torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD))
+    mean, std = (torch.tensor(constants) for constants in (IMAGENET_MEAN, IMAGENET_STD))
+    return _normalise(torch.stack([_to_tensor(tile) for tile in tiles]).float() / 255, mean, std)
 
 
 def sam_pixels(image: ImageLike, side: int) -> torch.Tensor:
-    """float32 (1, 3, side, side): the image squashed to SAM 2's square.
-
-    Mean and standard deviation are rounded to bfloat16, as in the reference's prediction; other constants change the
-    mask logits.
-    """
-    squashed = to_rgb(image).resize((side, side))
+    """float32 (1, 3, side, side): the image squashed to SAM 2's square."""
+    # Rounded as in the reference's prediction; other constants change the mask logits.
     mean, std = (torch.tensor(c).bfloat16().float() for c in (IMAGENET_MEAN, IMAGENET_STD))
-    return _normalise(_to_tensor(squashed)[None].float() / 255, mean, std)
+    return _normalise(square_pixels(image, side)[None].float() / 255, mean, std)
 
 
 def square_pixels(image: ImageLike, side: int) -> torch.Tensor:
@@ -82,10 +78,8 @@ def region_cells(regions: np.ndarray, grid: int, image: ImageLike | None = None)
     """bool (N, g, g) from region masks (N, H, W): the cells of the token grid that belong to each region.
 
     A cell belongs to a region that covers its sample point (nearest interpolation). A thin region may cover none; it
-    gets the cell nearest to one of its pixels, with a warning.
-
-    Raises:
-        ValueError: not (N, H, W) of bool or 0 and 1, not of the size of `image` (if given), or a region has no pixel.
+    gets the cell nearest to one of its pixels, with a warning. A ValueError for regions that are not (N, H, W) of bool
+    or 0 and 1, not of the size of `image` (if given), or have no pixel.
     """
     given, size = np.asarray(regions), None if image is None else to_rgb(image).size[::-1]
     binary = given.dtype == bool or (given.dtype.kind in "iu" and np.isin(given, (0, 1)).all())
@@ -95,7 +89,7 @@ def region_cells(regions: np.ndarray, grid: int, image: ImageLike | None = None)
             f"mask_prompts: regions must be bool (N, H, W) of the size of their image{of_size}, got {given.dtype} "
             f"{given.shape}; threshold probabilities, and resize to the image"
         )
-    masks = torch.as_tensor(np.asarray(regions)).bool()
+    masks = torch.as_tensor(given).bool()
     if masks.ndim != 3 or not len(masks):
         raise ValueError(f"mask_prompts must be (N, H, W) with N >= 1 for each image, got shape {tuple(masks.shape)}")
     cells = F.interpolate(masks[None].float(), size=(grid, grid), mode="nearest")[0].bool()
@@ -122,7 +116,7 @@ def tile_grid(width: int, height: int, max_tiles: int = 12, tile_size: int = 448
         raise ValueError(f"max_tiles is {max_tiles}, expected 1 or more")
     grids = [(c, r) for c in range(1, max_tiles + 1) for r in range(1, max_tiles // c + 1)]
     best, best_gap = (1, 1), float("inf")
-    for cols, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):
+    for cols, rows in sorted(grids, key=math.prod):
         gap = abs(width / height - cols / rows)
         fills = width * height > 0.5 * tile_size**2 * cols * rows
         if gap < best_gap or (gap == best_gap and fills):
@@ -167,8 +161,7 @@ def resized_image(image: ImageLike, cell: int, how: ImageResize) -> Tensor:
     if how == "prediction":
         height, width = _size(rgb, FIRST_CELL, FIRST_PIXELS)
         rgb = rgb.resize((width, height), Image.Resampling.BICUBIC)
-    size = _size(rgb, cell, PIXELS)
-    pixels = torch.from_numpy(np.array(rgb)).permute(2, 0, 1)
+    size, pixels = _size(rgb, cell, PIXELS), _to_tensor(rgb)
     if size == tuple(pixels.shape[1:]):
         return pixels
     # On uint8, as in the reference: the same on float, or by Pillow, gives other values.
@@ -195,16 +188,10 @@ def patch_inputs(
 
 
 def draw_region(image: np.ndarray, region: np.ndarray, how: RegionPrompt) -> np.ndarray:
-    """A copy of the image that shows the region, uint8 (H, W, 3); smaller if it is a crop.
+    """A copy of the image, uint8 (H, W, 3), that shows a region, bool (H, W), not empty; smaller if it is a crop.
 
-    Args:
-        image: uint8 (H, W, 3).
-        region: bool (H, W), not empty.
-        how: "outline" draws a red line around the region, outside of it (inside only if it is the whole image), so that
-            thin objects stay visible; "crop" cuts out its bounding box with a margin.
-
-    Raises:
-        ValueError: the region is not bool, the sizes differ, or it has no pixel.
+    "outline" draws a red line around the region, outside of it (inside only if it is the whole image), so that thin
+    objects stay visible; "crop" cuts out its bounding box with a margin.
     """
     if region.dtype != bool or region.shape != image.shape[:2] or not region.any():
         raise ValueError(
@@ -212,8 +199,8 @@ def draw_region(image: np.ndarray, region: np.ndarray, how: RegionPrompt) -> np.
             f" more, bool, and the image's shape {image.shape[:2]}"
         )
     if how == "crop":
-        rows, columns = np.flatnonzero(region.any(axis=1)), np.flatnonzero(region.any(axis=0))
-        longer = max(rows[-1] - rows[0], columns[-1] - columns[0]) + 1
+        rows, columns = (np.flatnonzero(region.any(axis=axis)) for axis in (1, 0))
+        longer = max(np.ptp(rows), np.ptp(columns)) + 1
         margin = max(LEAST_MARGIN, round(longer * MARGIN))
         top, left = max(0, rows[0] - margin), max(0, columns[0] - margin)
         return image[top : rows[-1] + 1 + margin, left : columns[-1] + 1 + margin].copy()

@@ -1,7 +1,5 @@
 """From text and images to a model's inputs: tokenizer, templates, tiles and regions of one checkpoint.
 
-Axes: B samples, T tokens, H W image pixels, S side of a tile, N regions of one image, g side of the token grid.
-
 Source: bytedance/Sa2VA@9832e1a. One deliberate difference: a mismatch between placeholders and features is an error.
 """
 
@@ -16,6 +14,7 @@ from PIL import Image
 from transformers import BatchFeature, PreTrainedTokenizerBase, ProcessorMixin, Qwen2VLImageProcessorPil
 
 from rl_reward_network.atomic_io import read_json
+from rl_reward_network.models.sa2va import pixels_sa2va, templates
 from rl_reward_network.models.sa2va.arguments_sa2va import hub_arguments
 from rl_reward_network.models.sa2va.checkpoint_sa2va import (
     OWN_SETTINGS,
@@ -27,27 +26,8 @@ from rl_reward_network.models.sa2va.checkpoint_sa2va import (
 )
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
 from rl_reward_network.models.sa2va.families import BY_MODEL_TYPE
-from rl_reward_network.models.sa2va.pixels_sa2va import (
-    ImageLike,
-    ImageResize,
-    RegionPrompt,
-    cut_tiles,
-    patch_inputs,
-    region_cells,
-    sam_pixels,
-    tile_pixels,
-)
-from rl_reward_network.models.sa2va.templates import (
-    IMAGE_PLACEHOLDER,
-    INTERNVL_TOKENS,
-    QWEN_VL_TOKENS,
-    SEG,
-    TEMPLATES,
-    chat_instruction,
-    read_chat,
-    region_sentence,
-    special_ids,
-)
+from rl_reward_network.models.sa2va.pixels_sa2va import ImageLike, ImageResize, RegionPrompt
+from rl_reward_network.models.sa2va.templates import IMAGE_PLACEHOLDER
 
 
 class Sa2VAProcessor(ProcessorMixin):
@@ -59,19 +39,13 @@ class Sa2VAProcessor(ProcessorMixin):
         tile_size: side of a tile in pixels.
         tokens_per_tile: image tokens of one tile; their square root is the side of the region grid.
         sam_image_size: side in pixels of SAM 2's input.
-        max_tiles: largest number of tiles of one image, without the thumbnail; 1 makes RL several times cheaper.
-            Without effect in a Qwen-VL, which has no tiles.
+        max_tiles: most tiles of one image, without the thumbnail; 1 makes RL several times cheaper; not of a Qwen-VL.
         patches: transformers' image processor of a Qwen-VL; None: an InternVL.
         prompt_prefix: text in front of the first turn, such as a beginning-of-text token.
-
-    Attributes:
-        image_resize: of a Qwen-VL; see `pixels_sa2va.resized_image`.
-        region_prompt: how a Qwen-VL is shown a region; see `pixels_sa2va.draw_region`.
-        chat: instruction of a Qwen-VL's chat template, with `{input}` at the text's place.
     """
 
-    image_resize: ImageResize = "prediction"
-    region_prompt: RegionPrompt = "outline"
+    image_resize: ImageResize = "prediction"  # of a Qwen-VL; see `pixels_sa2va.resized_image`
+    region_prompt: RegionPrompt = "outline"  # how a Qwen-VL is shown a region; see `pixels_sa2va.draw_region`
 
     def __init__(
         self,
@@ -84,24 +58,24 @@ class Sa2VAProcessor(ProcessorMixin):
         patches: Qwen2VLImageProcessorPil | None = None,
         prompt_prefix: str = "",
     ) -> None:
-        """Check the settings and look up the special tokens; a ValueError for one that is missing or unknown."""
-        if template not in TEMPLATES:
-            raise ValueError(f"template is {template!r}, known are {sorted(TEMPLATES)}")
+        if template not in templates.TEMPLATES:
+            raise ValueError(f"template is {template!r}, known are {sorted(templates.TEMPLATES)}")
         if max_tiles < 1:
             raise ValueError(f"max_tiles is {max_tiles}, expected 1 or more")
-        self.tokenizer = tokenizer
-        self.template = TEMPLATES[template]
-        self.template_name = template
-        self.patches = patches
+        self.tokenizer, self.patches, self.prompt_prefix = tokenizer, patches, prompt_prefix
+        self.template, self.template_name = templates.TEMPLATES[template], template
         self.tile_size, self.tokens_per_tile = tile_size, 1 if patches else tokens_per_tile
         self.sam_image_size, self.max_tiles = sam_image_size, max_tiles
-        self.prompt_prefix = prompt_prefix
         self.grid = int(tokens_per_tile**0.5)
-        self.image_tokens = QWEN_VL_TOKENS if patches else INTERNVL_TOKENS
-        special = special_ids(tokenizer, self.image_tokens)
-        self.image_token_id, self.seg_token_id = special[self.image_tokens.context], special[SEG]
-        self.never_sampled_ids = [special[token] for token in self.image_tokens.never_sampled]
-        self.chat = chat_instruction(tokenizer) if patches else self.template.instruction
+        self.image_tokens = templates.QWEN_VL_TOKENS if patches else templates.INTERNVL_TOKENS
+        vocabulary, never = tokenizer.get_vocab(), self.image_tokens.never_sampled
+        if missing := [
+            token for token in (self.image_tokens.context, templates.SEG, *never) if token not in vocabulary
+        ]:
+            raise ValueError(f"the tokenizer has no token {missing[0]!r}; this is not a Sa2VA tokenizer")
+        self.image_token_id, self.seg_token_id = vocabulary[self.image_tokens.context], vocabulary[templates.SEG]
+        self.never_sampled_ids = [vocabulary[token] for token in never]
+        self.chat = templates.chat_instruction(tokenizer) if patches else self.template.instruction  # with `{input}`
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
@@ -109,13 +83,8 @@ class Sa2VAProcessor(ProcessorMixin):
     ) -> "Sa2VAProcessor":
         """The processor of a model folder or hub id, in either layout; no weights are fetched, and no code is run.
 
-        Args:
-            path: local folder, or `owner/name`.
-            max_tiles: largest number of tiles; None is the checkpoint's.
-            **arguments: of a download, see `arguments_sa2va`.
-
-        Raises:
-            ValueError: no Sa2VA is there, its tokenizer lacks a special token, or an argument is not supported.
+        `max_tiles` None is the checkpoint's; `arguments` are those of a download, see `arguments_sa2va`. A ValueError
+        if no Sa2VA is there, its tokenizer lacks a special token, or an argument is not supported.
         """
         hub = hub_arguments(arguments)
         local = located(path, weights=False, **hub)
@@ -141,15 +110,12 @@ class Sa2VAProcessor(ProcessorMixin):
         max_tiles: int | None = None,
         patches: Qwen2VLImageProcessorPil | None = None,
     ) -> "Sa2VAProcessor":
-        """The processor for a configuration and its tokenizer.
-
-        Raises:
-            ValueError: a Qwen-VL without its image processor.
-        """
+        """The processor for a configuration and its tokenizer; a ValueError for a Qwen-VL without image processor."""
         if config.family.body == "qwen_vl":
             if patches is None:
-                remedy = "give processor=Sa2VAProcessor.from_pretrained(...)"
-                raise ValueError(f"a Qwen-VL needs its image processor; {remedy}")
+                raise ValueError(
+                    "a Qwen-VL needs its image processor; give processor=Sa2VAProcessor.from_pretrained(...)"
+                )
             processor = cls(tokenizer, sam_image_size=config.sam2_image_size, patches=patches)
             processor.set_image_resize(config.image_resize)
             return processor
@@ -168,9 +134,7 @@ class Sa2VAProcessor(ProcessorMixin):
     ) -> None:
         """Write the tokenizer, a Qwen-VL's image processor, and the settings, which a model's config.json has as well.
 
-        Args:
-            folder: that of the model, or a new one.
-            push_to_hub: upload as well, to `repo_id` (by default the folder's name), with the arguments `of_hub`.
+        With `push_to_hub` upload as well, to `repo_id` (by default the folder's name), with the arguments `of_hub`.
         """
         self.tokenizer.save_pretrained(folder)
         if self.patches is not None:
@@ -187,14 +151,13 @@ class Sa2VAProcessor(ProcessorMixin):
             self.push_to_hub(repo_id or Path(folder).name, **of_hub)
 
     def __repr__(self) -> str:
-        """The settings in one line."""
         names = ("template_name", "tile_size", "tokens_per_tile", "sam_image_size", "max_tiles")
         settings = ", ".join(f"{name.removesuffix('_name')}={getattr(self, name)!r}" for name in names)
         return f"Sa2VAProcessor({settings}, tokenizer={type(self.tokenizer).__name__})"
 
     @property
     def system_turn(self) -> str:
-        """The system turn that a Qwen-VL's chat template puts in front of a prompt; "" without one."""
+        """What a Qwen-VL's chat template puts in front of a prompt; "" without a system turn."""
         before, user, _ = self.chat.partition("<|im_start|>user")
         return before if user and before.startswith("<|im_start|>system") else ""
 
@@ -213,26 +176,26 @@ class Sa2VAProcessor(ProcessorMixin):
             raise ValueError(f"image_resize is {how!r}, expected one of {get_args(ImageResize)}")
         self.image_resize = how  # type: ignore[assignment]
 
-    # ---- images -------------------------------------------------------------------------------------------------
+    # ---- images ----
 
     def tiles(self, image: ImageLike) -> list[Image.Image]:
         """RGB tiles of `tile_size` pixels, row by row; if there are several, a thumbnail is the last."""
-        return cut_tiles(image, self.max_tiles, self.tile_size)
+        return pixels_sa2va.cut_tiles(image, self.max_tiles, self.tile_size)
 
     def pixel_values(self, tiles: Sequence[Image.Image]) -> torch.Tensor:
         """float32 (tiles, 3, S, S) of RGB tiles, ImageNet-normalised."""
-        return tile_pixels(tiles)
+        return pixels_sa2va.tile_pixels(tiles)
 
     def vision_inputs(
         self, images: Sequence[ImageLike], max_tiles: int | None = None
     ) -> tuple[dict[str, torch.Tensor], list[int]]:
         """Inputs of `get_vision_features` for some images, and the number of image tokens of each."""
         if self.patches is not None:
-            inputs = patch_inputs(images, self.patches, self.image_resize)
+            inputs = pixels_sa2va.patch_inputs(images, self.patches, self.image_resize)
             return inputs, (inputs["image_grid_thw"].prod(1) // self.patches.merge_size**2).tolist()
         most = self.max_tiles if max_tiles is None else max_tiles
-        tiles = [cut_tiles(image, most, self.tile_size) for image in images]
-        pixels = tile_pixels([tile for group in tiles for tile in group])
+        tiles = [pixels_sa2va.cut_tiles(image, most, self.tile_size) for image in images]
+        pixels = pixels_sa2va.tile_pixels([tile for group in tiles for tile in group])
         return {"pixel_values": pixels}, [len(group) * self.tokens_per_tile for group in tiles]
 
     def num_image_tokens(self, vision_features: Any) -> int:
@@ -241,13 +204,13 @@ class Sa2VAProcessor(ProcessorMixin):
 
     def sam_pixel_values(self, image: ImageLike) -> torch.Tensor:
         """float32 (1, 3, S', S'): the image squashed to SAM 2's square input."""
-        return sam_pixels(image, self.sam_image_size)
+        return pixels_sa2va.sam_pixels(image, self.sam_image_size)
 
     def region_cells(self, regions: np.ndarray, image: ImageLike | None = None) -> torch.Tensor:
         """bool (N, g, g) of region masks (N, H, W) of an image; see `pixels_sa2va.region_cells`."""
-        return region_cells(regions, self.grid, image)
+        return pixels_sa2va.region_cells(regions, self.grid, image)
 
-    # ---- text ---------------------------------------------------------------------------------------------------
+    # ---- text ----
 
     def prompt_text(
         self, text: str, image_tokens: int = 0, cells: torch.Tensor | None = None, past_text: str = "", frames: int = 1
@@ -263,8 +226,7 @@ class Sa2VAProcessor(ProcessorMixin):
             frames: images of `image_tokens` tokens each that take the place of `<image>`, one per line in an InternVL.
 
         Raises:
-            ValueError: an image without `<image>` in the text, `<image>` without an image, or more than one of them;
-                an image behind earlier turns; regions in a Qwen-VL.
+            ValueError: `<image>` or an image without the other, or twice, behind earlier turns; a Qwen-VL with regions.
         """
         if image_tokens and past_text:
             raise ValueError("past_text must be empty with an image, which belongs to the first turn")
@@ -291,7 +253,8 @@ class Sa2VAProcessor(ProcessorMixin):
         if not image_tokens:
             return text
         images = "\n".join([self.image_tokens.text(image_tokens)] * frames)
-        return (IMAGE_PLACEHOLDER * left_out + text).replace(IMAGE_PLACEHOLDER, images + region_sentence(cells))
+        shown = images + templates.region_sentence(cells)
+        return (IMAGE_PLACEHOLDER * left_out + text).replace(IMAGE_PLACEHOLDER, shown)
 
     def token_ids(self, text: str) -> list[int]:
         """Token ids of a text, without added special tokens."""
@@ -320,13 +283,12 @@ class Sa2VAProcessor(ProcessorMixin):
         Args:
             turns: questions and answers; `<image>` is allowed in the first question.
             cells: bool (N, g, g), regions of the image.
-            max_length: limit of the sequence, which is cut on the right.
+            max_length: of the sequence, which is cut on the right.
 
         Returns:
             `input_ids` and `labels`, int64 (T,); labels are -100 except on answers and their end.
         """
-        ids: list[int] = []
-        labels: list[int] = []
+        ids, labels = list[int](), list[int]()
         prefix, separator = self.prompt_prefix, self.token_ids(self.template.separator)
         for question, answer in turns:
             turn = self.template.user_turn(self._with_image(question, image_tokens, cells))
@@ -336,7 +298,7 @@ class Sa2VAProcessor(ProcessorMixin):
             prefix, image_tokens = "", 0  # of the first turn
         return {"input_ids": torch.tensor(ids[:max_length]), "labels": torch.tensor(labels[:max_length])}
 
-    # ---- both ---------------------------------------------------------------------------------------------------
+    # ---- both ----
 
     def __call__(
         self,
@@ -365,8 +327,7 @@ class Sa2VAProcessor(ProcessorMixin):
             vp_overall_mask: bool (tiles of all images,), True on the last tile of an image with regions.
 
         Raises:
-            ValueError: numbers of texts, images and regions differ, regions are not bool or of another size than their
-                image, or an error of `prompt_text` or `region_cells`.
+            ValueError: numbers of texts, images and regions differ, or an error of `prompt_text` or `region_cells`.
         """
         if return_tensors != "pt" or not padding:
             raise ValueError(f"return_tensors is {return_tensors!r}, padding {padding}; expected 'pt' and True")
@@ -384,11 +345,8 @@ class Sa2VAProcessor(ProcessorMixin):
         pairs = zip(mask_prompts, batch, strict=True)
         cells = [None if region is None else self.region_cells(region, image) for region, image in pairs]
         pixels, counts = self.vision_inputs(batch) if batch else ({}, [0] * len(texts))
-        prompts = [
-            self.prompt_text(turn, count, cell, past_text)
-            for turn, count, cell in zip(texts, counts, cells or [None] * len(texts), strict=True)
-        ]
-        return self._features(prompts, batch, pixels, counts, cells)
+        rows = zip(texts, counts, cells or [None] * len(texts), strict=True)
+        return self._features([self.prompt_text(*row, past_text) for row in rows], batch, pixels, counts, cells)
 
     def apply_chat_template(  # type: ignore[override]
         self, conversation: Any, tokenize: bool = False, return_dict: bool = False, **of_transformers: Any
@@ -409,7 +367,7 @@ class Sa2VAProcessor(ProcessorMixin):
         if unknown := [name for name in of_transformers if name not in without_effect]:
             raise ValueError(f"apply_chat_template: {unknown[0]} is not supported; leave it out")
         several = bool(conversation) and not isinstance(conversation[0], Mapping)
-        chats = [read_chat(messages) for messages in (conversation if several else [conversation])]
+        chats = [templates.read_chat(messages) for messages in (conversation if several else [conversation])]
         images = [image for *_, image in chats if image is not None]
         if images and len(images) != len(chats):
             raise ValueError(
@@ -431,12 +389,7 @@ class Sa2VAProcessor(ProcessorMixin):
         return text + "".join(answers[len(questions) - 1 :])
 
     def _features(
-        self,
-        prompts: Sequence[str],
-        images: Sequence[ImageLike],
-        pixels: Mapping[str, Any],
-        counts: Sequence[int],
-        cells: Sequence[torch.Tensor | None],
+        self, prompts: list[str], images: list[Any], pixels: dict[str, Any], counts: list[int], cells: list[Any]
     ) -> BatchFeature:
         """The model's inputs for whole prompts, images with their pixels and tokens, and regions."""
         inputs = BatchFeature(self.pad([self.token_ids(prompt) for prompt in prompts]))

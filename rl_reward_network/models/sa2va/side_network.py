@@ -11,8 +11,6 @@ segmented, and all prompts of an image share one pass.
 The last layer starts at 0: the first masks are SAM 2's, bilinearly upsampled. Without the gate SAM 2's large wrong
 logits would have to be cancelled pixel by pixel (docs/log.md). GroupNorm in place of BatchNorm: a mask must not depend
 on the other images of its batch, or on whether the model trains.
-
-Axes: B images, K `[SEG]` of one image, C SAM 2 width, P side of the network's input.
 """
 
 from contextlib import nullcontext
@@ -23,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_reward_network.models.precision import mixed_precision
+from rl_reward_network.models.weights import mixed_precision
 
 NORM_GROUPS = 8
 
@@ -47,7 +45,6 @@ class SideNetworkConfig:
         return int(self.packing * 2 ** (len(self.channels) - 1))
 
     def __post_init__(self) -> None:
-        """Raise a ValueError for sizes that do not fit each other."""
         if not self.channels or self.packing < 1 or any(width < 1 or width % NORM_GROUPS for width in self.channels):
             raise ValueError(
                 f"side_network: channels are {self.channels} and packing is {self.packing}, expected multiples of "
@@ -60,11 +57,7 @@ class SideNetworkConfig:
 
 
 def side_network_config(values: dict[str, object], where: str = "config.json") -> SideNetworkConfig:
-    """The sizes of a dictionary, as `dataclasses.asdict` makes it.
-
-    Raises:
-        ValueError: an unknown field, or sizes that do not fit; names `where`.
-    """
+    """The sizes of a dictionary of `where`; a ValueError for an unknown field, or sizes that do not fit."""
     if unknown := values.keys() - {field.name for field in fields(SideNetworkConfig)}:
         raise ValueError(f"{where}: side_network has unknown fields {sorted(unknown)}; this version cannot build it")
     channels = values.get("channels", SideNetworkConfig.channels)
@@ -72,15 +65,9 @@ def side_network_config(values: dict[str, object], where: str = "config.json") -
 
 
 class SideNetwork(nn.Module):
-    """See the description of this file.
-
-    Args:
-        config: sizes.
-        sam_width: C.
-    """
+    """See the description of this file; weights are made from torch's global seed, those of the last layer are 0."""
 
     def __init__(self, config: SideNetworkConfig, sam_width: int) -> None:
-        """Initialise the weights from torch's global seed, those of the last layer with 0."""
         super().__init__()
         self.config, channels = config, config.channels
         inputs = (3 * config.packing**2, *channels)
@@ -96,11 +83,8 @@ class SideNetwork(nn.Module):
     def forward(self, image: Tensor, coarse: Tensor) -> Tensor:
         """What the masks of B images are made of, (B, channels of the first level, P / packing, P / packing).
 
-        In training it is computed in bfloat16 where the hardware has it.
-
-        Args:
-            image: uint8 (B, 3, P, P), RGB.
-            coarse: SAM 2's coarsest map (B, C, S/16, S/16).
+        From RGB, uint8 (B, 3, P, P), and SAM 2's coarsest map (B, C, S/16, S/16); in training in bfloat16 where the
+        hardware has it.
         """
         with mixed_precision(image.device) if self.training else nullcontext():
             return self._features(image, coarse)
@@ -118,12 +102,9 @@ class SideNetwork(nn.Module):
         return x
 
     def refine(self, x: Tensor, mask_logits: Tensor, weights: Tensor) -> Tensor:
-        """Refined mask logits float32 (N, P, P) of N masks of one image.
+        """Refined logits float32 (N, P, P) of the masks of one image.
 
-        Args:
-            x: of `forward`, for this image, without the batch axis.
-            mask_logits: float32 (N, h, w), SAM 2's.
-            weights: (N, C/8), of the hypernetworks.
+        From `forward`'s output, without batch axis, SAM 2's logits (N, h, w) and the hypernetworks' weights (N, C/8).
         """
         upsampled = F.interpolate(mask_logits[:, None], size=(self.config.pixels,) * 2, mode="bilinear")[:, 0]
         x, weights = x.to(self.head.weight.dtype), weights.to(self.head.weight.dtype)
@@ -140,8 +121,7 @@ class SideNetwork(nn.Module):
 
 def _block(inputs: int, outputs: int) -> nn.Sequential:
     """Two layers of 3x3 convolution, GroupNorm and SiLU."""
-    layers: list[nn.Module] = []
-    for width in (inputs, outputs):
-        convolution = nn.Conv2d(width, outputs, 3, padding=1, bias=False)
-        layers += [convolution, nn.GroupNorm(NORM_GROUPS, outputs), nn.SiLU()]
-    return nn.Sequential(*layers)
+    return nn.Sequential(
+        *(nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.GroupNorm(NORM_GROUPS, outputs), nn.SiLU()),
+        *(nn.Conv2d(outputs, outputs, 3, padding=1, bias=False), nn.GroupNorm(NORM_GROUPS, outputs), nn.SiLU()),
+    )

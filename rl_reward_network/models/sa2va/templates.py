@@ -20,7 +20,7 @@ from transformers.image_utils import load_image
 
 from rl_reward_network.models.sa2va.pixels_sa2va import ImageLike
 
-IMAGE_START, IMAGE_END, IMAGE_CONTEXT = "<img>", "</img>", "<IMG_CONTEXT>"
+IMAGE_CONTEXT = "<IMG_CONTEXT>"
 REGION_START, REGION_END, SEG = "<vp>", "</vp>", "[SEG]"
 IMAGE_PLACEHOLDER = "<image>"  # marks the image's place in a user's turn
 IMAGE_KEYS = ("image", "url", "path", "base64")
@@ -45,37 +45,28 @@ class ImageTokens:
         return (self.start, self.end, self.context, *self.others)
 
 
-INTERNVL_TOKENS = ImageTokens(IMAGE_START, IMAGE_CONTEXT, IMAGE_END)
+INTERNVL_TOKENS = ImageTokens("<img>", IMAGE_CONTEXT, "</img>")
 QWEN_VL_TOKENS = ImageTokens(
     "<|vision_start|>", "<|image_pad|>", "<|vision_end|>", ("<|video_pad|>", REGION_START, REGION_END)
 )
 
 # The five answers to a request for one mask in Sa2VA's training data.
 SEG_ANSWERS = (
-    "It is [SEG].",
-    "Sure, [SEG].",
-    "Sure, it is [SEG].",
-    "Sure, the segmentation result is [SEG].",
-    "[SEG].",
+    *("It is [SEG].", "Sure, [SEG].", "Sure, it is [SEG]."),
+    *("Sure, the segmentation result is [SEG].", "[SEG]."),
 )
 
 
 @dataclass(frozen=True)
 class Template:
-    """One chat format.
+    """One chat format."""
 
-    Args:
-        instruction: a user's turn, with `{input}` at the text's place.
-        suffix: text after an answer in training; it is labelled and serves as the end of sequence. "" in a template
-            whose answers end with the tokenizer's eos token.
-        separator: text between an answer and the next turn; not labelled.
-        stop_words: an answer ends when its text ends with one of these.
-    """
-
-    instruction: str
+    instruction: str  # a user's turn, with `{input}` at the text's place
+    # Text after an answer in training; it is labelled and serves as the end of sequence. "" in a template whose answers
+    # end with the tokenizer's eos token.
     suffix: str
-    separator: str
-    stop_words: tuple[str, ...]
+    separator: str  # text between an answer and the next turn; not labelled
+    stop_words: tuple[str, ...]  # an answer ends when its text ends with one of these
 
     def user_turn(self, text: str) -> str:
         """The user's text in this chat format, up to the beginning of the answer."""
@@ -96,11 +87,7 @@ TEMPLATES = {
 
 
 def chat_instruction(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A user's turn in a Qwen-VL's chat template, with `{input}` at the place of the image and the text.
-
-    Raises:
-        ValueError: the folder has no chat template, or one without image tokens in front of the text.
-    """
+    """A user's turn in a Qwen-VL's chat template, with `{input}` for image and text, in this order, or a ValueError."""
     if not tokenizer.chat_template:
         raise ValueError(f"{tokenizer.name_or_path}: the chat template is missing; copy chat_template.jinja again")
     contents: list[dict[str, str]] = [{"type": "text", "text": "{input}"}]
@@ -114,14 +101,6 @@ def chat_instruction(tokenizer: PreTrainedTokenizerBase) -> str:
             "copy chat_template.jinja from the released model again"
         )
     return plain
-
-
-def special_ids(tokenizer: PreTrainedTokenizerBase, image_tokens: ImageTokens) -> dict[str, int]:
-    """Ids of `[SEG]` and of the tokens of an image, looked up by text; a ValueError if the tokenizer lacks one."""
-    vocabulary, tokens = tokenizer.get_vocab(), (image_tokens.context, SEG, *image_tokens.never_sampled)
-    if missing := [token for token in tokens if token not in vocabulary]:
-        raise ValueError(f"the tokenizer has no token {missing[0]!r}; this is not a Sa2VA tokenizer")
-    return {token: vocabulary[token] for token in tokens}
 
 
 def kept_ids(config: Mapping[str, Any], image_tokens: ImageTokens) -> dict[str, int]:
@@ -144,12 +123,9 @@ def region_sentence(cells: Tensor | None) -> str:
 def read_chat(messages: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str], ImageLike | None]:
     """Questions, answers and the image of messages in transformers' chat format.
 
-    Returns:
-        One answer less than questions, or as many: then the last answer is to be continued. An image's place is marked
-        in the first question.
-
-    Raises:
-        ValueError: roles that do not alternate from `user` on, or an image that is not the only one, in the first turn.
+    There is one answer less than questions, or as many: then the last answer is to be continued. An image's place is
+    marked in the first question. A ValueError for roles that do not alternate from `user` on, or an image that is not
+    the only one, in the first turn.
     """
     found = [message.get("role") for message in messages]
     if not messages or found != [("user", "assistant")[number % 2] for number in range(len(messages))]:

@@ -1,18 +1,13 @@
 """Frames of a sequence: one answer about a few of them, then a mask on each, with SAM 2's memory or without it.
 
-`model` is a Sa2VAForConditionalGeneration; its class imports this file, so the type annotation is `Any`.
-
-Axes: n frames, K `[SEG]` tokens of the answer, H W pixels of a frame, h w the decoder's grid, C SAM 2 width.
-
 Source: bytedance/Sa2VA@9832e1a; key frames without memory as in kumuji/Sa2VA-i@c5a809b.
 """
 
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,11 +31,11 @@ from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.models.sa2va.templates import IMAGE_PLACEHOLDER, SEG_ANSWERS
 
 FRAMES_SEEN = 5  # by the language model, in training and in the official prediction; these frames are prompted, too
+Decoder = Callable[[Sam2Features], Tensor]
 SEGS_AT_ONCE = 4  # attention to eleven remembered frames takes about 0.2 GB for each [SEG] in float32
 
 
-@dataclass(frozen=True)
-class SequenceAnswer:
+class SequenceAnswer(NamedTuple):
     """The language model's answer about a sequence: its text, and the prompt for SAM 2 of each `[SEG]`."""
 
     answer: str  # special tokens kept
@@ -55,14 +50,10 @@ def predict_video(
 
     The language model sees the first five frames. They are prompts for SAM 2, whose memory carries each `[SEG]` on.
     For a long sequence, `answer_sequence` and `masks_with_memory` do the same without keeping frames and masks.
-
-    Raises:
-        ValueError: no frame, a frame that is no image or of another size, or a SAM 2 without memory.
     """
     check_memory(model)
     frames = list(same_size(video))
-    found = _answer(model, frames[:FRAMES_SEEN], text, processor, Decoding(max_new_tokens))
-    size = frames[0].size[::-1]
+    found, size = _answer(model, frames[:FRAMES_SEEN], text, processor, Decoding(max_new_tokens)), frames[0].size[::-1]
     probabilities = np.empty((len(found.seg_embeddings), len(frames), *size), dtype=np.float32)
     for number, logits in enumerate(masks_with_memory(model, frames, found.seg_embeddings, processor)):
         if len(logits):
@@ -78,14 +69,10 @@ def predict_video(
 def answer_sequence(
     model: Any, frames: Sequence[ImageLike], text: str, processor: Sa2VAProcessor, max_new_tokens: int = 64
 ) -> SequenceAnswer:
-    """The answer to one question about a sequence.
-
-    Args:
-        frames: the 1 to 5 frames that the language model sees, all of one size.
-        text: the user's turn; `<image>` is put in front where it is missing.
+    """The answer to one question about 1 to 5 frames of one size; `<image>` is put in front where it is missing.
 
     Raises:
-        ValueError: no frame, more than 5, or a frame that is no image or of another size.
+        ValueError: more than 5 frames, or an error of `same_size`.
     """
     shown = list(same_size(frames))
     if len(shown) > FRAMES_SEEN:
@@ -110,7 +97,6 @@ def masks_with_memory(
     Memory stays constant, whatever the number of frames. `upsample_mask_logits` brings a result to the frame's size.
 
     Args:
-        model: Sa2VAForConditionalGeneration whose SAM 2 has a memory.
         frames: in order of time; PIL images or uint8 (H, W, 3), all of one size.
         seg_embeddings: (K, C), from `answer_sequence`.
         prompted: number of first frames on which the embeddings are the prompt; they are remembered to the end.
@@ -132,12 +118,8 @@ def masks_without_memory(
     """Mask logits of each frame, float32 (K, h, w), from the same embeddings, each frame by itself.
 
     Equal to `decode_masks` on every frame, which is how Sa2VA is trained. For a short sequence with one pass of
-    contrast agent this is enough, and no error is carried on.
-
-    Args:
-        frames: PIL images or uint8 (H, W, 3), all of one size.
-        seg_embeddings: (K, C), from `answer_sequence`.
-        batch_size: frames that SAM 2 encodes at once.
+    contrast agent this is enough, and no error is carried on. Arguments as `masks_with_memory`; `batch_size` is the
+    number of frames that SAM 2 encodes at once.
 
     Raises:
         ValueError: batch_size below 1; while iterating, an error of `same_size`.
@@ -150,11 +132,7 @@ def masks_without_memory(
 
 
 def same_size(frames: Iterable[ImageLike]) -> Iterator[Image.Image]:
-    """The frames as PIL RGB, one at a time.
-
-    Raises:
-        ValueError: no frame at all, or one (counted from 0) that is no image, or of another size than the first.
-    """
+    """The frames as PIL RGB, one at a time; a ValueError for no frame, or one that is no image, or of another size."""
     if isinstance(frames, str | os.PathLike | Image.Image):
         raise ValueError(f"video is {frames!r:.100}, expected a list of frames: PIL images or uint8 arrays (H, W, 3)")
     size = None
@@ -192,11 +170,7 @@ def _answer(
 
 @torch.no_grad()
 def _masks(
-    model: Any,
-    frames: Iterable[ImageLike],
-    processor: Sa2VAProcessor,
-    batch_size: int,
-    decoders: Sequence[Callable[[Sam2Features], Tensor]],
+    model: Any, frames: Iterable[ImageLike], processor: Sa2VAProcessor, batch_size: int, decoders: Sequence[Decoder]
 ) -> Iterator[Tensor]:
     """The masks of all decoders on each frame; without a `[SEG]` they are (0, h, w), and SAM 2 does not run."""
     checked, side = same_size(frames), model.config.side_pixels or processor.sam_image_size // 4
@@ -210,27 +184,17 @@ def _masks(
         yield from logits
 
 
-@dataclass(frozen=True)
-class RememberedFrame:
-    """What SAM 2 keeps of one frame."""
-
-    features: Tensor  # bfloat16 (P, K, M), as in the reference also where the weights are float32
-    pointer: Tensor  # (K, C), summary of each object
-
-
 class SequenceMemory:
     """The frames that SAM 2 remembers: all prompted ones, the last 6 others, and object pointers of the last 15 others.
 
-    Args:
-        sam: Sam2VideoModel in evaluation mode.
-        seg_embeddings: (K, C), K at least 1.
-        prompted: number of first frames that `seg_embeddings` prompt. They neither use nor change each other's masks.
+    Of a frame it keeps features, bfloat16 (P, K, M), as in the reference also where the weights are float32, and a
+    pointer (K, C), the summary of each object. The embeddings (K, C), K at least 1, prompt a number of first frames,
+    which neither use nor change each other's masks.
     """
 
     def __init__(self, sam: Any, seg_embeddings: Tensor, prompted: int) -> None:
-        """An empty memory."""
         self.sam, self.seg_embeddings, self.prompted_count = sam, seg_embeddings, prompted
-        self.prompted: list[RememberedFrame] = []
+        self.prompted: list[tuple[Tensor, Tensor]] = []  # features and pointers
         self.recent: deque[Tensor] = deque(maxlen=sam.config.num_maskmem - 1)  # features, oldest first
         self.pointers: deque[Tensor] = deque(maxlen=sam.config.max_object_pointers_in_encoder - 1)
 
@@ -243,12 +207,12 @@ class SequenceMemory:
         else:
             image, prompts = self._recall(coarse), prompts[:, :2]
         logits, pointer = _decode(self.sam, features, image, prompts)
-        frame = RememberedFrame(_encode(self.sam, coarse, logits), pointer)
+        kept = _encode(self.sam, coarse, logits)
         if starts:
-            self.prompted.append(frame)
+            self.prompted.append((kept, pointer))
         else:
-            self.recent.append(frame.features)
-            self.pointers.append(frame.pointer)
+            self.recent.append(kept)
+            self.pointers.append(pointer)
         return logits
 
     def _recall(self, coarse: Tensor) -> Tensor:
@@ -267,14 +231,14 @@ class SequenceMemory:
 
     def _tokens(self) -> tuple[Tensor, Tensor, int]:
         """Tokens (T, K, M) to attend to, their positions (T, K, M), and how many of them, at the end, are pointers."""
-        frames = [frame.features for frame in self.prompted] + list(self.recent)
+        frames = [features for features, _ in self.prompted] + list(self.recent)
         times = self.sam.memory_temporal_positional_encoding[:, 0]  # row i - 1: i frames ago; the last row: prompted
         rows = [len(times) - 1] * len(self.prompted) + list(range(len(self.recent)))[::-1]
         cells = self.sam.memory_encoder.position_encoding(
             (1, times.shape[-1], *self.sam.backbone_feature_sizes[-1]), times.device, torch.float32
         )
         positions = torch.cat([_cells(cells) + times[row] for row in rows]).expand(-1, frames[0].shape[1], -1)
-        pointers = torch.stack([frame.pointer for frame in self.prompted] + list(self.pointers)[::-1])
+        pointers = torch.stack([pointer for _, pointer in self.prompted] + list(self.pointers)[::-1])
         split = pointers.unflatten(2, (-1, times.shape[-1])).transpose(1, 2).flatten(0, 1)
         tokens = torch.cat([*(feature.to(split.dtype) for feature in frames), split])
         return tokens, torch.cat([positions, torch.zeros_like(split)]), len(split)

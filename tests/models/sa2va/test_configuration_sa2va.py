@@ -53,7 +53,6 @@ def qwen_config(kind: str) -> dict[str, Any]:
 
 
 def released(name: str) -> Sa2VAConfig:
-    """The configuration of a released model."""
     family, language, vision, *_ = RELEASED[name]
     sizes = dict(zip(LANGUAGE, language, strict=True))
     if family in ("qwen2", "internlm2"):

@@ -99,8 +99,6 @@ def test_what_cannot_be_built_is_named_with_what_is_supported() -> None:
     for bias in (True, None):
         with pytest.raises(ValueError, match=rf"llm_config.bias is {bias}, expected False for InternVL with InternLM2"):
             original_family({"llm_config": {"architectures": ["InternLM2ForCausalLM"], "bias": bias}})
-    with pytest.raises(ValueError, match=r"architectures is 'GemmaForCausalLM'; .*Qwen2For.*InternLM2For"):
-        original_family({"llm_config": {"architectures": ["GemmaForCausalLM"]}})
     with pytest.raises(ValueError, match=r"text_config.model_type is 'gemma', .*qwen2"):
         family_of(SimpleNamespace(model_type="gemma"))
 
@@ -119,9 +117,7 @@ def test_qwen3_under_internvl_is_the_model_of_transformers() -> None:
     assert model.config.text_config.head_dim == 24
 
 
-def test_a_resized_vocabulary_is_converted_and_leaves_the_logits_of_other_words(
-    loaded: tuple[Any, Any], tmp_path: Path
-) -> None:
+def test_a_resized_vocabulary_is_converted_and_leaves_the_logits_of_other_words(loaded, tmp_path):
     model, processor = (copy.deepcopy(part) for part in loaded)
     inputs, words = processor(ASK, SMALL), model.config.text_config.vocab_size
     processor.tokenizer.add_tokens(["<stenosis>"])
@@ -218,9 +214,7 @@ def text_with_images(body: QwenVLBody, parts: Sequence[int | tuple[int, int]]) -
 
     All tokens of an image have one time; the text goes on behind its longer side.
     """
-    ids: list[int] = []
-    positions: list[list[int]] = []
-    following = 0
+    ids, positions, following = list[int](), list[list[int]](), 0
     for part in parts:
         if isinstance(part, int):
             ids += [5] * part
@@ -234,13 +228,7 @@ def text_with_images(body: QwenVLBody, parts: Sequence[int | tuple[int, int]]) -
     return ids, positions
 
 
-TEXTS: list[list[int | tuple[int, int]]] = [
-    [7],
-    [3, (4, 10), 6],
-    [1, (12, 2), 5],
-    [2, (4, 6), 3, (8, 2), 4],
-    [4, (2, 4)],
-]
+TEXTS: list[list[Any]] = [[7], [3, (4, 10), 6], [1, (12, 2), 5], [2, (4, 6), 3, (8, 2), 4], [4, (2, 4)]]
 
 
 @of_qwen

@@ -39,7 +39,6 @@ def ask(model: Any, processor: Sa2VAProcessor, how: Decoding, texts: list[str] =
 
 @contextmanager
 def counted(*modules: torch.nn.Module) -> Iterator[list[torch.nn.Module]]:
-    """The modules that are called in the block, in order."""
     calls: list[torch.nn.Module] = []
     hooks = [module.register_forward_hook(lambda module, *_: calls.append(module)) for module in modules]
     yield calls

@@ -51,7 +51,6 @@ def model(official: Path) -> Sa2VAForConditionalGeneration:
 
 
 def reference_model() -> Any:
-    """A Sa2VA around the reference language model; its other parts are random."""
     original = tiny_internlm2_config(0) | {"llm_config": json.loads((GOLDEN_LLM / "llm_config.json").read_text())}
     config = config_from_original(original, TINY_SAM, "config.json")
     model: Any = Sa2VAForConditionalGeneration(config).eval()
@@ -144,7 +143,6 @@ def test_gate_up_and_down_keep_their_roles(official, model):
 
 
 def normalised(values: Tensor, weight: Tensor) -> Tensor:
-    """RMSNorm over the last axis."""
     return weight * values / (values.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
 
 
@@ -173,11 +171,8 @@ needs_sentencepiece = pytest.mark.skipif(
 )
 SMALL = smooth_image(20, 20)
 TEXTS = [
-    "Please segment the vessel",
-    "请在图像中分割血管和导管",
-    "def f(x):\n    return [x] * 3",
-    "0123 Ångström",
-    "naïve 🙂",
+    *("Please segment the vessel", "请在图像中分割血管和导管", "def f(x):\n    return [x] * 3"),
+    *("0123 Ångström", "naïve 🙂"),
 ]
 PARTS = [
     *"ab .,!?<>[]()\t\n\r\x00éß漢血管🙂🧠",
@@ -195,7 +190,6 @@ def pieces_of(tokenizer: InternLM2Tokenizer, text: str) -> list[str]:
 
 
 def strings(count: int) -> list[str]:
-    """Sentences, pieces of them, runs of one character, and characters at random."""
     rng = random.Random(0)
 
     def made(text: str) -> str:
@@ -252,12 +246,8 @@ def test_pieces_are_merged_by_score_and_unknown_characters_are_bytes(tokenizer):
 
 def test_added_tokens_take_the_place_of_pieces_in_reserve(tokenizer):
     count = len(tiny_pieces())
-    assert tokenizer.convert_tokens_to_ids(["<s>", "<|im_end|>", "<|im_start|>", "<img>"]) == [
-        1,
-        count - 2,
-        count - 1,
-        count,
-    ]
+    ids = tokenizer.convert_tokens_to_ids(["<s>", "<|im_end|>", "<|im_start|>", "<img>"])
+    assert ids == [1, count - 2, count - 1, count]
     assert not set(RESERVED) & set(tokenizer.get_vocab())
     assert sorted(tokenizer.get_vocab().values()) == list(range(len(tokenizer)))
     assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (2, 2)

@@ -201,9 +201,7 @@ def test_without_the_package_quantization_is_refused(monkeypatch: pytest.MonkeyP
         load(NANO, quantization_config=bits_config("4bit"))
 
 
-def test_what_is_passed_on_leaves_everything_but_the_language_models_blocks_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_passed_on_leaves_everything_but_the_language_models_blocks_alone(monkeypatch):
     monkeypatch.setattr("rl_reward_network.models.sa2va.arguments_sa2va.check_bits", lambda: None)
     config = language_model_in_bits({"load_in_8bit": True, "llm_int8_skip_modules": ["down_proj"]})
     assert config.load_in_8bit

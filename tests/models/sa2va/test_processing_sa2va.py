@@ -105,15 +105,11 @@ def test_the_image_stands_in_front_of_the_text():
     assert made.prompt_text("And?", past_text="before\n") == "before\n" + TURN.format("And?")
 
 
-def test_a_system_turn_of_the_template_stays_in_prediction_and_is_not_trained():
+def test_a_system_turn_of_the_template_stands_once_in_prediction_and_is_not_trained():
     made = qwen_processor("{{ '" + SYSTEM.replace("\n", "\\n") + "' }}" + CHAT)
     assert made.prompt_text("<image>Where?", 3) == SYSTEM + TURN.format(IMAGE + "Where?")
     ids = made.tokenize_conversation([("<image>\nWhere?", "Here [SEG].")], image_tokens=3)["input_ids"]
     assert made.text(ids.tolist()) == TURN.format(IMAGE + "\nWhere?") + "Here [SEG].<|im_end|>\n"
-
-
-def test_a_system_turn_stands_once_in_front_of_all_turns():
-    made = qwen_processor("{{ '" + SYSTEM.replace("\n", "\\n") + "' }}" + CHAT)
     answered = made.prompt_text("Hi") + "Hello<|im_end|>\n"
     longer = made.prompt_text("And?", past_text=answered)
     assert longer == answered + TURN.format("And?")

@@ -103,9 +103,7 @@ def test_it_is_saved_and_loaded_with_the_model(refined: Any, tiny_processor: Any
         to_original(refined.state_dict(), refined.config)
 
 
-def test_a_folder_of_trained_tensors_brings_it_along(
-    refined: Any, tiny_model: Any, tiny_processor: Any, tmp_path: Path
-) -> None:
+def test_a_folder_of_trained_tensors_brings_it_along(refined, tiny_model, tiny_processor, tmp_path):
     trained, fresh = deepcopy(refined), deepcopy(tiny_model)
     setup_lora(trained, 2, 4)
     for parameter in trained.side_network.parameters():

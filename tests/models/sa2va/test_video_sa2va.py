@@ -32,7 +32,6 @@ TEXT = "<image>Please segment the vessel."
 
 @pytest.fixture(scope="module")
 def frames() -> list[np.ndarray]:
-    """A picture that moves to the right."""
     picture = smooth_image(70, 90)
     return [np.roll(picture, 9 * number, axis=1) for number in range(8)]
 
@@ -279,8 +278,7 @@ def remembered(tiny_video_model: Any) -> list[Any]:
 
 
 def held(memory: SequenceMemory) -> int:
-    """Bytes of all tensors that a memory holds on to, storage included."""
-    frames = [tensor for frame in memory.prompted for tensor in (frame.features, frame.pointer)]
+    frames = [tensor for frame in memory.prompted for tensor in frame]
     return sum(tensor.untyped_storage().nbytes() for tensor in [*frames, *memory.recent, *memory.pointers])
 
 
@@ -306,15 +304,9 @@ def test_the_attended_tokens_equal_transformers_selection(tiny_video_model, reme
     memory, history = SequenceMemory(sam, torch.randn(1, WIDTH), prompted=3), Session()
     for number in range(23):
         memory.next_masks(remembered[number % 8])
-        prompted = number < 3
-        frame = memory.prompted[-1] if prompted else None
-        history.store(
-            number,
-            prompted,
-            frame.features if frame else memory.recent[-1],
-            frame.pointer if frame else memory.pointers[-1],
-            sam.memory_encoder.position_encoding((1, 64, 16, 16), "cpu", torch.float32).flatten(2).permute(2, 0, 1),
-        )
+        kept = memory.prompted[-1] if number < 3 else (memory.recent[-1], memory.pointers[-1])
+        encoding = sam.memory_encoder.position_encoding((1, 64, 16, 16), "cpu", torch.float32)
+        history.store(number, number < 3, *kept, encoding.flatten(2).permute(2, 0, 1))
     tokens, positions, pointer_tokens = memory._tokens()
     frames = sam._gather_memory_frame_outputs(history, 0, 23)
     expected, expected_positions = sam._build_memory_attention_inputs(frames, torch.device("cpu"))
@@ -351,6 +343,6 @@ def test_a_low_object_score_changes_the_pointer_and_not_the_mask(tiny_video_mode
         masks = memory.next_masks(remembered[0])
         bias.copy_(before)
         torch.testing.assert_close(masks, expected.mask_logits, atol=1e-4, rtol=0)
-        pointers.append(memory.prompted[0].pointer)
+        pointers.append(memory.prompted[0][1])
     assert torch.equal(pointers[0], sam.no_object_pointer)
     assert not torch.equal(pointers[1], sam.no_object_pointer)
