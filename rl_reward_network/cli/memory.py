@@ -58,7 +58,7 @@ def count(config: Sa2VAConfig, device: str, small: bool, freeze_embeddings: bool
         blocks = [p for name, p in model.named_parameters() if name.startswith(BLOCKS) and p.dim() == 2]
         quantizable = sum(p.numel() for p in blocks), sum(p.nbytes for p in blocks)
         files = 0 if stored == dtype else number * stored.itemsize
-        prepare_model(model, r, 2 * r, 0.0, freeze_embeddings)
+        prepare_model(model, r, 2 * r, freeze_embeddings)
     trained = {name: tensor.nbytes for name, tensor in trainable_tensors(model).items()}
     added = _bytes(model) - weights + sum(size for name, size in trained.items() if "lora_" not in name)
     size = text.num_hidden_layers * text.hidden_size

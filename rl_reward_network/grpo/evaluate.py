@@ -85,7 +85,7 @@ def _evaluate(
     inputs.set_up(processor)
     side = None if (sizes := origin.get("side_network")) is None else side_network_config(sizes, "config.json")
     frozen = bool(origin["freeze_embeddings"])
-    prepare_model(model, origin["lora_r"], origin["lora_alpha"], 0.0, frozen, side, origin.get("encoder"))
+    prepare_model(model, origin["lora_r"], origin["lora_alpha"], frozen, side, origin.get("encoder"))
     cache, longest = FeatureCache(model, processor), origin["training"]["max_completion_length"]
     start_weights = copied(model)
     before = measure(model, prompts, cache, longest, desc="before")

@@ -17,7 +17,6 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from rl_reward_network.grpo.rollouts import AnswerRollout, CaptionRollout, MaskPolicy, Rollouts, Stored
-from rl_reward_network.grpo.settings import check_lora_dropout
 from rl_reward_network.models.ema import trainable_tensors
 from rl_reward_network.models.lora import freeze_parameters, setup_lora
 from rl_reward_network.models.sa2va.grounding_sa2va import DecodedMasks
@@ -36,7 +35,6 @@ def prepare_model(
     model: Any,
     r: int,
     lora_alpha: int,
-    lora_dropout: float = 0.0,
     freeze_embeddings: bool = False,
     side_network: SideNetworkConfig | None = None,
     encoder: Mapping[str, Any] | None = None,
@@ -45,9 +43,9 @@ def prepare_model(
 
     `freeze_embeddings` also freezes token embeddings and head, which a Qwen-VL trains. A `side_network` is added where
     the model has none; one that is there trains, too. `encoder` says what trains of SAM 2's image encoder, see
-    `GRPOPlan`. A ValueError if dropout is not 0, or if `setup_lora` refuses.
+    `GRPOPlan`. A ValueError if `setup_lora` refuses.
     """
-    check_lora_dropout(lora_dropout)
+    # With dropout, old, reference and new log-probabilities of one caption would differ at random.
     setup_lora(model, r, lora_alpha, 0.0, None if encoder is None else encoder.get("lora_r"))
     if side_network is not None:
         model.add_side_network(side_network)

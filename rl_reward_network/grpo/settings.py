@@ -281,15 +281,6 @@ def _check_objective(settings: Any) -> None:
         raise ValueError("adaptive_loop_weights is True, but only one loop is trained; leave it out")
 
 
-def check_lora_dropout(lora_dropout: float) -> None:
-    """Raise a ValueError for a dropout other than 0."""
-    if lora_dropout:
-        raise ValueError(
-            f"lora_dropout is {lora_dropout}, expected 0: with dropout, old, reference and new log-probabilities of "
-            "one caption differ at random"
-        )
-
-
 @dataclass(frozen=True)
 class RewardWeights:
     """Weight of each reward term; a term of weight 0 is logged where it can be computed."""

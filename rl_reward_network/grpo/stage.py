@@ -172,7 +172,7 @@ def _open(
     settings = wanted_settings(inputs, plan, weights_fingerprint(model))
     set_seed(config.seed)  # the initial weights of LoRA are random
     side = None if plan.side_network is None else side_network_config(plan.side_network)
-    prepare_model(model, plan.lora_r, plan.lora_alpha, 0.0, bool(plan.freeze_embeddings), side, plan.encoder)
+    prepare_model(model, plan.lora_r, plan.lora_alpha, bool(plan.freeze_embeddings), side, plan.encoder)
     args = training_arguments(inputs, plan, folder)
     maps = None if network is None else ForegroundMaps.beside(folder, network.to(inputs.device))
     rewards = loop_rewards(plan, inputs.kind, judge, maps)

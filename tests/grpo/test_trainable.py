@@ -57,16 +57,6 @@ def test_lora_is_put_on_and_what_trains_is_float32() -> None:
     assert rest == {"model.multi_modal_projector", "text_hidden_fcs.0", "text_hidden_fcs.2", DECODER[:-1], PROMPTS[:-1]}
 
 
-def test_dropout_is_refused_with_its_reason() -> None:
-    model = nn.Linear(1, 1)
-    message = (
-        r"lora_dropout is 0\.05, expected 0: with dropout, old, reference and new log-probabilities of one caption"
-    )
-    with pytest.raises(ValueError, match=message):
-        prepare_model(model, 4, 8, 0.05)
-    assert trained(model) == {"weight", "bias"}, "refused before anything was changed"
-
-
 def test_dropout_of_a_checkpoint_is_turned_off_in_every_part() -> None:
     """The modes of training and prediction then agree bit by bit, whatever its configuration says."""
     config = Sa2VAConfig.from_pretrained(EMBEDDED["sa2va-nano"])
