@@ -18,6 +18,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for the networ
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from PIL import Image
 from safetensors.torch import save_file
 from tokenizers.pre_tokenizers import ByteLevel
@@ -37,6 +38,8 @@ from rl_reward_network.run import BEST_REWARD_NET, POLICY_RUN, POST_RUN, REWARD_
 from scripts.environment import lacking
 
 ROOT = Path(__file__).resolve().parents[1]
+settings.register_profile("same", derandomize=True, deadline=None, database=None)  # the same examples in each run
+settings.load_profile("same")
 SHARED = ROOT.parent / "shared"
 GOLDEN = SHARED / "golden" / "case_a"
 CHASE = SHARED / "realdata" / "chase_db1"

@@ -1,5 +1,6 @@
 """Masks as they are stored: polygons and RLE by one rasteriser, and mask files of every kind."""
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,9 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
 from PIL import Image
 
 from rl_reward_network.data.masks import (
@@ -89,14 +93,24 @@ def test_bad_polygon_is_refused(values: Any, message: str) -> None:
         parse_polygon(values, SIZE)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.5, 0.97, 1.0])
-def test_all_rle_forms_give_the_mask_back(share: float) -> None:
-    mask = np.random.default_rng(3).random(SIZE) < share
+@given(arrays(bool, array_shapes(min_dims=2, max_dims=2, max_side=40)))
+def test_all_rle_forms_give_any_mask_back(mask: np.ndarray) -> None:
     written = json.loads(json.dumps(to_rle(mask)))  # plain JSON
     for counts in (written["counts"], written["counts"].encode(), runs_of(mask)):
-        parts = parse_rle({"size": list(SIZE), "counts": counts}, SIZE)
+        parts = parse_rle({"size": list(mask.shape), "counts": counts}, mask.shape)
         assert parts, "an empty mask is no missing one"
-        assert np.array_equal(rasterise(parts, SIZE), mask)
+        assert np.array_equal(rasterise(parts, mask.shape), mask)
+
+
+NUMBERS = st.integers(-(2**70), 2**70) | st.floats() | st.integers(-1, 41)
+JSON = st.recursive(st.none() | st.booleans() | NUMBERS | st.text(), lambda part: st.lists(part, max_size=8))
+
+
+@given(st.lists(NUMBERS, max_size=12) | JSON)
+def test_whatever_json_holds_is_a_mask_or_a_value_error(value: Any) -> None:
+    for parse in (parse_polygon, lambda counts, size: parse_rle({"size": list(size), "counts": counts}, size)):
+        with contextlib.suppress(ValueError):
+            assert rasterise(parse(value, SIZE), SIZE).shape == SIZE
 
 
 def test_long_runs_survive_the_compressed_form() -> None:
