@@ -28,23 +28,27 @@ OTHER_DATA = (
 )
 
 
-class _Grouped(Protocol):
+class Grouped(Protocol):
     """Anything that can be split, such as a `Sample` or a `RegionSample`, by these pseudonyms."""
 
     @property
-    def sample_id(self) -> str: ...
+    def sample_id(self) -> str:
+        """Of the sample."""
 
     @property
-    def group_id(self) -> str: ...
+    def group_id(self) -> str:
+        """Of the unit that must not be in two splits."""
 
     @property
-    def series_id(self) -> str: ...
+    def series_id(self) -> str:
+        """Of a series of nearly identical images."""
 
     @property
-    def labelled(self) -> bool: ...
+    def labelled(self) -> bool:
+        """Whether there is ground truth."""
 
 
-S = TypeVar("S", bound=_Grouped)
+S = TypeVar("S", bound=Grouped)
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class Split:
         return {*self.groups[name], *(self.joined if name == "policy" else ())}
 
 
-def make_split(samples: Sequence[_Grouped], seed: int, fingerprint: Callable[[Any], str] = data_fingerprint) -> Split:
+def make_split(samples: Sequence[Grouped], seed: int, fingerprint: Callable[[Any], str] = data_fingerprint) -> Split:
     """Shuffle the groups and cut them 30 / 30 / 15 / 25 % (largest remainder: at least one group each).
 
     Equal for equal data and seed, whatever the order of `samples`. Groups without any mask go to `policy`, the only
@@ -100,7 +104,7 @@ def save_split(split: Split, path: Path) -> None:
     write_json(path, {"format_version": FORMAT_VERSION, **content})
 
 
-def load_split(path: Path, samples: Sequence[_Grouped], fingerprint: Callable[[Any], str] = data_fingerprint) -> Split:
+def load_split(path: Path, samples: Sequence[Grouped], fingerprint: Callable[[Any], str] = data_fingerprint) -> Split:
     """Read a split; ValueError for one of other data, of another version, or with a group in two splits or in none."""
     split = _parse(read_json(path), path)
     owners = Counter(group for ids in split.groups.values() for group in ids)

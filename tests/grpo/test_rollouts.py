@@ -18,7 +18,7 @@ from rl_reward_network.grpo.rewards import score, step_advantages
 from rl_reward_network.grpo.rollouts import MASK_POLICIES, MicroBatch, RolloutGenerator, SigmaController
 from rl_reward_network.grpo.trainer import with_advantages
 from rl_reward_network.models.ema import EMA
-from rl_reward_network.models.sa2va.generation_sa2va import Answer, _append
+from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding, _Decoder
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 from rl_reward_network.models.sa2va.templates import TEMPLATES
@@ -116,10 +116,10 @@ def test_a_reference_caption_ends_as_generation_does(tmp_path: Any, template: st
     generator = RolloutGenerator(model, processor, config(tmp_path, objective="supervised"))
     (caption,) = generator.references(regions()[:1]).rollouts.captions
     (ids,) = caption.completion_ids
-    answer = Answer()
+    answer, decoder = Answer(), _Decoder(model, processor, Decoding(100), torch.ones(1, 1), None)
     for number, token_id in enumerate(ids, start=1):
         assert not answer.stopped
-        _append(answer, token_id, processor, 100)
+        decoder.append(answer, token_id)
         assert answer.stopped == (number == len(ids)), "at the last token, which is trained"
     assert PromptBatch.text(SimpleNamespace(processor=processor), answer) == regions()[0].caption
 

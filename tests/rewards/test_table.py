@@ -14,7 +14,7 @@ import tyro
 from rl_reward_network.cli.prompts import Args
 from rl_reward_network.env.sa2va_finetune_env import Sa2VAFinetuneEnv, prompt_rewards
 from rl_reward_network.grpo.plan import RewardArgs
-from rl_reward_network.grpo.rewards import mask_reward_terms
+from rl_reward_network.grpo.rewards import _mask_reward_terms
 from rl_reward_network.ppo.contexts import load_tables, save_tables
 from rl_reward_network.report.metrics import measure_sample
 from rl_reward_network.rewards import table
@@ -61,7 +61,7 @@ def test_missing_labels_and_rewards_with_a_flag_of_their_own_raise():
             prompt_reward(name, np.zeros(2), {})
     for name in ("iou", "speed"):
         with pytest.raises(ValueError, match=rf"'{name}'.*cldice.*--loop2_iou_weight"):
-            mask_reward_terms({name: 1.0})
+            _mask_reward_terms({name: 1.0})
 
 
 def test_cldice_rewards_ppo_and_grpo():
@@ -73,7 +73,7 @@ def test_cldice_rewards_ppo_and_grpo():
         env.reset(seed=0)
         rewards.append(env.step(prompt)[1])
     assert rewards == pytest.approx([1, CLDICE])
-    terms = mask_reward_terms({"cldice": 0.5, "dice": 2.0})
+    terms = _mask_reward_terms({"cldice": 0.5, "dice": 2.0})
     columns = {"predicted_masks": [LINE, HALF_LINE, None, LINE], "masks": [LINE, LINE, LINE, None], "prompts": [""] * 4}
     assert terms["cldice"].function(**columns) == [1.0, pytest.approx(CLDICE), 0.0, None]
     assert terms["dice"].function(**columns) == [1.0, pytest.approx(DICE), 0.0, None]
@@ -95,7 +95,7 @@ def test_a_reward_of_the_image_alone_rewards_ppo_and_grpo_without_labels(monkeyp
     save_tables(tmp_path / "tables.json", {"policy": [entry]})
     (again,) = load_tables(tmp_path / "tables.json")["policy"]
     assert prompt_rewards(again, "bright").tolist() == [1, 0.5]
-    terms = mask_reward_terms({"bright": 1.0})
+    terms = _mask_reward_terms({"bright": 1.0})
     columns = {"predicted_masks": [LINE, HALF_LINE, None], "masks": [None] * 3, "images": [image] * 3}
     assert terms["bright"].function(**columns) == [1.0, 0.5, 0.0]
 
