@@ -7,12 +7,10 @@ import torch
 from transformers import Qwen2VLImageProcessorPil
 
 from rl_reward_network.models.sa2va.configuration_sa2va import config_from_original
-from rl_reward_network.models.sa2va.families import FAMILIES
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from tests.conftest import TINY_SAM, randomise, teach_answer, tiny_tokenizer, write_official
 
 QWEN3, QWEN25 = "qwen3_vl_text", "qwen2_5_vl_text"
-QWEN_FAMILIES = [family for family in FAMILIES if family.body == "qwen_vl"]
 IMAGE_TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 SYSTEM = "<|im_start|>system\nBe brief.<|im_end|>\n"
 CHAT = (

@@ -32,7 +32,6 @@ COMMANDS: dict[str, Any] = {
 FIRST = "P0000(0000000000)_1_frame_000001.png"
 RECORD = f"data/annotations.json: record 0 (image '{FIRST}'): "
 STANDARD = ("--model_path", "model", "--data_root", "data", "--gpu", "-1")
-Records = list[dict[str, Any]]
 Refused = Callable[..., str]
 
 

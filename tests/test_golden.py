@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -163,6 +164,14 @@ def test_predict_forward_gives_the_same_answer_and_mask(golden):
     different = result["prediction_masks"][0] != expected
     print(f"{different.sum()} of {different.size} mask pixels differ")  # shown by -rP
     assert different.mean() <= 0.0005
+
+
+@both_sources
+def test_one_step_upsampling_would_fail(golden):
+    """The tolerance above can tell the two-step rule from the tempting shortcut."""
+    expected = golden["expected"]["pred_masks"].bool()
+    shortcut = F.interpolate(golden["expected"][LOGITS], size=expected.shape[1:], mode="bilinear")[:, 0] > 0
+    assert (shortcut != expected).float().mean() > 0.0005
 
 
 def test_the_answers_seg_state_is_what_the_masks_are_decoded_from(extract, monkeypatch):

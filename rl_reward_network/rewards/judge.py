@@ -65,8 +65,8 @@ FINAL = {  # remedies by HTTP status, for which no later request can succeed
 UNREADABLE, TIMED_OUT = 200, 408
 REMEDIES = FINAL | {
     UNREADABLE: "take a model that follows instructions",
-    TIMED_OUT: "check that the server answers at all (its model may still be loading); a slow one needs a longer "
-    "timeout or fewer requests at once",
+    TIMED_OUT: "check that the server answers at all (its model may still be loading); a slow one needs a "
+    "smaller model or a faster GPU",
     429: "send fewer requests at once, or raise the server's limit",
 }
 REMEDY = "check that the server runs, and its base url (--llm_judge_base_url), which usually ends in /v1"

@@ -27,7 +27,6 @@ KINDS = {
     "saved": LoraConfig(r=2, bias="lora_only", target_modules=["q_proj"], modules_to_save=["embed_tokens", "norm"]),
     "regex": LoraConfig(r=2, target_modules=r".*layers\.1\.self_attn\.q_proj"),
 }
-WHOLE = "base_model.model.model.language_model."
 NAMES = {  # of a language model's layers, after what was wrapped: ours, a causal model, InternVL's, Sa2VA's, all of it
     "body": "base_model.model.",
     "causal": "base_model.model.model.",
