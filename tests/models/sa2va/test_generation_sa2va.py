@@ -85,6 +85,17 @@ def test_sampling_repeats_with_its_seed_and_never_says_a_placeholder(tiny_model,
     assert not set(tiny_processor.never_sampled_ids) & {index for row in first for index in row}
 
 
+@pytest.mark.parametrize("how", [{"top_p": 0.5}, {"top_k": 3}, {"repetition_penalty": 1.5}], ids=str)
+def test_generate_takes_the_usual_ways_to_sample(tiny_model, tiny_processor, how):
+    inputs = tiny_processor("<image>What is this?", smooth_image(60, 60))
+    plain = {"max_new_tokens": 8, "do_sample": True, "temperature": 9.0}
+    texts = []
+    for settings in (plain, plain | how):
+        torch.manual_seed(0)
+        texts.append([tiny_processor.batch_decode(tiny_model.generate(**inputs, **settings))[0] for _ in range(4)])
+    assert texts[0] != texts[1]
+
+
 def test_a_stop_word_that_is_no_token_stops(tiny_model, tiny_processor):
     """As phi3_chat's `<|end|>` on a Qwen tokenizer: ordinary text of several tokens. The model spells it here."""
     model, processor = copy.deepcopy(tiny_model), copy.copy(tiny_processor)
