@@ -6,6 +6,7 @@ The arms are prompts (experiments 1 and 3), or sequences of operations on the ma
 import tempfile
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -152,16 +153,10 @@ def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path | Non
     if network is not None and reward_net is not None:
         check_no_leak(inputs.split, network, reward_net, inputs.samples)
     inputs = with_default_prompt(inputs) if plan.length else inputs
-    settings = run_settings(inputs, plan)
-    samples = policy_samples(inputs, plan)
-    with run.lock():
-        resumed = run.state != "new"
-        if resumed:
-            run.check_same({**settings, **({} if network is None else {"reward_net": network.fingerprint})})
-        else:
-            if network is not None:
-                network.save_pretrained(run / REWARD_NET)
-            describe_run(run, inputs, settings, _facts(plan, network, run))
+    settings, samples = run_settings(inputs, plan), policy_samples(inputs, plan)
+    with_network = settings if network is None else {**settings, "reward_net": network.fingerprint}
+    resumed = run.state != "new"
+    with run.working(with_network, partial(_begin, run, inputs, plan, network)):
         seconds: dict[str, float] = {}
         before = _counts(inputs)
         with clock(seconds, "masks and scores"):
@@ -190,17 +185,17 @@ def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path | Non
             **({"sequences": sequences} if sequences else {}),
         }
         save_network(model, run / FINAL, {**run.config, **description})
-        run.finish()
 
 
-def _facts(plan: PolicyPlan, network: RewardNetwork | None, run: Run) -> dict[str, Any]:
-    """Entries of config.json besides those of the inputs."""
+def _begin(run: Run, inputs: RunInputs, plan: PolicyPlan, network: RewardNetwork | None) -> None:
+    """Write the reward network, split.json and config.json of a new run."""
     facts: dict[str, Any] = {"plan": asdict(plan)}
     if network is not None:
+        network.save_pretrained(run / REWARD_NET)
         info = {key: network.training_info.get(key) for key in ("mode", "data_fingerprint", "seed")}
         facts["reward_net_fingerprint"] = network.fingerprint
         facts["reward_net_info"] = {"named": named(network, run.path), **info}
-    return facts
+    describe_run(run, inputs, run_settings(inputs, plan), facts)
 
 
 def _scored(
