@@ -26,10 +26,7 @@ HELP, HELP_ALL = ("--help", "-h"), "--help-all"
 WRITTEN = ("output", "target", "to", "folder")  # flags of a folder to write, or of a file
 SECONDS = 30.0
 TERMINAL = "SA2VA_RL_TERMINAL"  # set by the shell files, whose output goes to the screen and into a log
-UNCHANGED = (
-    "No weight of Sa2VA was changed. What trains weights: bash run_rl_train.sh full (GRPO; with "
-    "--objective supervised --side_network on masks), or sa2va-rl adapt full where few images have masks"
-)
+UNCHANGED = "No weight of Sa2VA was changed. Where some images have masks, this trains what pays: sa2va-rl improve"
 
 
 def run(

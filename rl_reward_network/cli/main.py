@@ -13,7 +13,7 @@ WANTS = {  # what a user wants -> its commands
         "segment": "segment images with a checkpoint or with what a run has chosen",
     },
     "better masks": {
-        "adapt": "adapt the weights to images of which few have masks, and deploy only what is better",
+        "improve": "better masks of your own images: trains what pays, and deploys only what is better",
         "compare": "compare every method for better masks, and choose the best and the cheapest",
         "grpo": "train the weights by GRPO, or by supervision for comparison",
         "reward": "step 1: train the reward network",

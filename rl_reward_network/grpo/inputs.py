@@ -65,6 +65,11 @@ class GRPOInputs:
         return any(prompt.name for prompt in self.prompts)
 
     @property
+    def own_split(self) -> bool:
+        """Whether the user has split the data."""
+        return any(getattr(sample, "split", None) for sample in self.samples)
+
+    @property
     def device(self) -> str:
         """Device of this process."""
         return self.config.rank_device

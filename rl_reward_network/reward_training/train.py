@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ PRESETS = {
 
 def train_reward_network(
     train: LabelledImages,
-    val: LabelledImages,
+    val: LabelledImages | None,
     config: RewardTrainingConfig,
     run: Path,
     network_config: RewardNetworkConfig | None = None,
@@ -94,8 +95,9 @@ def train_reward_network(
 ) -> RewardNetwork:
     """Train every member, keep its weights with the best validation Dice, and return the ensemble on the CPU.
 
-    `val` are images of other patients, for the choice of weights. Training resumes from checkpoint.pt in `run`, which
-    gets logs/ (TensorBoard) and metrics.jsonl, too. The masks of `unlabelled` images are not read.
+    `val` are images of other patients, for the choice of weights; None keeps those of the last step, of a mean teacher
+    its average. Training resumes from checkpoint.pt in `run`, which gets logs/ (TensorBoard) and metrics.jsonl, too.
+    The masks of `unlabelled` images are not read.
 
     Raises:
         ValueError: the loss is not finite; the message has the step and the remedy.
@@ -115,14 +117,15 @@ def train_reward_network(
             curves.add_scalars(_means("train", losses), step)
             if step % config.eval_every and step != config.steps:
                 continue
-            scores = each(lambda member, step=step: member.validate(val, step))
-            curves.add_scalars(_means("val", scores), step)
-            for index, (loss, score) in enumerate(zip(losses, scores, strict=True)):
+            scores = [] if val is None else each(lambda member, step=step: member.validate(val, step))
+            if scores:
+                curves.add_scalars(_means("val", scores), step)
+            for index, (loss, score) in enumerate(zip_longest(losses, scores)):
                 curves.add_row({"member": index, "step": step, "train": loss, "val": score})
             # The checkpoint has no random state, because each batch has a seed.
             save_checkpoint(run / CHECKPOINT, {"step": step, "members": [member.state() for member in members]})
     for member in members:
-        member.unet.load_state_dict(member.best.weights)
+        member.unet.load_state_dict(member.last_weights() if val is None else member.best.weights)
     return network.to("cpu").eval().requires_grad_(False)
 
 
@@ -139,7 +142,7 @@ class _Member:
             self.unet.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
         )
         self.teacher = None if unlabelled is None else EMA(self.unet, TEACHER_DECAY, buffers=True)
-        self.best = Best()
+        self.best = Best((-math.inf, -math.inf))
 
     def train(self, data: LabelledImages, side: int, step: int) -> dict[str, float]:
         """One optimiser step; returns the terms of the loss."""
@@ -189,6 +192,10 @@ class _Member:
         # The soft Dice decides while every mask is still empty, as those of small objects are at first.
         self.best.offer((scores["dice"], scores["soft_dice"]), step, self.unet.state_dict())
         return scores
+
+    def last_weights(self) -> dict[str, Tensor]:
+        """Those of the mean teacher, or else of the member."""
+        return self.unet.state_dict() if self.teacher is None else dict(self.teacher.weights)
 
     def state(self) -> dict[str, Any]:
         """All that training goes on from."""

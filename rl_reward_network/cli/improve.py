@@ -1,0 +1,84 @@
+"""Improve the masks of your own images: a few of them with masks, more without.
+
+    sa2va-rl improve --data_root DATA [--unlabelled_root IMAGES]
+    sa2va-rl segment image.png --model_path outputs/improve_<time>
+
+A plain segmenter and Sa2VA with a side network learn the masks; in full mode a mean teacher then takes Sa2VA to the
+images without masks; the mean of both models is a candidate, too. Each is measured on patients that it was not trained
+on. What has beaten the model as it was is deployed, and otherwise nothing is. Six labelled patients are enough: with
+fewer than 40, folds of them decide, and all train the deployed model.
+"""
+
+import os
+import shlex
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from rl_reward_network.cli.app import show_ending
+from rl_reward_network.flags import Rare
+from rl_reward_network.grpo.plan import Chosen, PlanArgs, check_acts
+from rl_reward_network.grpo.settings import Mode
+from rl_reward_network.inputs.config import RegionConfig, RunConfig
+from rl_reward_network.run import IMPROVE_RUN, Run, check_folder
+
+
+@dataclass(frozen=True)
+class Args:
+    """Improve the masks of own images by what pays, and deploy only what is better."""
+
+    mode: tyro.conf.Positional[Mode] = "full"
+    """quick: ten minutes on two CPU cores with the embedded model. full: 700 steps of each training."""
+    inputs: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
+    regions: Annotated[RegionConfig, tyro.conf.arg(name="")] = field(default_factory=RegionConfig)
+    run_folder: Rare[Path | None] = None
+    """Folder of this run; by default <output_dir>/improve_<time>."""
+    resume: bool = False
+    """Resume the newest improvement of these settings, or that of --run_folder."""
+
+
+def check(args: Args) -> None:
+    """Raise a ValueError for what can be refused before anything is read."""
+    from rl_reward_network.grpo.inputs import check_config
+    from rl_reward_network.inputs.loading import check_inputs
+
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(
+            "improve runs in one process; on several GPUs call its stages: torchrun ... sa2va-rl grpo --objective "
+            "supervised --side_network, then merge, then --objective mean_teacher (docs/how-to/images-without-masks.md)"
+        )
+    check_acts(Chosen(PlanArgs(inputs=args.inputs, regions=args.regions), learned=False))
+    check_inputs(args.inputs)
+    check_config(args.inputs, args.regions)
+    check_folder(args.run_folder, IMPROVE_RUN, args.resume)
+
+
+def main(args: Args) -> None:
+    """Open the data, print the plan, train, and say what is deployed."""
+    check(args)
+    from rl_reward_network.methods.improve import (
+        make_improve_plan,
+        open_improve_inputs,
+        plan_lines,
+        run_improve_stage,
+        settings_of,
+    )
+    from rl_reward_network.methods.improve_report import IMPROVED, START
+
+    inputs = open_improve_inputs(args.inputs, args.regions)
+    plan = make_improve_plan(inputs, args.mode)
+    begin = Run.resume if args.resume else Run.create
+    run = begin(IMPROVE_RUN, args.inputs.output_dir, settings_of(inputs, plan), args.run_folder)
+    run.announce()
+    print("\n".join([f"data: {inputs.summary}", *plan_lines(inputs, plan)]), flush=True)
+    if run.finished:
+        print(f"nothing to resume: this run is finished; its results are in {run}")
+        return
+    result = run_improve_stage(inputs, plan, run, shlex.join(["sa2va-rl", *sys.argv[1:]]))
+    lines = [result.deployed_line, result.verdict, result.test_line, f"report: {run / 'report.html'}"]
+    model = run / IMPROVED if result.chosen != START else args.inputs.model_path
+    lines.append(f"segment new images: sa2va-rl segment IMAGES --model_path {model}")
+    show_ending("\n".join(filter(None, lines)), args.inputs.output_dir)

@@ -1,0 +1,409 @@
+"""From images, some of them with masks, to a better model: the job of `sa2va-rl improve`.
+
+    <run>/fold_1/ ...      trained without the patients of a fold, who then judge: segmenter/, side_network/, ...
+    <run>/all/             the same on all patients; what is deployed
+    <run>/improved/        the deployed model, with deployed.json; missing where nothing was better
+    <run>/improve.json     what each candidate is worth, and what is deployed
+
+Two different models learn the masks: a plain segmenter (the U-Nets of a reward network) and Sa2VA with a side network,
+which a mean teacher then takes to the images without masks. The mean of their soft masks is a candidate, too. Every
+candidate is measured on patients that it was not trained on, and the choice among them is judged on patients that did
+not choose. With few patients these are the patients of folds, and the deployed model is trained on all of them after
+the choice; with many, or with a split of the user, they are the `val` split.
+
+No step of a training is chosen: schedules end at their last step, and the mean teacher's average is what is kept.
+"""
+
+import random
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_reward_network.atomic_io import NAMES_ALONE, PICTURES, load_arrays, state_fingerprint, write_json
+from rl_reward_network.data.identity import check_apart, thumbnails
+from rl_reward_network.data.items import Sample
+from rl_reward_network.data.splits import SPLITS, save_split, select, subsample
+from rl_reward_network.flags import changed
+from rl_reward_network.grpo.final_model import merge_run
+from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
+from rl_reward_network.grpo.plan import PlanArgs, TrainablePartsArgs, make_plan
+from rl_reward_network.grpo.prompts import segment_question
+from rl_reward_network.grpo.settings import GRPOSettings, Mode
+from rl_reward_network.grpo.stage import run_grpo_stage
+from rl_reward_network.inputs.config import RegionConfig, RunConfig
+from rl_reward_network.inputs.loading import portable_settings
+from rl_reward_network.inputs.segmenter import load_segmenter
+from rl_reward_network.methods.compare import Progress
+from rl_reward_network.methods.improve_report import (
+    FUSION,
+    IMPROVED,
+    SEGMENTER,
+    SIDE,
+    START,
+    TEACHER,
+    TITLES,
+    Improvement,
+    Judged,
+    write_improve_report,
+)
+from rl_reward_network.methods.training import MERGED, free_memory
+from rl_reward_network.models.default import has_side_network, is_small
+from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
+from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
+from rl_reward_network.report.deployment import best_choice, best_out_of_fold
+from rl_reward_network.report.statistics import MIN_PATIENTS, sign_of
+from rl_reward_network.reward_training.stage import sized
+from rl_reward_network.reward_training.train import PRESETS, labelled_images, train_reward_network
+from rl_reward_network.rewards.learned import foreground_prob
+from rl_reward_network.rewards.metrics import mask_metrics
+from rl_reward_network.run import BEST_REWARD_NET, FINAL, GRPO_RUN, Run
+
+OBJECTIVES = {SIDE: "supervised", TEACHER: "mean_teacher"}  # of the members that are Sa2VA
+STEPS = {  # member -> mode -> optimisation steps, whatever the model
+    SEGMENTER: {"quick": 200, "full": 700},
+    SIDE: {"quick": 150, "full": 700},
+    TEACHER: {"quick": 100, "full": 700},
+}
+FOLDS = {"quick": 2, "full": 3}  # each is one more training
+MANY_PATIENTS = 40  # labelled; from here on the val split decides
+MOST_IMAGES = 500  # of a segmenter, which keeps them in memory
+FEW_IMAGES = 10  # without masks; fewer teach a mean teacher nothing that masks do not
+RESULT, DEPLOYED = "improve.json", "deployed.json"
+FORMAT_VERSION = 1
+CORE_SECONDS = {  # of a step on one CPU core, with the embedded model and images of 512 x 512 pixels
+    (SEGMENTER, "quick"): 0.75,
+    (SEGMENTER, "full"): 1.9,
+    (SIDE, "quick"): 1.4,
+    (SIDE, "full"): 1.4,
+    (TEACHER, "full"): 2.4,
+}
+WORTH = {  # Dice on real angiograms, docs/results.md
+    SEGMENTER: "on real angiograms Dice 0.725 with 195 masks",
+    SIDE: "on real angiograms Dice 0.720 with 195 masks",
+    TEACHER: "on real angiograms Dice 0.723 with 20 masks, from 0.676",
+    FUSION: "on real angiograms +0.009 with 195 masks",
+}
+Masks = dict[str, np.ndarray]  # row -> bool (H, W)
+
+
+@dataclass(frozen=True)
+class ImprovePlan:
+    """Settings of an improvement."""
+
+    mode: Mode
+    members: tuple[str, ...]  # what is trained, in this order
+    folds: int  # of the labelled patients; 1: the val split decides
+    model_fingerprint: str  # of the weights of the start
+
+    @property
+    def last(self) -> str:
+        """The Sa2VA of the fusion."""
+        return self.members[-1]
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """The candidates, the start first."""
+        return START, *self.members, FUSION
+
+
+@dataclass(frozen=True)
+class Part:
+    """A training, and the images that judge it."""
+
+    name: str  # of its folder
+    inputs: GRPOInputs  # whose split has what trains in `reward` and `policy`
+    judges: tuple[Sample, ...]  # labelled; none judge the training on all patients
+
+
+# ---- the plan --------------------------------------------------------------------------------------------------------
+
+
+def open_improve_inputs(config: RunConfig, regions: RegionConfig | None = None) -> GRPOInputs:
+    """The inputs of an improvement; unless a question is given, the data's own phrase is asked for."""
+    inputs = open_grpo_inputs(config, regions)
+    phrases = {sample.text for sample in inputs.samples}
+    if changed(inputs.regions, "segment_question") or len(phrases) != 1:
+        return inputs
+    question = segment_question(phrases.pop())
+    prompts = [replace(prompt, question=question) for prompt in inputs.prompts]
+    return replace(inputs, regions=replace(inputs.regions, segment_question=question), prompts=prompts)
+
+
+def make_improve_plan(inputs: GRPOInputs, mode: Mode) -> ImprovePlan:
+    """What is trained, and who decides; a ValueError where too few patients are labelled."""
+    root = inputs.config.data_root
+    if inputs.kind != "images" or inputs.by_name:
+        raise ValueError(
+            f"{root}: improve needs annotated images with one question, not captions or several classes: sa2va-rl grpo"
+        )
+    labelled = _labelled(inputs, [name for name in SPLITS if name != "test" or not inputs.own_split])
+    patients = {sample.group_id for sample in labelled}
+    if len(patients) < MIN_PATIENTS:
+        raise ValueError(
+            f"{root}: {len(labelled)} images of {len(patients)} patients have a mask; improve needs {MIN_PATIENTS}"
+            " patients, since without masks it cannot be known whether a changed model is better or worse "
+            "(docs/how-to/images-without-masks.md). Annotate an image of each of some more patients; until then: "
+            f"sa2va-rl segment {root}"
+        )
+    enough = len({sample.group_id for sample in _labelled(inputs, ["val"])}) >= MIN_PATIENTS
+    held_out = enough and (inputs.own_split or len(patients) >= MANY_PATIENTS)
+    members = (SEGMENTER, SIDE, *([TEACHER] if mode == "full" and len(_bare(inputs)) >= FEW_IMAGES else []))
+    weights = state_fingerprint(open_checkpoint(inputs.config.model_path).tensors())
+    return ImprovePlan(mode, members, 1 if held_out else FOLDS[mode], weights)
+
+
+def settings_of(inputs: GRPOInputs, plan: ImprovePlan) -> dict[str, Any]:
+    """The settings that an improvement to resume must share."""
+    return {
+        **asdict(plan),
+        "members": list(plan.members),  # as in a file
+        "seed": inputs.config.seed,
+        "dtype": inputs.config.dtype,
+        "data_fingerprint": inputs.split.fingerprint,
+        "split_seed": inputs.split.seed,
+        "question": inputs.regions.segment_question,
+        "max_dynamic_patch": inputs.regions.max_dynamic_patch,
+        "image_resize": inputs.config.image_resize,
+        "quantization": inputs.regions.quantization,
+        "use_flash_attn": inputs.regions.use_flash_attn,
+        "unlabelled": inputs.unlabelled,
+    }
+
+
+def parts_of(inputs: GRPOInputs, plan: ImprovePlan) -> tuple[list[Part], Part]:
+    """The trainings that judges measure, and the one whose models are deployed."""
+    test = inputs.split.groups["test"] if inputs.own_split or plan.folds == 1 else ()
+    if plan.folds == 1:
+        part = Part("trained", inputs, tuple(_labelled(inputs, ["val"])))
+        return [part], part
+    labelled = [sample for sample in inputs.samples if sample.labelled and sample.group_id not in test]
+    patients = sorted({sample.group_id for sample in labelled})
+    random.Random(inputs.config.seed).shuffle(patients)
+    known = load_arrays(Path(inputs.config.model_path) / PICTURES, NAMES_ALONE)
+    remedy = "begin with the model that was not trained on these images (--model_path)"
+    check_apart(known, {"the labelled patients": labelled}, f"{inputs.config.model_path}: the model", remedy)
+    parts = []
+    for number in range(plan.folds):
+        held = set(patients[number :: plan.folds])
+        judges = tuple(sample for sample in labelled if sample.group_id in held)
+        parts.append(Part(f"fold_{number + 1}", _with_split(inputs, patients, held, test), judges))
+    return parts, Part("all", _with_split(inputs, patients, set(), test), ())
+
+
+def _with_split(inputs: GRPOInputs, patients: Sequence[str], held: set[str], test: Sequence[str]) -> GRPOInputs:
+    """The inputs with a split that trains on all but the held-out patients and those of the test split."""
+    train = [patient for patient in patients if patient not in held]
+    bare = {sample.group_id for sample in inputs.samples if not sample.joined} - {*patients, *test}
+    groups = {"reward": train[::2], "policy": [*train[1::2], *sorted(bare)], "val": sorted(held), "test": list(test)}
+    joined = tuple(group for group in inputs.split.joined if group not in held)
+    split = replace(inputs.split, groups={name: tuple(sorted(ids)) for name, ids in groups.items()}, joined=joined)
+    return replace(inputs, split=split)
+
+
+def _labelled(inputs: GRPOInputs, splits: Sequence[str]) -> list[Sample]:
+    return [one for name in splits for one in select(inputs.samples, inputs.split, name) if one.labelled]
+
+
+def _bare(inputs: GRPOInputs) -> list[Sample]:
+    """The images without masks that may train."""
+    return [
+        one for name in ("reward", "policy") for one in select(inputs.samples, inputs.split, name) if not one.labelled
+    ]
+
+
+def plan_lines(inputs: GRPOInputs, plan: ImprovePlan) -> list[str]:
+    """The plan in words: who decides, what is trained, how long, and what that was worth where it was measured."""
+    labelled, test = _labelled(inputs, SPLITS), inputs.split.groups["test"] if inputs.own_split else ()
+    patients = len({sample.group_id for sample in labelled} - set(test))
+    decides = "the patients of the val split decide, and those of the test split are measured once"
+    if plan.folds > 1:
+        decides = f"{plan.folds} folds of all {patients} labelled patients decide, then all of them train"
+    times = plan.folds + 1 if plan.folds > 1 else 1
+    lines = [f"plan: {decides}"]
+    for member in plan.members:
+        steps = STEPS[member][plan.mode]
+        lines.append(f"  {TITLES[member]}: {times} x {steps} steps; {WORTH[member]}")
+    lines.append(f"  {TITLES[FUSION]}: no training; {WORTH[FUSION]}")
+    if TEACHER not in plan.members:
+        few = f"{len(_bare(inputs))} images without masks, and it needs {FEW_IMAGES}"
+        lines.append(
+            f"  {TITLES[TEACHER]}: left out: {few if plan.mode == 'full' else 'it takes longer; full trains it'}"
+        )
+    if is_small(inputs.config.model_path) and inputs.device == "cpu":
+        seconds = sum(times * STEPS[member][plan.mode] * CORE_SECONDS[member, plan.mode] for member in plan.members)
+        lines.append(f"  about {seconds / 60:.0f} minutes of one CPU core, two share them")
+    else:
+        lines.append("  how long it takes is known after the first training")
+    return lines
+
+
+# ---- training --------------------------------------------------------------------------------------------------------
+
+
+def run_improve_stage(inputs: GRPOInputs, plan: ImprovePlan, run: Run, command: str = "") -> Improvement:
+    """Train the candidates in `run`, new or interrupted, judge them, write the model that is deployed and the report.
+
+    `command` is as the user typed it.
+    """
+    settings = settings_of(inputs, plan)
+    facts = {"inputs": portable_settings(run.path, inputs.config, inputs.regions)}
+    with run.working(settings, lambda: _begin(inputs, settings, facts, run)):
+        judging, final = parts_of(inputs, plan)
+        trained = judging if final in judging else [*judging, final]
+        progress = Progress({"training": len(trained) * len(plan.members)})
+        for part, member in product(trained, plan.members):
+            reused = train_member(part.inputs, plan, run / part.name, member)
+            progress.done("training", f"{part.name}: {TITLES[member]}", reused)
+        judged = judge(inputs, plan, run, judging)
+        chosen, gain = decide(judged.dice(plan.rows), judged.groups, plan.rows)
+        test = tuple(_labelled(final.inputs, ["test"]))
+        tested = judge(inputs, plan, run, [replace(final, judges=test)]) if test else None
+        shutil.rmtree(run / IMPROVED, ignore_errors=True)  # of an interrupted run
+        if chosen != START:
+            deploy(inputs, plan, chosen, run / final.name, run / IMPROVED)
+        improvement = Improvement(plan.folds, judged, chosen, gain, tested)
+        about = {"data": inputs.summary, "model": Path(inputs.config.model_path).name, "command": command}
+        write_improve_report(run, improvement, about)
+        write_json(run / RESULT, improvement.facts)
+        for part, member in product(trained, OBJECTIVES):  # these can be made again, and may be large
+            shutil.rmtree(run / part.name / member / MERGED, ignore_errors=True)
+    return improvement
+
+
+def _begin(inputs: GRPOInputs, settings: dict[str, Any], facts: dict[str, Any], run: Run) -> None:
+    save_split(inputs.split, run / "split.json")
+    run.begin(settings, facts)
+
+
+def train_member(inputs: GRPOInputs, plan: ImprovePlan, folder: Path, member: str) -> bool:
+    """Train or resume one member in `<folder>/<member>`; returns whether it was finished."""
+    if member == SEGMENTER:
+        return train_segmenter(inputs, plan, folder / member)
+    run = Run(folder / member, GRPO_RUN)
+    if run.finished:
+        return True
+    print(f"\n{TITLES[member]}: {run}", flush=True)
+    model = inputs.config.model_path if member == SIDE else str(merged(folder / SIDE))
+    opened = replace(inputs, config=replace(inputs.config, model_path=model))
+    steps = STEPS[member][plan.mode]
+    settings = GRPOSettings(objective=OBJECTIVES[member], max_steps=steps)  # type: ignore[arg-type]
+    parts = TrainablePartsArgs(side_network=not has_side_network(model))
+    args = PlanArgs(plan.mode, opened.config, opened.regions, settings, adapters=parts, eval_steps=0)
+    run_grpo_stage(opened, make_plan(args, opened, None), run)
+    free_memory(inputs.device)
+    return False
+
+
+def train_segmenter(inputs: GRPOInputs, plan: ImprovePlan, folder: Path) -> bool:
+    """Train the U-Nets of a reward network on all images with masks, beside a mean teacher on the others, too."""
+    if (folder / BEST_REWARD_NET).exists():
+        return True
+    print(f"\n{TITLES[SEGMENTER]}: {folder}", flush=True)
+    picked = subsample(_labelled(inputs, ["reward", "policy"]), MOST_IMAGES, inputs.config.seed)
+    others = subsample(_bare(inputs), MOST_IMAGES, inputs.config.seed) if TEACHER in plan.members else []
+    train = labelled_images(picked)
+    config = replace(
+        PRESETS[plan.mode], steps=STEPS[SEGMENTER][plan.mode], seed=inputs.config.seed, device=inputs.device
+    )
+    unlabelled = labelled_images(replace(sample, mask_parts=None) for sample in others) if others else None
+    network = train_reward_network(train, None, config, folder, sized(RewardNetworkConfig(), train), unlabelled)
+    seen = {"train": picked, **({"unlabelled": others} if others else {})}
+    network.training_info = {f"{use}_groups": sorted({one.group_id for one in of}) for use, of in seen.items()}
+    network.training_info |= {"val_groups": [], "data_fingerprint": inputs.split.fingerprint}
+    network.pictures = {use: thumbnails(of) for use, of in seen.items()}
+    network.save_pretrained(folder / BEST_REWARD_NET)
+    free_memory(inputs.device)
+    return False
+
+
+def merged(folder: Path) -> Path:
+    """The whole checkpoint of a Sa2VA member, written where it is missing."""
+    if not (folder / MERGED).exists():
+        merge_run(folder / FINAL, folder / MERGED)
+    return folder / MERGED
+
+
+# ---- judging and deploying -------------------------------------------------------------------------------------------
+
+
+def judge(inputs: GRPOInputs, plan: ImprovePlan, run: Run, parts: Sequence[Part]) -> Judged:
+    """Every row on the images that judge a part."""
+    rows: list[tuple[Sample, dict[str, dict[str, float]], Masks]] = []
+    for part in parts:
+        by_image = [dict[str, np.ndarray]() for _ in part.judges]
+        for number, masks in masks_of(inputs, plan, run / part.name, part.judges):
+            by_image[number] |= masks
+        for sample, masks in zip(part.judges, by_image, strict=True):
+            truth = sample.load_mask()
+            assert truth is not None, "judges are labelled"
+            rows.append((sample, {row: mask_metrics(mask, truth) for row, mask in masks.items()}, masks))
+    names = list(rows[0][1][START])
+    values = {row: {name: np.array([of[row][name] for _, of, _ in rows]) for name in names} for row in plan.rows}
+    packed = {row: [np.packbits(masks[row]) for _, _, masks in rows] for row in plan.rows}
+    return Judged([sample for sample, _, _ in rows], values, packed)
+
+
+def masks_of(
+    inputs: GRPOInputs, plan: ImprovePlan, folder: Path, samples: Sequence[Sample]
+) -> Iterator[tuple[int, Masks]]:
+    """(number of an image, masks of some rows) by the models of a part; one Sa2VA is in memory at a time."""
+    network = RewardNetwork.from_pretrained(folder / SEGMENTER / BEST_REWARD_NET).to(inputs.device)
+    models = {START: inputs.config.model_path}
+    models |= {member: str(merged(folder / member)) for member in plan.members if member in OBJECTIVES}
+    for row, path in models.items():
+        of_model = _soft_masks(inputs, path)
+        for number, sample in enumerate(samples):
+            image = sample.load_image()
+            soft, masks = of_model(image), Masks()
+            masks[row] = soft > 0.5
+            if row == plan.last:
+                of_network = foreground_prob(network, image)
+                masks |= {SEGMENTER: of_network > 0.5, FUSION: soft + of_network > 1}
+            yield number, masks
+        del of_model
+        free_memory(inputs.device)
+
+
+def _soft_masks(inputs: GRPOInputs, path: str) -> Callable[[np.ndarray], np.ndarray]:
+    """Image uint8 (H, W, 3) -> soft mask float32 (H, W) of a Sa2VA, asked and tiled as in its training."""
+    limits = {"max_tiles": inputs.regions.max_dynamic_patch, "image_resize": inputs.config.image_resize}
+    model = load_segmenter(path, inputs.device, dtype=inputs.config.dtype, **limits)  # type: ignore[arg-type]
+
+    def soft(image: np.ndarray) -> np.ndarray:
+        answer = model.segment(image, [inputs.regions.segment_question])
+        return model.upsample(answer.mask_logits, image.shape[:2])[0]
+
+    return soft
+
+
+def decide(dice: np.ndarray, groups: Sequence[str], rows: Sequence[str]) -> tuple[str, np.ndarray]:
+    """The row that is deployed, and the gain of this choice over the start on each image, float64 (N,).
+
+    `dice` is float64 (R, N), that of the start first. The row with the highest mean is deployed if the choice is better
+    than the start by `max_t`, each patient judged by the row that is best on other patients.
+    """
+    gain = best_out_of_fold(dice, groups) - dice[0]
+    return (rows[best_choice(dice, groups)] if sign_of(gain, groups) > 0 else START), gain
+
+
+def deploy(inputs: GRPOInputs, plan: ImprovePlan, chosen: str, trained: Path, folder: Path) -> None:
+    """Write the model of a row: a whole Sa2VA, the folder of a reward network, or both; deployed.json is the last."""
+    members = {FUSION: (SEGMENTER, plan.last)}.get(chosen, (chosen,))
+    places = [folder / member if len(members) > 1 else folder for member in members]
+    for member, place in zip(members, places, strict=True):
+        if member == SEGMENTER:
+            RewardNetwork.from_pretrained(trained / SEGMENTER / BEST_REWARD_NET).save_pretrained(place)
+        else:
+            merge_run(trained / member / FINAL, place)
+    deployed = {
+        "format_version": FORMAT_VERSION,
+        "prompt": inputs.regions.segment_question,
+        "members": [place.relative_to(folder).as_posix() for place in places],
+        "reward_net": None,
+    }
+    write_json(folder / DEPLOYED, deployed)
