@@ -13,10 +13,10 @@ heavy tails (Student's t of 3 degrees); most patients gain a little and few lose
 in 20 % of the patients; one in 5 %, of each row by itself or of the patient in all rows. No rule holds the last one
 where the loss is not among the patients: reports say so by the rule of three.
 
-The second table is on `sa2va-rl adapt`: eight looks at a training, each like a row, and a stage that is kept. Old: the
-look that is best on all patients, by Student's interval above 0 on the same ones. Halves: the look of one half, tested
-on the other. Folds: `decide`, each patient by the look that is best on the other folds. Power: a gain that grows from
-look to look to 0.04.
+The second table is on `sa2va-rl improve`: eight candidates, each like a row, and whether any is deployed. Old: the one
+that is best on all patients, by Student's interval above 0 on the same ones. Halves: the best of one half, tested on
+the other. Folds: `decide`, each patient by the candidate that is best on the other folds. Power: gains that grow from
+candidate to candidate to 0.04.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from rich.table import Table
 from scipy import stats
 
 from rl_reward_network.cli.app import run
-from rl_reward_network.methods.adapt import decide as decide_stage
+from rl_reward_network.methods.improve import decide as decide_improvement
 from rl_reward_network.methods.methods import METHODS
 from rl_reward_network.methods.table import MethodResult, TestImages, choose, make_table, verdict_lines
 from rl_reward_network.methods.view import BASE
@@ -193,8 +193,9 @@ def looks(rng: np.random.Generator, kind: str, patients: int, gain: bool) -> tup
 
 
 def keeps(rng: np.random.Generator, kind: str, patients: int, gain: bool) -> bool:
-    """Whether `adapt` keeps a stage."""
-    return decide_stage("", *looks(rng, kind, patients, gain)).kept
+    """Whether `improve` deploys a candidate."""
+    gains, names = looks(rng, kind, patients, gain)
+    return decide_improvement(gains, names, range(len(gains)))[0] != 0
 
 
 def keeps_by_halves(rng: np.random.Generator, kind: str, patients: int, gain: bool) -> bool:

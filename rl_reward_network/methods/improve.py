@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -88,6 +88,7 @@ WORTH = {  # Dice on real angiograms, docs/results.md
     TEACHER: "on real angiograms Dice 0.723 with 20 masks, from 0.676",
     FUSION: "on real angiograms +0.009 with 195 masks",
 }
+Row = TypeVar("Row")
 Masks = dict[str, np.ndarray]  # row -> bool (H, W)
 
 
@@ -129,7 +130,8 @@ def open_improve_inputs(config: RunConfig, regions: RegionConfig | None = None) 
     phrases = {sample.text for sample in inputs.samples}
     if changed(inputs.regions, "segment_question") or len(phrases) != 1:
         return inputs
-    question = segment_question(phrases.pop())
+    phrase = phrases.pop()
+    question = segment_question(phrase if phrase.lower().startswith(("the ", "a ", "an ")) else f"the {phrase}")
     prompts = [replace(prompt, question=question) for prompt in inputs.prompts]
     return replace(inputs, regions=replace(inputs.regions, segment_question=question), prompts=prompts)
 
@@ -288,15 +290,27 @@ def train_member(inputs: GRPOInputs, plan: ImprovePlan, folder: Path, member: st
     if run.finished:
         return True
     print(f"\n{TITLES[member]}: {run}", flush=True)
-    model = inputs.config.model_path if member == SIDE else str(merged(folder / SIDE))
-    opened = replace(inputs, config=replace(inputs.config, model_path=model))
-    steps = STEPS[member][plan.mode]
-    settings = GRPOSettings(objective=OBJECTIVES[member], max_steps=steps)  # type: ignore[arg-type]
-    parts = TrainablePartsArgs(side_network=not has_side_network(model))
-    args = PlanArgs(plan.mode, opened.config, opened.regions, settings, adapters=parts, eval_steps=0)
-    run_grpo_stage(opened, make_plan(args, opened, None), run)
+    opened = inputs_of(inputs, member, inputs.config.model_path if member == SIDE else str(merged(folder / SIDE)))
+    run_grpo_stage(opened, make_plan(sa2va_args(opened, plan, member), opened, None), run)
     free_memory(inputs.device)
     return False
+
+
+def inputs_of(inputs: GRPOInputs, member: str, model: str) -> GRPOInputs:
+    """The inputs of the training of a member from a model; true masks alone need no images of `--unlabelled_root`."""
+    if member == TEACHER or inputs.unlabelled is None:
+        return replace(inputs, config=replace(inputs.config, model_path=model))
+    config = replace(inputs.config, model_path=model, unlabelled_root=None)
+    own = {sample.sample_id for sample in inputs.samples if not sample.joined}
+    prompts = [prompt for prompt in inputs.prompts if prompt.sample_id in own]
+    return replace(inputs, config=config, prompts=prompts, split=replace(inputs.split, joined=()), unlabelled=None)
+
+
+def sa2va_args(inputs: GRPOInputs, plan: ImprovePlan, member: str) -> PlanArgs:
+    """The choices of the training of a member; nothing is chosen within it, so it is not validated."""
+    settings = GRPOSettings(objective=OBJECTIVES[member], max_steps=STEPS[member][plan.mode])  # type: ignore[arg-type]
+    parts = TrainablePartsArgs(side_network=member == SIDE and not has_side_network(inputs.config.model_path))
+    return PlanArgs(plan.mode, inputs.config, inputs.regions, settings, adapters=parts, eval_steps=0)
 
 
 def train_segmenter(inputs: GRPOInputs, plan: ImprovePlan, folder: Path) -> bool:
@@ -381,14 +395,14 @@ def _soft_masks(inputs: GRPOInputs, path: str) -> Callable[[np.ndarray], np.ndar
     return soft
 
 
-def decide(dice: np.ndarray, groups: Sequence[str], rows: Sequence[str]) -> tuple[str, np.ndarray]:
+def decide(dice: np.ndarray, groups: Sequence[str], rows: Sequence[Row]) -> tuple[Row, np.ndarray]:
     """The row that is deployed, and the gain of this choice over the start on each image, float64 (N,).
 
     `dice` is float64 (R, N), that of the start first. The row with the highest mean is deployed if the choice is better
     than the start by `max_t`, each patient judged by the row that is best on other patients.
     """
     gain = best_out_of_fold(dice, groups) - dice[0]
-    return (rows[best_choice(dice, groups)] if sign_of(gain, groups) > 0 else START), gain
+    return rows[best_choice(dice, groups) if sign_of(gain, groups) > 0 else 0], gain
 
 
 def deploy(inputs: GRPOInputs, plan: ImprovePlan, chosen: str, trained: Path, folder: Path) -> None:

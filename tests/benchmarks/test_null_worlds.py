@@ -25,7 +25,7 @@ def test_so_it_is_in_comparisons_and_in_step_2(found, patients):
     assert share(found, "lognormal losses", patients, worlds=30) <= (0 if patients == 5 else 5 / 30)
 
 
-def test_the_old_rule_of_adapt_kept_stages_that_gained_nothing():
+def test_the_old_rule_kept_what_gained_nothing():
     assert share(keeps_by_interval, "lognormal losses", 12) > 0.25
 
 

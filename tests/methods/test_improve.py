@@ -1,4 +1,4 @@
-"""Adaptation: what it trains and deploys, when it deploys nothing, resume, and what it refuses to claim."""
+"""Improvement: who decides, what is trained and deployed, when nothing is, resume, and what is refused."""
 
 import json
 import shutil
@@ -10,222 +10,269 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl_reward_network.atomic_io import read_json, weights_fingerprint
-from rl_reward_network.cli.adapt import Args, check
-from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
-from rl_reward_network.grpo.plan import PlanArgs, TrainablePartsArgs, make_plan
-from rl_reward_network.grpo.settings import GRPOPlan
-from rl_reward_network.grpo.stage import captions_of, wanted_settings
+from rl_reward_network.atomic_io import read_json
+from rl_reward_network.cli.improve import Args, check
+from rl_reward_network.grpo.inputs import GRPOInputs
+from rl_reward_network.grpo.plan import TrainablePartsArgs, make_plan
+from rl_reward_network.grpo.stage import captions_of
 from rl_reward_network.inputs.config import RunConfig
-from rl_reward_network.methods import adapt
-from rl_reward_network.methods.adapt import (
-    AdaptPlan,
-    AdaptResult,
-    StageResult,
-    check_labels,
+from rl_reward_network.methods import improve
+from rl_reward_network.methods.improve import (
+    DEPLOYED,
+    ImprovePlan,
     decide,
-    looks_of,
-    make_adapt_plan,
-    run_adapt_stage,
+    inputs_of,
+    make_improve_plan,
+    masks_of,
+    open_improve_inputs,
+    parts_of,
+    plan_lines,
+    run_improve_stage,
+    sa2va_args,
     settings_of,
-    stage_settings,
 )
-from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
-from rl_reward_network.run import ADAPT_RUN, Run, differences
+from rl_reward_network.methods.improve_report import FUSION, IMPROVED, SEGMENTER, SIDE, START, TEACHER, Improvement
+from rl_reward_network.models.reward_network import RewardNetworkConfig
+from rl_reward_network.run import IMPROVE_RUN, Run, differences
 from tests.conftest import write_tiny_data
 
-LABELLED = 8
-SIDE = 128  # pixels of the side network, in place of 512: the same code in a sixteenth of the time
-STAGES = ("supervised", "mean_teacher")
+SIDE_PIXELS = 128  # of the side network, in place of 512: the same code in a sixteenth of the time
+
+
+def opened(folder: Path, images: int = 8, bare: int = 0, unlabelled: bool = False, **record: Any) -> GRPOInputs:
+    """Images of a patient each; the last `bare` have no mask, and `record` is added to every record."""
+    data = write_tiny_data(folder / "data", images=images, size=64)
+    records = [row | record for row in json.loads((data / "annotations.json").read_text())]
+    for row in records[images - bare :]:
+        del row["mask_png"]
+    (data / "annotations.json").write_text(json.dumps(records))
+    root = folder / "more" if unlabelled else None
+    if root:
+        write_tiny_data(root, images=30, size=64)
+        (root / "annotations.json").unlink()
+        shutil.rmtree(root / "masks")
+        for number in range(20):
+            (root / "images" / f"P{number:04d}({number:010d})_1_frame_000001.png").unlink()
+    return open_improve_inputs(RunConfig(data_root=data, output_dir=folder / "out", gpu=-1, unlabelled_root=root))
 
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> GRPOInputs:
-    """Forty images of a patient each, eight of them for validation."""
-    folder = tmp_path_factory.mktemp("project")
-    data = write_tiny_data(folder / "data", images=40, size=64)
-    return open_grpo_inputs(RunConfig(data_root=data, output_dir=folder / "out", gpu=-1))
+    """Eight labelled patients, and ten images without masks of others."""
+    return opened(tmp_path_factory.mktemp("project"), unlabelled=True)
 
 
 @pytest.fixture(scope="module")
-def plan(images: GRPOInputs) -> AdaptPlan:
-    return make_adapt_plan(images, "quick", max_labelled=LABELLED)
+def plan(images: GRPOInputs) -> ImprovePlan:
+    return replace(make_improve_plan(images, "full"), folds=2)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def two_steps() -> Iterator[None]:
     def parts(side_network: bool) -> TrainablePartsArgs:
-        return TrainablePartsArgs(side_network, SIDE if side_network else 512)
+        return TrainablePartsArgs(side_network, SIDE_PIXELS if side_network else 512)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(adapt, "STEPS_OF", {stage: {"quick": 2} for stage in STAGES})
-        patch.setattr(adapt, "TrainablePartsArgs", parts)
+        patch.setattr(improve, "STEPS", {member: {"quick": 2, "full": 2} for member in improve.STEPS})
+        patch.setattr(improve, "TrainablePartsArgs", parts)
+        patch.setattr(
+            improve, "RewardNetworkConfig", lambda: RewardNetworkConfig(members=1, channels=(4, 8), packing=2)
+        )
         yield
 
 
-def adapted(images: GRPOInputs, plan: AdaptPlan, run: Run, *gains: float, test: tuple[float, float]) -> AdaptResult:
-    """Adapt as if each stage, in its order, were that much better at its only look; and on test patients."""
-    stages, models = iter(gains), iter(test)
+def improved(images: GRPOInputs, plan: ImprovePlan, run: Run, **dice: float) -> Improvement:
+    """Improve as if each candidate had that Dice on the patients that judge it."""
 
-    def looks(folder: Path) -> tuple[np.ndarray, list[str]]:
-        assert looks_of(folder)[0].shape[1] == 6, "the run wrote the looks at its validation patients"
-        return np.array([[0.5] * 8, [0.5 + next(stages)] * 8]), [str(number) for number in range(8)]
+    def as_if(values: np.ndarray, groups: list[str], rows: tuple[str, ...]) -> tuple[str, np.ndarray]:
+        assert values.shape == (len(plan.rows), 8)
+        assert len(set(groups)) == 8, "every patient has judged"
+        return decide(np.array([[dice.get(row, 0.5)] * 8 for row in rows]) + np.arange(8) / 1000, groups, rows)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(adapt, "looks_of", looks)
-        patch.setattr(adapt, "dice_of", lambda inputs, model, prompts: np.full(len(prompts), 0.5 + next(models)))
-        return run_adapt_stage(images, plan, run)
+        patch.setattr(improve, "decide", as_if)
+        return run_improve_stage(images, plan, run)
 
 
 @pytest.fixture(scope="module")
-def both(images: GRPOInputs, plan: AdaptPlan, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, AdaptResult]:
-    """A run of which both stages are kept."""
-    run = Run(tmp_path_factory.mktemp("both") / "adapt", ADAPT_RUN)
-    return run, adapted(images, plan, run, 0.1, 0.2, test=(0.0, 0.15))
+def fused(images: GRPOInputs, plan: ImprovePlan, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Improvement]:
+    """A run that deploys the fusion."""
+    run = Run(tmp_path_factory.mktemp("fused") / "improve", IMPROVE_RUN)
+    return run, improved(images, plan, run, segmenter=0.6, mean_teacher=0.55, fusion=0.7)
 
 
 @pytest.fixture
-def again(both: tuple[Run, AdaptResult], tmp_path: Path) -> Run:
-    """The same run, interrupted after the first stage."""
-    left = shutil.ignore_patterns("mean_teacher", "adapted", "adapt.json", "done.json")
-    shutil.copytree(both[0].path, tmp_path / "again", ignore=left)
-    return Run(tmp_path / "again", ADAPT_RUN)
+def again(fused: tuple[Run, Improvement], tmp_path: Path) -> Run:
+    """The same run, interrupted after the last training."""
+    left = shutil.ignore_patterns("done.json", "improve.json", "improved")
+    shutil.copytree(fused[0].path, tmp_path / "again", ignore=left)
+    return Run(tmp_path / "again", IMPROVE_RUN)
 
 
-def fingerprint(folder: Path) -> str:
-    return weights_fingerprint(load_sa2va_model(str(folder))[0])
-
-
-def test_a_stage_is_kept_only_if_it_is_better_on_the_validation_patients() -> None:
+def test_a_candidate_is_deployed_only_if_the_choice_is_better_on_patients_that_did_not_choose() -> None:
     groups, noise = [str(number) for number in range(8)], np.random.default_rng(0).normal(0, 0.002, 8)
 
-    def decided(*gains: np.ndarray | float) -> StageResult:
-        return decide("s", np.array([np.full(8, 0.5), *(0.5 + gain + noise for gain in gains)]), groups)
+    def chosen(*gains: np.ndarray | float, patients: int = 8) -> str:
+        dice = np.array([np.full(8, 0.5), *(0.5 + gain + noise for gain in gains)])[:, :patients]
+        return decide(dice, groups[:patients], [START, SEGMENTER, SIDE])[0]
 
-    assert decided(0.0, 0.02, 0.01).kept
-    assert decided(0.0, 0.02, 0.01).dice.mean == pytest.approx(0.52, abs=0.002), "the best look is deployed"
-    assert "kept; a loss larger than any seen, in up to 3/8 of the patients" in decided(0.02).line
-    assert not decided(0.0).kept
-    assert not decided(-0.01).kept
-    mixed = decided(np.array([0.3, -0.2, 0.1, -0.1, 0.2, -0.1, 0.0, -0.1]))
-    assert not mixed.kept
-    assert "left out: not better beyond chance" in mixed.line
-    assert not decide("s", np.array([[0.5] * 5, [0.51] * 5]), groups[:5]).kept, "five patients decide nothing"
+    assert chosen(0.02, 0.01) == SEGMENTER
+    assert chosen(0.02, 0.03) == SIDE
+    assert chosen(0.0, -0.01) == START
+    assert chosen(np.array([0.3, -0.2, 0.1, -0.1, 0.2, -0.1, 0.0, -0.1])) == START
+    assert chosen(0.02, 0.01, patients=5) == START, "five patients decide nothing"
 
 
-def test_looks_without_a_gain_are_not_kept() -> None:
-    """The best of eight looks has an interval above 0 in 5 to 15 % of such stages; judged out of fold it has not."""
+def test_where_nothing_differs_nothing_is_deployed() -> None:
+    """The best of four has an interval above 0 in more than 5 % of such runs; the choice, out of fold, has not."""
     rng, groups = np.random.default_rng(0), [str(number) for number in range(12)]
-    stages = [np.vstack([np.zeros(12), rng.normal(size=(1, 12)) + rng.normal(size=(8, 12))]) for _ in range(200)]
-    assert np.mean([decide("s", 0.05 * stage, groups).kept for stage in stages]) <= 0.05
+    worlds = [np.vstack([np.zeros(12), rng.normal(size=(1, 12)) + rng.normal(size=(4, 12))]) for _ in range(200)]
+    assert np.mean([decide(0.05 * world, groups, range(5))[0] != 0 for world in worlds]) <= 0.05
 
 
-def test_both_stages_train_and_the_last_kept_one_is_deployed_with_its_report(
-    images: GRPOInputs, plan: AdaptPlan, both: tuple[Run, AdaptResult]
+def test_every_patient_is_judged_by_models_that_have_not_seen_it(images: GRPOInputs, plan: ImprovePlan) -> None:
+    judging, final = parts_of(images, plan)
+    judges = [sample.group_id for part in judging for sample in part.judges]
+    assert sorted(judges) == sorted({sample.group_id for sample in images.samples if sample.labelled})
+    for part in judging:
+        training = {prompt.group_id for prompt in part.inputs.pick("reward", "policy")}
+        assert not training & {sample.group_id for sample in part.judges}
+        assert len(training) == 4 + 10, "the other patients, and those without masks"
+    assert len(final.inputs.pick("reward", "policy")) == 8 + 10
+    assert final.inputs.split.groups["val"] == final.inputs.split.groups["test"] == ()
+
+
+def test_many_patients_or_an_own_split_let_the_val_split_decide(tmp_path: Path) -> None:
+    many = opened(tmp_path, images=40)
+    plan = make_improve_plan(many, "quick")
+    assert (plan.folds, plan.members) == (1, (SEGMENTER, SIDE))
+    judging, final = parts_of(many, plan)
+    assert judging == [final]
+    assert {sample.group_id for sample in final.judges} == set(many.split.groups["val"])
+    assert "the val split" in plan_lines(many, plan)[0]
+
+
+def test_the_plan_of_few_says_who_decides_and_what_is_left_out(images: GRPOInputs, tmp_path: Path) -> None:
+    quick = make_improve_plan(images, "quick")
+    lines = "\n".join(plan_lines(images, quick))
+    assert (quick.folds, quick.members) == (2, (SEGMENTER, SIDE))
+    assert "2 folds of all 8 labelled patients decide" in lines
+    assert "mean teacher: left out: it takes longer; full trains it" in lines
+    full = make_improve_plan(images, "full")
+    assert (full.folds, full.members) == (3, (SEGMENTER, SIDE, TEACHER))
+    few = opened(tmp_path, bare=2)
+    assert make_improve_plan(few, "full").members == (SEGMENTER, SIDE)
+    assert "left out: 2 images without masks, and it needs 10" in "\n".join(
+        plan_lines(few, make_improve_plan(few, "full"))
+    )
+
+
+def test_the_fusion_is_deployed_with_both_members_and_a_report(
+    plan: ImprovePlan, fused: tuple[Run, Improvement]
 ) -> None:
-    run, result = both
-    assert plan.stages == STAGES
-    assert [(stage.stage, stage.kept) for stage in result.stages] == [(stage, True) for stage in STAGES]
-    assert result.report == run / "mean_teacher" / "evaluation" / "report.html"
-    assert result.report.exists()
-    assert result.test is not None
-    assert result.test.mean == read_json(run / "adapt.json")["test"]["mean"] == pytest.approx(0.15)
-    assert result.lines[-1].startswith("against the model before, on ")
-    card = (run / "adapted" / "README.md").read_text()
-    assert result.lines[-1] in card
-    assert "Before and after" in card
-    assert fingerprint(run / "adapted") == fingerprint(run / "mean_teacher" / "merged")
-    assert read_json(run / "mean_teacher" / "config.json")["labels"] == 8
-    configs = [read_json(run / stage / "config.json") for stage in STAGES]
-    assert [config["settings"]["training"]["objective"] for config in configs] == list(STAGES)
-    config = RunConfig(data_root=images.config.data_root, model_path=str(run / "adapted"), gpu=-1)
-    after = make_adapt_plan(open_grpo_inputs(config, images.regions), "quick", max_labelled=LABELLED)
-    assert after.stages == ("mean_teacher",), "a side network that is there stays"
-    assert after.model_fingerprint == fingerprint(run / "adapted")
-    assert load_sa2va_model(str(run / "adapted"))[0].config.side_pixels == SIDE
-    assert make_adapt_plan(images, "quick", side_network=False).stages == ("mean_teacher",)
+    run, result = fused
+    assert result.chosen == FUSION
+    deployed = read_json(run / IMPROVED / DEPLOYED)
+    assert deployed["members"] == [SEGMENTER, TEACHER]
+    assert deployed["prompt"] == "Please segment the blood vessel."
+    facts = read_json(run / "improve.json")
+    assert facts["deployed"] == IMPROVED
+    assert facts["gain_out_of_fold"]["groups"] == 8
+    assert set(facts["judged"]) == set(plan.rows)
+    page = (run / "report.html").read_text()
+    assert "trained on all 8 labelled patients after the choice" in page
+    assert page.count("data:image/jpeg") == 12, "three images: as they are, truth, before, after"
+    assert not list(run.path.glob("*/*/merged")), "whole checkpoints are made again where they are needed"
 
 
-@pytest.mark.slow
-def test_resumed_after_the_first_stage_it_ends_in_the_same_weights(
-    images: GRPOInputs, plan: AdaptPlan, both: tuple[Run, AdaptResult], again: Run
+def test_the_fusion_is_the_mean_of_the_soft_masks(
+    images: GRPOInputs, plan: ImprovePlan, fused: tuple[Run, Any]
 ) -> None:
-    adapted(images, plan, again, 0.1, 0.2, test=(0.0, 0.15))
-    assert fingerprint(again / "adapted") == fingerprint(both[0] / "adapted")
+    rows: dict[str, np.ndarray] = {}
+    for _, masks in masks_of(images, plan, fused[0] / "all", images.samples[:1]):
+        rows |= masks
+    assert set(rows) == set(plan.rows)
+    both, one = rows[SEGMENTER] & rows[TEACHER], rows[SEGMENTER] | rows[TEACHER]
+    assert (rows[FUSION] >= both).all()
+    assert (rows[FUSION] <= one).all()
 
 
-def test_nothing_is_deployed_where_no_stage_is_better(images: GRPOInputs, plan: AdaptPlan, again: Run) -> None:
-    result = adapted(images, plan, again, -0.1, 0.0, test=(0.0, 0.0))
-    assert (result.report, result.test) == (None, None)
-    assert not any(stage.kept for stage in result.stages)
-    assert not (again / "adapted").exists()
-    assert read_json(again / "adapt.json")["deployed"] is None
-    assert read_json(again / "mean_teacher" / "config.json")["inputs"]["model_path"].endswith("sa2va-nano")
+def test_interrupted_before_the_last_training_it_ends_in_the_same_model(
+    images: GRPOInputs, plan: ImprovePlan, fused: tuple[Run, Improvement], again: Run
+) -> None:
+    shutil.rmtree(again / "all" / TEACHER)
+    result = improved(images, plan, again, segmenter=0.6, fusion=0.7)
+    assert result.judged.dice(plan.rows) == pytest.approx(fused[1].judged.dice(plan.rows))
+    ours, theirs = (run / "all" / TEACHER / "final_model" / "trainable" for run in (again, fused[0]))
+    for file in theirs.rglob("*.safetensors"):
+        assert (ours / file.relative_to(theirs)).read_bytes() == file.read_bytes()
+
+
+@pytest.mark.parametrize(("row", "files"), [(SEGMENTER, "model.safetensors"), (SIDE, "tokenizer.json")])
+def test_a_single_member_is_deployed_as_it_is(
+    row: str, files: str, images: GRPOInputs, plan: ImprovePlan, again: Run
+) -> None:
+    assert improved(images, plan, again, **{row: 0.6}).chosen == row
+    assert read_json(again / IMPROVED / DEPLOYED)["members"] == ["."]
+    assert (again / IMPROVED / files).exists()
+
+
+def test_nothing_is_deployed_where_nothing_is_better(images: GRPOInputs, plan: ImprovePlan, again: Run) -> None:
+    result = improved(images, plan, again, segmenter=0.4)
+    assert result.chosen == START
+    assert not (again / IMPROVED).exists()
+    assert read_json(again / "improve.json")["deployed"] is None
+    assert "Deployed: nothing." in (again / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
     ("part", "setting", "value"),
     [
-        ("plan", "max_labelled", 4),
+        ("plan", "folds", 3),
         ("plan", "model_fingerprint", "other"),
-        ("regions", "quantization", "4bit"),
-        ("regions", "use_flash_attn", True),
         ("regions", "max_dynamic_patch", 4),
         ("config", "image_resize", "training"),
         ("config", "dtype", "bfloat16"),
     ],
 )
-def test_an_adaptation_is_not_resumed_with_settings_that_shape_its_result(
-    images: GRPOInputs, plan: AdaptPlan, part: str, setting: str, value: Any
+def test_an_improvement_is_not_resumed_with_settings_that_shape_its_result(
+    images: GRPOInputs, plan: ImprovePlan, part: str, setting: str, value: Any
 ) -> None:
     other, changed = images, {setting: value}
     if part != "plan":
         other, changed = replace(images, **{part: replace(getattr(images, part), **changed)}), {}
     (difference,) = differences(settings_of(images, plan), settings_of(other, replace(plan, **changed)))
     assert difference.startswith(setting)
-    if part != "plan" and setting != "dtype":  # which changes the weights' fingerprint
-        stage = GRPOPlan("quick")
-        (difference,) = differences(wanted_settings(images, stage), wanted_settings(other, stage))
-        assert difference.startswith(setting)
 
 
-def test_without_masks_it_says_what_cannot_be_known(images: GRPOInputs, tmp_path: Path) -> None:
-    data = write_tiny_data(tmp_path / "data", images=40, size=64)
-    records: list[dict[str, Any]] = json.loads((data / "annotations.json").read_text())
-    bare = [{name: value for name, value in record.items() if name != "mask_png"} for record in records]
-    (data / "annotations.json").write_text(json.dumps(bare))
-    inputs = open_grpo_inputs(RunConfig(data_root=data, output_dir=tmp_path / "out", gpu=-1))
-    with pytest.raises(ValueError, match="Without masks it cannot be known whether a changed model is better or worse"):
-        check_labels(inputs)
-    with pytest.raises(ValueError, match=r"all \d+ training images .* --unlabelled_root or a smaller --max_labelled"):
-        check_labels(images)
-    check_labels(images, LABELLED)
+def test_too_few_patients_are_refused_with_what_works_today(tmp_path: Path) -> None:
+    inputs = opened(tmp_path, images=8, bare=3)
+    with pytest.raises(ValueError, match=r"5 images of 5 patients have a mask; improve needs 6 .* sa2va-rl segment"):
+        make_improve_plan(inputs, "quick")
+
+
+def test_the_data_s_own_phrase_is_asked_for(tmp_path: Path) -> None:
+    inputs = opened(tmp_path, text=["polyp"])
+    assert inputs.regions.segment_question == "Please segment the polyp."
+    assert {prompt.question for prompt in inputs.prompts} == {"Please segment the polyp."}
 
 
 @pytest.mark.parametrize("small", [True, False])
-def test_every_model_takes_the_same_steps_of_as_many_images(images: GRPOInputs, plan: AdaptPlan, small: bool) -> None:
-    for stage in plan.stages:
-        inputs = replace(images.config, model_path="sa2va-nano" if small else "owner/Sa2VA-4B")
-        parts = TrainablePartsArgs(stage == "supervised")
-        of_stage = make_plan(PlanArgs("quick", inputs, grpo=stage_settings(plan, stage), adapters=parts), images, None)
-        assert of_stage.settings.max_steps == 2
-        assert captions_of(of_stage.settings) // of_stage.settings.num_generations == 8
-        assert not of_stage.own_batch, "so that fewer labelled images are taken as they are"
-
-
-def test_the_plan_reads_files_and_loads_no_model(images: GRPOInputs, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise AssertionError("a model of billions of parameters would take its memory twice")
-
-    monkeypatch.setattr("rl_reward_network.models.sa2va.modeling_sa2va.Sa2VAForConditionalGeneration.__init__", refuse)
-    assert make_adapt_plan(images, "full").stages == STAGES
+def test_every_model_takes_the_same_steps_of_as_many_images(images: GRPOInputs, plan: ImprovePlan, small: bool) -> None:
+    for member in (SIDE, TEACHER):
+        model = "sa2va-nano" if small else "owner/Sa2VA-4B"
+        of_model = inputs_of(images, member, model)
+        of_member = make_plan(sa2va_args(of_model, plan, member), of_model, None)
+        assert of_member.settings.max_steps == 2
+        assert captions_of(of_member.settings) // of_member.settings.num_generations == 8
+        assert of_member.eval_steps == 0, "nothing is chosen within a training"
 
 
 @pytest.mark.parametrize(
     ("inputs", "processes", "message"),
     [
         ({"model_path": "."}, "1", "no data are named for it"),
-        ({"data_root": Path()}, "2", "adapt runs in one process; on several GPUs call its stages"),
+        ({"data_root": Path()}, "2", "improve runs in one process; on several GPUs call its stages"),
     ],
 )
 def test_what_can_be_refused_is_refused_before_anything_is_read(
