@@ -19,7 +19,7 @@ from typing import Annotated
 import tyro
 
 from rl_reward_network.cli.app import show_ending
-from rl_reward_network.flags import Rare
+from rl_reward_network.flags import Rare, check_at_least
 from rl_reward_network.grpo.plan import Chosen, PlanArgs, check_acts
 from rl_reward_network.grpo.settings import Mode
 from rl_reward_network.inputs.config import RegionConfig, RunConfig
@@ -34,6 +34,8 @@ class Args:
     """quick: ten minutes on two CPU cores with the embedded model. full: 700 steps of each training."""
     inputs: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
     regions: Annotated[RegionConfig, tyro.conf.arg(name="")] = field(default_factory=RegionConfig)
+    steps: Rare[int | None] = None
+    """Optimisation steps of each training, in place of those of the mode."""
     run_folder: Rare[Path | None] = None
     """Folder of this run; by default <output_dir>/improve_<time>."""
     resume: bool = False
@@ -50,6 +52,7 @@ def check(args: Args) -> None:
             "improve runs in one process; on several GPUs call its stages: torchrun ... sa2va-rl grpo --objective "
             "supervised --side_network, then merge, then --objective mean_teacher (docs/how-to/images-without-masks.md)"
         )
+    check_at_least(args, 1, "steps")
     check_acts(Chosen(PlanArgs(inputs=args.inputs, regions=args.regions), learned=False))
     check_inputs(args.inputs)
     check_config(args.inputs, args.regions)
@@ -69,7 +72,7 @@ def main(args: Args) -> None:
     from rl_reward_network.methods.improve_report import IMPROVED, START
 
     inputs = open_improve_inputs(args.inputs, args.regions)
-    plan = make_improve_plan(inputs, args.mode)
+    plan = make_improve_plan(inputs, args.mode, args.steps)
     begin = Run.resume if args.resume else Run.create
     run = begin(IMPROVE_RUN, args.inputs.output_dir, settings_of(inputs, plan), args.run_folder)
     run.announce()

@@ -16,7 +16,7 @@ No step of a training is chosen: schedules end at their last step, and the mean 
 
 import random
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -70,6 +70,7 @@ STEPS = {  # member -> mode -> optimisation steps, whatever the model
     TEACHER: {"quick": 100, "full": 700},
 }
 FOLDS = {"quick": 2, "full": 3}  # each is one more training
+SIDE_PIXELS = 512  # at most: side of what a new side network sees; smaller images need less
 MANY_PATIENTS = 40  # labelled; from here on the val split decides
 MOST_IMAGES = 500  # of a segmenter, which keeps them in memory
 FEW_IMAGES = 10  # without masks; fewer teach a mean teacher nothing that masks do not
@@ -98,6 +99,7 @@ class ImprovePlan:
 
     mode: Mode
     members: tuple[str, ...]  # what is trained, in this order
+    steps: Mapping[str, int]  # member -> optimisation steps
     folds: int  # of the labelled patients; 1: the val split decides
     model_fingerprint: str  # of the weights of the start
 
@@ -136,8 +138,11 @@ def open_improve_inputs(config: RunConfig, regions: RegionConfig | None = None) 
     return replace(inputs, regions=replace(inputs.regions, segment_question=question), prompts=prompts)
 
 
-def make_improve_plan(inputs: GRPOInputs, mode: Mode) -> ImprovePlan:
-    """What is trained, and who decides; a ValueError where too few patients are labelled."""
+def make_improve_plan(inputs: GRPOInputs, mode: Mode, steps: int | None = None) -> ImprovePlan:
+    """What is trained, and who decides; `steps` of each training replace those of the mode.
+
+    ValueError where too few patients are labelled, or the data have captions or several classes.
+    """
     root = inputs.config.data_root
     if inputs.kind != "images" or inputs.by_name:
         raise ValueError(
@@ -156,7 +161,8 @@ def make_improve_plan(inputs: GRPOInputs, mode: Mode) -> ImprovePlan:
     held_out = enough and (inputs.own_split or len(patients) >= MANY_PATIENTS)
     members = (SEGMENTER, SIDE, *([TEACHER] if mode == "full" and len(_bare(inputs)) >= FEW_IMAGES else []))
     weights = state_fingerprint(open_checkpoint(inputs.config.model_path).tensors())
-    return ImprovePlan(mode, members, 1 if held_out else FOLDS[mode], weights)
+    of_member = {member: steps or STEPS[member][mode] for member in members}
+    return ImprovePlan(mode, members, of_member, 1 if held_out else FOLDS[mode], weights)
 
 
 def settings_of(inputs: GRPOInputs, plan: ImprovePlan) -> dict[str, Any]:
@@ -228,8 +234,7 @@ def plan_lines(inputs: GRPOInputs, plan: ImprovePlan) -> list[str]:
     times = plan.folds + 1 if plan.folds > 1 else 1
     lines = [f"plan: {decides}"]
     for member in plan.members:
-        steps = STEPS[member][plan.mode]
-        lines.append(f"  {TITLES[member]}: {times} x {steps} steps; {WORTH[member]}")
+        lines.append(f"  {TITLES[member]}: {times} x {plan.steps[member]} steps; {WORTH[member]}")
     lines.append(f"  {TITLES[FUSION]}: no training; {WORTH[FUSION]}")
     if TEACHER not in plan.members:
         few = f"{len(_bare(inputs))} images without masks, and it needs {FEW_IMAGES}"
@@ -237,7 +242,7 @@ def plan_lines(inputs: GRPOInputs, plan: ImprovePlan) -> list[str]:
             f"  {TITLES[TEACHER]}: left out: {few if plan.mode == 'full' else 'it takes longer; full trains it'}"
         )
     if is_small(inputs.config.model_path) and inputs.device == "cpu":
-        seconds = sum(times * STEPS[member][plan.mode] * CORE_SECONDS[member, plan.mode] for member in plan.members)
+        seconds = sum(times * plan.steps[member] * CORE_SECONDS[member, plan.mode] for member in plan.members)
         lines.append(f"  about {seconds / 60:.0f} minutes of one CPU core, two share them")
     else:
         lines.append("  how long it takes is known after the first training")
@@ -308,8 +313,10 @@ def inputs_of(inputs: GRPOInputs, member: str, model: str) -> GRPOInputs:
 
 def sa2va_args(inputs: GRPOInputs, plan: ImprovePlan, member: str) -> PlanArgs:
     """The choices of the training of a member; nothing is chosen within it, so it is not validated."""
-    settings = GRPOSettings(objective=OBJECTIVES[member], max_steps=STEPS[member][plan.mode])  # type: ignore[arg-type]
-    parts = TrainablePartsArgs(side_network=member == SIDE and not has_side_network(inputs.config.model_path))
+    settings = GRPOSettings(objective=OBJECTIVES[member], max_steps=plan.steps[member])  # type: ignore[arg-type]
+    side, parts = min(SIDE_PIXELS, max(max(sample.size) for sample in inputs.samples)), TrainablePartsArgs()
+    if member == SIDE and not has_side_network(inputs.config.model_path):
+        parts = TrainablePartsArgs(side_network=True, side_pixels=-(-side // 64) * 64)
     return PlanArgs(plan.mode, inputs.config, inputs.regions, settings, adapters=parts, eval_steps=0)
 
 
@@ -321,9 +328,7 @@ def train_segmenter(inputs: GRPOInputs, plan: ImprovePlan, folder: Path) -> bool
     picked = subsample(_labelled(inputs, ["reward", "policy"]), MOST_IMAGES, inputs.config.seed)
     others = subsample(_bare(inputs), MOST_IMAGES, inputs.config.seed) if TEACHER in plan.members else []
     train = labelled_images(picked)
-    config = replace(
-        PRESETS[plan.mode], steps=STEPS[SEGMENTER][plan.mode], seed=inputs.config.seed, device=inputs.device
-    )
+    config = replace(PRESETS[plan.mode], steps=plan.steps[SEGMENTER], seed=inputs.config.seed, device=inputs.device)
     unlabelled = labelled_images(replace(sample, mask_parts=None) for sample in others) if others else None
     network = train_reward_network(train, None, config, folder, sized(RewardNetworkConfig(), train), unlabelled)
     seen = {"train": picked, **({"unlabelled": others} if others else {})}

@@ -13,7 +13,7 @@ import pytest
 from rl_reward_network.atomic_io import read_json
 from rl_reward_network.cli.improve import Args, check
 from rl_reward_network.grpo.inputs import GRPOInputs
-from rl_reward_network.grpo.plan import TrainablePartsArgs, make_plan
+from rl_reward_network.grpo.plan import make_plan
 from rl_reward_network.grpo.stage import captions_of
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.methods import improve
@@ -35,8 +35,6 @@ from rl_reward_network.methods.improve_report import FUSION, IMPROVED, SEGMENTER
 from rl_reward_network.models.reward_network import RewardNetworkConfig
 from rl_reward_network.run import IMPROVE_RUN, Run, differences
 from tests.conftest import write_tiny_data
-
-SIDE_PIXELS = 128  # of the side network, in place of 512: the same code in a sixteenth of the time
 
 
 def opened(folder: Path, images: int = 8, bare: int = 0, unlabelled: bool = False, **record: Any) -> GRPOInputs:
@@ -64,20 +62,14 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> GRPOInputs:
 
 @pytest.fixture(scope="module")
 def plan(images: GRPOInputs) -> ImprovePlan:
-    return replace(make_improve_plan(images, "full"), folds=2)
+    return replace(make_improve_plan(images, "full", steps=2), folds=2)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def two_steps() -> Iterator[None]:
-    def parts(side_network: bool) -> TrainablePartsArgs:
-        return TrainablePartsArgs(side_network, SIDE_PIXELS if side_network else 512)
-
+def small_segmenter() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(improve, "STEPS", {member: {"quick": 2, "full": 2} for member in improve.STEPS})
-        patch.setattr(improve, "TrainablePartsArgs", parts)
-        patch.setattr(
-            improve, "RewardNetworkConfig", lambda: RewardNetworkConfig(members=1, channels=(4, 8), packing=2)
-        )
+        smallest = RewardNetworkConfig(members=1, channels=(4, 8), packing=2)
+        patch.setattr(improve, "RewardNetworkConfig", lambda: smallest)
         yield
 
 
@@ -266,6 +258,7 @@ def test_every_model_takes_the_same_steps_of_as_many_images(images: GRPOInputs, 
         assert of_member.settings.max_steps == 2
         assert captions_of(of_member.settings) // of_member.settings.num_generations == 8
         assert of_member.eval_steps == 0, "nothing is chosen within a training"
+        assert (of_member.side_network or {}).get("pixels", 64) == 64, "no larger than the images"
 
 
 @pytest.mark.parametrize(
