@@ -115,7 +115,8 @@ def check_labels(inputs: GRPOInputs, max_labelled: int | None = None) -> None:
             f"{root}: {len(training)} labelled training images and {len(deciding)} labelled validation patients; adapt "
             f"needs one and {MIN_PATIENTS}. Without masks it cannot be known whether a changed model is better or "
             "worse: agreement, confidence and a reward network's score can rise while masks get worse "
-            "(docs/how-to/images-without-masks.md). Annotate images of some patients, or use the model as it is"
+            "(docs/how-to/images-without-masks.md). Annotate images of some patients, give validation a larger share "
+            f"by --fractions, or use sa2va-rl improve, which decides by cross-validation from {MIN_PATIENTS} patients on"
         )
     if len(training) == len(inputs.pick("reward", "policy")):
         raise ValueError(
@@ -133,7 +134,7 @@ def settings_of(inputs: GRPOInputs, plan: AdaptPlan) -> dict[str, Any]:
         "seed": inputs.config.seed,
         "dtype": inputs.config.dtype,
         "data_fingerprint": inputs.split.fingerprint,
-        "split_seed": inputs.split.seed,
+        **inputs.split.settings,
         "question": inputs.regions.segment_question,
         "max_dynamic_patch": inputs.regions.max_dynamic_patch,
         "image_resize": inputs.config.image_resize,
