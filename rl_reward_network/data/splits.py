@@ -101,7 +101,7 @@ def make_split(
     if len(cut) < len(names):
         kind = "labelled patient(s)" if labelled else "patient(s)"
         where = f" in `train` of the field `split` ({', '.join(given)} as given)" * bool(given)
-        images = sum(sample.group_id in cut for sample in samples)
+        images = len({getattr(one, "image_path", one.sample_id) for one in samples if one.group_id in cut})
         raise ValueError(
             f"{len(cut)} {kind}{where} with {images} image(s), but {', '.join(names)} need one each; annotate images of"
             " more patients (from 6 labelled ones on `sa2va-rl improve` decides by cross-validation), or check that"

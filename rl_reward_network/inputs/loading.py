@@ -386,7 +386,9 @@ def own_format(config: RunConfig) -> RunConfig:
     ValueError where a source cannot be imported as it is, or flags of the import are given for other data.
     """
     if (other := config.unlabelled_root) is not None:
-        options = ImportOptions(None, config.group_regex, config.label, own_groups=True, bit_depth=config.bit_depth)
+        options = ImportOptions(
+            None, config.group_regex, config.label, own_groups=True, bit_depth=config.bit_depth, no_split=True
+        )
         try:
             config = replace(config, unlabelled_root=imported_root(other, config.output_dir, options) or other)
         except ValueError as error:
@@ -447,7 +449,7 @@ def _digest(source: Path, options: ImportOptions) -> str:
     rows = options.patients_csv
     if rows not in (None, NONE) and (table := Path(str(rows))).is_file():
         rows = table.read_text(encoding="utf-8", errors="replace")
-    chosen = rows, options.group_regex, options.label, options.own_groups, options.bit_depth
+    chosen = rows, options.group_regex, options.label, options.own_groups, options.bit_depth, options.no_split
     text = json.dumps([write.FORMAT_VERSION, write.IMPORT_RULES, files, *chosen])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -116,7 +116,7 @@ def check_labels(inputs: GRPOInputs, max_labelled: int | None = None) -> None:
             f"needs one and {MIN_PATIENTS}. Without masks it cannot be known whether a changed model is better or "
             "worse: agreement, confidence and a reward network's score can rise while masks get worse "
             "(docs/how-to/images-without-masks.md). Annotate images of some patients, give validation a larger share "
-            f"by --fractions, or use sa2va-rl improve, which decides by cross-validation from {MIN_PATIENTS} patients on"
+            "by --fractions, or use sa2va-rl improve, which decides by cross-validation"
         )
     if len(training) == len(inputs.pick("reward", "policy")):
         raise ValueError(
