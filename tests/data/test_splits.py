@@ -262,8 +262,8 @@ BARE = make_samples(9, parts=None, first=3)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: make_split(make_samples(3), seed=0), r"3 labelled patient\(s\) with 30 image.*--group_regex"),
-        (lambda: make_split(make_samples(3) + BARE, seed=0), r"3 labelled patient\(s\) with 30 image.*improve"),
+        (lambda: make_split(make_samples(3), seed=0), r"3 labelled patient\(s\) with 1 image.*--group_regex"),
+        (lambda: make_split(make_samples(3) + BARE, seed=0), r"3 labelled patient\(s\) with 1 image.*improve"),
         (
             lambda: make_split(with_split(1, 2, 2), 0),
             r"^1 labelled .* in `train` .*\(val, test as given\).*reward, policy",

@@ -193,9 +193,8 @@ def test_every_way_of_training_ends_in_a_report_and_a_mask(tiny_inputs, reward_n
     assert named.startswith("../reward_net_1/best_reward_net, of 20"), "where it came from and when it was trained"
     summary = evaluated(run)
     assert summary["config"]["reward network"] == f"quick, seed 0, {named}"
-    assert (
-        summary["config"]["data"] == "12 annotated images, 12 with a mask; patients: reward 4, policy 3, val 2, test 3"
-    )
+    patients = "patients: reward 4, policy 3, val 2, test 3"
+    assert summary["config"]["data"] == f"12 annotated images, 12 with a mask; {patients}"
     rows = {row["name"]: row for row in summary["rows"]}
     learned = settings.get("reward", "net") in ("net", "net_and_dice")
     more = ["PPO, last weights"] if learned else []
