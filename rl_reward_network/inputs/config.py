@@ -33,10 +33,6 @@ class RunConfig:
     """Seed of everything random but the split (SEED): runs of several seeds share their patients."""
     split_seed: Rare[int] = 0
     """Seed of the split by patient; change it only to see how much the choice of test patients matters."""
-    fractions: Rare[tuple[float, float, float]] = (0.60, 0.15, 0.25)
-    """Shares of the patients for train, val and test; train is halved for the reward network and the policy. By the
-    default ones val and test have at least 6 patients each from 20 labelled ones on. Data with a field `split` keep
-    their own split."""
     gpu: int | None = None
     """Index of the GPU (GPU) among the visible ones, -1 for the CPU; by default the first GPU if there is one. GRPO
     takes 0 or -1; choose another GPU by GPU of the shell file, or by CUDA_VISIBLE_DEVICES."""
@@ -60,6 +56,10 @@ class RunConfig:
     bit_depth: Rare[int | None] = None
     """Bits of grey images above 8 bit, 10 to 16; by default black and white are the 0.1 and 99.9 % points of all
     images, or of a series (of captioned regions, of each image)."""
+    fractions: Rare[tuple[float, float, float]] = (0.60, 0.15, 0.25)
+    """Shares of the patients for train, val and test; train is halved for the reward network and the policy. By the
+    default ones val and test have at least 6 patients each from 20 labelled ones on. Data with a field `split` keep
+    their own split."""
 
     def __post_init__(self) -> None:
         check_at_least(self, 0, "seed", "split_seed")
