@@ -113,11 +113,6 @@ class RegionSample:
         """Every region has a mask."""
         return True
 
-    @property
-    def split(self) -> None:
-        """Data sets of regions have no split of their own."""
-        return None
-
     def load(self) -> tuple[np.ndarray, np.ndarray]:
         """Image, uint8 (H, W, 3) RGB, and mask, bool (H, W).
 

@@ -50,10 +50,6 @@ class Grouped(Protocol):
     def labelled(self) -> bool:
         """Whether there is ground truth."""
 
-    @property
-    def split(self) -> str | None:
-        """One of `OWN_SPLITS`, where the data have a split of their own."""
-
 
 S = TypeVar("S", bound=Grouped)
 
@@ -120,8 +116,9 @@ def make_split(
 def _given(samples: Sequence[Grouped]) -> tuple[dict[str, set[str]], set[str]]:
     """The groups of val and test as the data give them, and those that are to be cut."""
     parts: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))  # group -> its names -> parts
-    for sample in samples:
-        parts[sample.group_id][getattr(sample, "group", sample.group_id)].add(sample.split or OWN_SPLITS[0])
+    for sample in samples:  # captioned regions have neither `split` nor `group`
+        name, part = getattr(sample, "group", sample.group_id), getattr(sample, "split", None)
+        parts[sample.group_id][name].add(part or OWN_SPLITS[0])
     own = {group: set().union(*names.values()) for group, names in parts.items()}
     if twice := [parts[group] for group, of in own.items() if len(of) > 1]:
         told = [" = ".join(f"{name} ({', '.join(sorted(of))})" for name, of in sorted(one.items())) for one in twice]

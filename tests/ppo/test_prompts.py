@@ -254,7 +254,7 @@ def test_unlabelled_data_train_and_are_evaluated_without_dice(tiny_checkpoint, r
     assert summary["deployment"]["reason"].startswith("no labelled patient outside the test split")
     assert "Dice" not in (run / "evaluation" / "report.html").read_text().split('<ul class="notes">')[0]
     segmented(run, tmp_path, capsys)
-    with pytest.raises(ValueError, match=r"no labelled images in the policy split; .* or use --reward net"):
+    with pytest.raises(ValueError, match=r"no labelled images in the policy split .*; .* or use --reward net"):
         trained(inputs, reward_net, tmp_path / "impossible", reward="dice")
 
 
