@@ -159,11 +159,11 @@ DATA: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "mask truncated": (lambda: truncate(MASK), (f"{MASK}: not a readable image (", "save it again")),
     "one group": (
         lambda: set_group("7"),
-        ("data/annotations.json: 1 group(s) with masks, but reward, policy, val, test need one each", "--group_regex"),
+        ("data/annotations.json: 1 labelled patient(s) with 8 image(s), but reward", "--group_regex"),
     ),
     "three groups": (
         lambda: set_group("7", "8", "9"),
-        ("data/annotations.json: 3 group(s) with masks, but reward, policy, val, test need one each", "more patients"),
+        ("data/annotations.json: 3 labelled patient(s) with 8 image(s), but reward", "more patients"),
     ),
     "no group": (
         take_names_away,

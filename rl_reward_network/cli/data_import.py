@@ -36,6 +36,8 @@ class Args:
     --label and --phrase; docs/how-to/your-data.md describes it."""
     frames: Rare[str] = "middle"
     """Frames of a DICOM file with several: first, middle or all."""
+    no_split: Rare[bool] = False
+    """Split the patients anew, where the source has parts train, val and test."""
     skip: Rare[int] = 0
     """Leave out broken files, images with a broken mask among them, if there are at most so many; they are listed here
     and in skipped.txt."""
@@ -55,7 +57,8 @@ def main(args: Args) -> None:
     if args.to is not None:
         check_target(args.source, args.to)
     flags = args.patients_csv, args.group_regex, args.label, args.phrase, args.layout, args.frames, args.skip
-    survey = survey_source(args.source, ImportOptions(*flags, classes=args.classes, bit_depth=args.bit_depth))
+    options = ImportOptions(*flags, classes=args.classes, bit_depth=args.bit_depth, no_split=args.no_split)
+    survey = survey_source(args.source, options)
     print("\n".join(report_lines(survey)))
     survey.check()
     if args.to is None or not args.write:

@@ -58,6 +58,8 @@ class Args:
     """As in training."""
     split_seed: int = 0
     """As in training."""
+    fractions: tuple[float, float, float] = RunConfig.fractions
+    """As in training."""
     bit_depth: int | None = None
     """As in training."""
     max_regions: int | None = None

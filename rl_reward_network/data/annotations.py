@@ -10,6 +10,7 @@ The file is a list of records. `image` (a file under `images/`, with or without 
 | `mask`, RLE | COCO RLE (compressed or not) wherever a polygon can stand, or alone |
 | `mask_png` | a file under the data folder, or a list with one per phrase; wins over `mask` |
 | `group`, `series` | patient (see `splits.py`), and sequence of nearly identical frames; else from the file name |
+| `split` | `train`, `val` or `test`, in all records or none; else the patients are split by a seed |
 | `width`, `height` (or labelme's `imageWidth`, `imageHeight`) | checked against the image after EXIF rotation |
 
 Phrases of a record that differ only in case or a final dot are one object, the union of their masks. The same image
@@ -29,13 +30,13 @@ from rl_reward_network.atomic_io import read_json
 from rl_reward_network.data.images import image_header
 from rl_reward_network.data.items import Sample, pseudonym, with_windows
 from rl_reward_network.data.masks import MaskParts, check_mask_size, check_outline, parse_polygon, parse_rle
-from rl_reward_network.data.splits import one_spelling
+from rl_reward_network.data.splits import OWN_SPLITS, one_spelling
 
 # <patient>(<digits>)_<series>_frame_<number>.jpg, also <patient>^(<digits>)... and <patient>__<digits>__...
 # The group is the number, not the video: a patient with two videos stays in one split.
 VESSEL_NAME = r"^(?P<name>.+?)(?:\^?\(|__)(?P<group>\d{6,})(?:\)_|__)(?P<series>.+)_frame_(?P<frame>\d+)\.\w+$"
 SIZE_KEYS = {"height": 0, "imageHeight": 0, "width": 1, "imageWidth": 1}
-KNOWN_KEYS = {"image", "text", "mask", "mask_png", "group", "series", *SIZE_KEYS}
+KNOWN_KEYS = {"image", "text", "mask", "mask_png", "group", "series", "split", *SIZE_KEYS}
 NEST = {2: "2 levels (user format)", 3: "3 levels (official format)"}
 MAX_FAULTS_LISTED = 10
 
@@ -100,6 +101,8 @@ def read_annotations(
     if faults:
         told = [f"{len(faults)} records have faults", *first_faults(faults)] if len(faults) > 1 else faults
         raise ValueError("\n  ".join([f"{path}: {told[0]}", *told[1:]]))
+    if bare := sum(record.get("split") is None for record in records) % len(records):
+        raise ValueError(f"{path}: {bare} of {len(records)} records have no `split`; give it to all or to none")
     notes.warn(annotations)
     return with_windows(list(samples.values()), notes.deep, bit_depth)
 
@@ -165,6 +168,8 @@ def _read_record(record: dict[str, Any], root: Path, pattern: re.Pattern[str], n
     notes.other_keys |= record.keys() - KNOWN_KEYS
     name, path = _image_file(root / "images", record.get("image"))
     group, series = _group_and_series(record, name, pattern)
+    if (split := record.get("split")) not in (None, *OWN_SPLITS):
+        raise ValueError(f"`split` is {split!r}, expected {', '.join(OWN_SPLITS)}; correct it, or leave it out of all")
     size, deep = image_header(path)
     for key, axis in SIZE_KEYS.items():
         if record.get(key) is not None and record[key] != size[axis]:  # its masks were drawn on another picture
@@ -189,8 +194,9 @@ def _read_record(record: dict[str, Any], root: Path, pattern: re.Pattern[str], n
     if deep:
         notes.deep[path] = None if record.get("series") is None else series_id
     group_id = pseudonym("group", patient)
+    ids = {key: (group_id, series_id, pseudonym("sample", name, key)) for key in objects}
     return [
-        Sample(path, spelling[key], group_id, series_id, pseudonym("sample", name, key), size, parts or None, group)
+        Sample(path, spelling[key], *ids[key], size, parts or None, group, split=split)
         for key, parts in objects.items()
     ]
 

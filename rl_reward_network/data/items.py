@@ -50,6 +50,7 @@ class Sample:
     group: str = field(repr=False)  # the original name
     grey: GreyWindow | None = None  # how grey of more than 8 bit becomes 8 bit; None for 8-bit images
     joined: bool = False  # whether it is of `--unlabelled_root`, whose masks are not read
+    split: str | None = None  # train, val or test, where the data have a split of their own
 
     @property
     def labelled(self) -> bool:
@@ -209,13 +210,14 @@ def report_left_out(source: Path | str, regions: list[RegionSample], left_out: C
 
 
 def data_fingerprint(samples: Iterable[Sample]) -> str:
-    """64 hex digits that change with any image, phrase, mask, group, series or grey window, but not with order."""
+    """64 hex digits that change with any image, phrase, mask, group, series, grey window or `split`, not with order."""
     rows = sorted(
         json.dumps(
             [
                 *(s.sample_id, s.text, s.size, s.group_id, s.series_id, s.mask_parts and s.mask_parts.digest()),
                 hashlib.sha256(s.image_path.read_bytes()).hexdigest(),
                 *(() if s.grey is None else s.grey[:2] if s.grey.black else s.grey[1:2]),  # as in version 0.11
+                *(() if s.split is None else [s.split]),  # as in version 1.0 without
             ]
         )
         for s in samples

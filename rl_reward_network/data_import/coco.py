@@ -38,6 +38,7 @@ def read_coco(source: Path, frames: str = "") -> Found:
         _composed(files.relative_path(path, source)).parts: path for path in files.files_below(source, *IMAGE_SUFFIXES)
     }
     found: dict[Path, tuple[Path, OutlineMasks]] = {}
+    parts: dict[Path, str | None] = {}
     class_ids: dict[str, str] = {}
     notes, ambiguous = list[str](), set[str]()
     contents, faults = _coco_files(source)
@@ -48,16 +49,18 @@ def read_coco(source: Path, frames: str = "") -> Found:
             notes.append(f"category {number} is {here!r} in {file.name}, but {there!r} in another file: use names")
             ambiguous.add(number)
         class_ids |= names
+        part = files.part_said(files.words_of(file.stem)) or files.part_of(files.relative_path(file, source)) or None
         try:
             for image, masks in _images(source, file, content, names, pictures):
                 if image in found:
                     faults.append(f"{image}: an image of {found[image][0].name} and of {file.name}; keep one of them")
                 found[image] = (file, masks)
+                parts[image] = part
         except ValueError as error:
             faults.extend(str(error).split("\n"))
     written = files.names_of(sorted(found), source)
     outlined = {path: masks if masks.outlines else None for path, (_, masks) in found.items()}
-    items = [file_item(source, path, name, outlined[path]) for path, name in written.items()]
+    items = [file_item(source, path, name, outlined[path], parts[path]) for path, name in written.items()]
     left = len(pictures) - len(found)
     notes += [f"{left} image file(s) that no JSON file names, left out"] if left else []
     notes += files.unread_keys(contents.values(), KNOWN)

@@ -204,19 +204,38 @@ AFFIX = re.compile(
 """A mask's name: the image's name, a word, and perhaps a number, as in "benign (4)_mask_1" and "21_manual1"."""
 
 
+def part_of(relative: PurePosixPath) -> str:
+    """train, val or test, by the deepest folder that names a part of the data and nothing else but a role; or "".
+
+    >>> [part_of(PurePosixPath(path)) for path in ("Training/images/1.png", "valImages/1.png", "test patient/1.png")]
+    ['train', 'val', '']
+    """
+    for folder in reversed(relative.parts[:-1]):
+        words = words_of(folder)
+        if (said := part_said(words)) and (_folder_role(folder) or set(words) <= PARTS.keys() | {"set", "data"}):
+            return said
+    return ""
+
+
+def part_said(words: Iterable[str]) -> str:
+    """The one part of the data that words name; "" for none or several."""
+    said = {PARTS[word.lower()] for word in words if word.lower() in PARTS}
+    return said.pop() if len(said) == 1 else ""
+
+
 def role_of(relative: PurePosixPath) -> str:
     """ "image" or "mask", by the deepest folder that names a role; "" without one."""
     return next((role for folder in reversed(relative.parts[:-1]) if (role := _folder_role(folder))), "")
 
 
-def _words(name: str) -> list[str]:
-    """The words in the name of a folder, in lower case; a capital in the last one begins another ("trainMasks")."""
+def words_of(name: str) -> list[str]:
+    """The words in a name, in lower case; a capital in the last one begins another ("trainMasks")."""
     return re.findall(r"[^\W\d_]+", re.sub(r"(?<=[a-z])(?=[A-Z][a-z]+$)", " ", name).lower())
 
 
 def _folder_role(name: str) -> str:
     """The role that the name of a folder says, by its first or last word ("train_masks", "1st_manual")."""
-    words, parts = re.findall(r"[^\W\d_]+", name.lower()), _words(name)
+    words, parts = re.findall(r"[^\W\d_]+", name.lower()), words_of(name)
     said = {"".join(words), *words[:1], *words[-1:], *parts[-1:]}  # not the first part: "imagesTr" is a word
     return "mask" if said & MASKS else "image" if said & IMAGES else ""
 
@@ -230,7 +249,7 @@ def without_role(relative: PurePosixPath) -> PurePosixPath:
     parts = relative.parts
     for place in reversed(range(len(parts) - 1)):
         if _folder_role(parts[place]):
-            kept = [PARTS[word] for word in _words(parts[place]) if word in PARTS]
+            kept = [PARTS[word] for word in words_of(parts[place]) if word in PARTS]
             return PurePosixPath(*parts[:place], *kept[:1], *parts[place + 1 :])
     return relative
 

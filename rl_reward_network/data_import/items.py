@@ -38,6 +38,7 @@ class Item:
     group: str | None = None  # where the layout gives it; may name a patient
     series: str | None = None
     aspect: Callable[[], float] = lambda: 1.0  # height of a pixel, in multiples of its width
+    part: str | None = None  # train, val or test of the source's own split, "" in none of them; None: by its folders
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,16 @@ class Found:
     remarks: list[str] = field(default_factory=list)  # notes that reports on the data repeat; they name no file
 
 
-def file_item(source: Path, path: Path, name: str, load_masks: Callable[[Size], ClassMasks] | None) -> Item:
+def file_item(
+    source: Path, path: Path, name: str, load_masks: Callable[[Size], ClassMasks] | None, part: str | None = None
+) -> Item:
     """The item of an image file below `source`; `name` is that of the written image, with the suffix of `path`."""
     kept = path.suffix.lower() in KEPT
     written = name if kept else f"{name.removesuffix(path.suffix)}.png"
     relative = path.relative_to(source).as_posix()
     file = path if kept else None
-    return Item(written, relative, partial(load_pixels, path), load_masks, file, aspect=partial(file_aspect, path))
+    load, aspect = partial(load_pixels, path), partial(file_aspect, path)
+    return Item(written, relative, load, load_masks, file, aspect=aspect, part=part)
 
 
 def load_pixels(path: Path) -> np.ndarray:

@@ -23,6 +23,7 @@ from rl_reward_network.data_import.items import NUMBER, Found, Outline, OutlineM
 # ---- nnU-Net --------------------------------------------------------------------------------------------------------
 
 CHANNEL = "_0000"
+FOLDS = "splits_final.json"
 
 
 def recognise_nnunet(source: Path) -> str:
@@ -39,9 +40,9 @@ def read_nnunet(source: Path, frames: str = "") -> Found:
             f"{volumes[0]}: a volume, expected single images; write each slice or frame as PNG (file_ending .png in"
             " dataset.json) and import that"
         )
-    values = _class_values(source)
+    values, validation = _class_values(source), _validation_cases(source)
     items, faults = [], list[str]()
-    for images, labels in (("imagesTr", "labelsTr"), ("imagesTs", "labelsTs")):
+    for images, labels, part in (("imagesTr", "labelsTr", "train"), ("imagesTs", "labelsTs", "test")):
         cases: dict[str, Path] = {}
         masks = files.grouped(files.files_below(source / labels, *IMAGE_SUFFIXES), lambda path: path.stem)
         for path in files.files_below(source / images, *IMAGE_SUFFIXES):
@@ -56,11 +57,22 @@ def read_nnunet(source: Path, frames: str = "") -> Found:
             found = masks.pop(case, [])
             faults += files.several_masks(found, source)
             name = case + path.suffix if images == "imagesTr" else f"{images}/{case}{path.suffix}"
-            items.append(file_item(source, path, name, partial(load_named_masks, found[0], values) if found else None))
+            masks_of = partial(load_named_masks, found[0], values) if found else None
+            items.append(file_item(source, path, name, masks_of, "val" if case in validation else part))
         lost = [mask for found in masks.values() for mask in found]
         faults += [f"{mask}: a label map without an image {mask.stem}{CHANNEL} in {images}" for mask in lost]
     named = {str(number[0]): name for name, number in values.items() if len(number) == 1}
-    return Found(items, named, faults, read=(source / "dataset.json",))
+    notes = [f"val is that of the first fold of {FOLDS}: {len(validation)} case(s)"] if validation else []
+    return Found(items, named, faults, notes, read=(source / "dataset.json", source / FOLDS))
+
+
+def _validation_cases(source: Path) -> set[str]:
+    """The cases of nnU-Net's own first fold; none without its file, which it writes beside its preprocessed data."""
+    path = source / FOLDS
+    try:
+        return {str(case) for case in read_json(path)[0]["val"]} if path.is_file() else set()
+    except (LookupError, TypeError) as error:
+        raise ValueError(f"{path}: expected [{{train: [...], val: [...]}}, ...], got {error!r}; delete it") from error
 
 
 def _class_values(source: Path) -> dict[str, list[int]]:
@@ -122,6 +134,7 @@ def read_yolo(source: Path, frames: str = "") -> Found:
     keys = Counter(_key(path, source) for path in images)
     faults = [f"{source / key}: {count} images of one name; rename one" for key, count in keys.items() if count > 1]
     written = files.names_of(images, source)
+    parts, lists = _listed_parts(source, images)
     items, broken = [], dict[str, str]()
     for path in images:
         texts, masks = labels.pop(_key(path, source), []), None
@@ -132,13 +145,38 @@ def read_yolo(source: Path, frames: str = "") -> Found:
             except ValueError as error:
                 broken[written[path]] = str(error)
                 continue
-        items.append(file_item(source, path, written[path], masks))
+        items.append(file_item(source, path, written[path], masks, parts.get(path, "") if parts else None))
     notes = [f"{len(labels)} text file(s) without an image, left out"] if labels else []
     notes += (
         [f"{len(mask_files)} picture(s) of masks, left out: {files.listed(mask_files, source)}"] if mask_files else []
     )
-    read = (*_label_files(source), *(path for path in files.files_below(source) if path.name in NAME_FILES))
+    read = (*lists, *_label_files(source), *(path for path in files.files_below(source) if path.name in NAME_FILES))
     return Found(items, names, faults, notes, broken=broken, read=read)
+
+
+def _listed_parts(source: Path, images: list[Path]) -> tuple[dict[Path, str], list[Path]]:
+    """Image -> its part by `train`, `val` and `test` of data.yaml, the first that names it; and the lists it names."""
+    file = next((source / name for name in NAME_FILES[:3] if (source / name).is_file()), None)
+    content = (yaml.safe_load(_text_of(file)) if file else None) or {}
+    parts, lists = dict[Path, str](), list[Path]()
+    for key, part in files.PARTS.items():
+        value = content.get(key) or []
+        for place in filter(None, [_below(source, name) for name in (value if isinstance(value, list) else [value])]):
+            if place.is_file():
+                lists.append(place)
+                named = {_below(source, line) for line in _text_of(place).splitlines()}
+                inside = [image for image in images if image in named]
+            else:
+                inside = [image for image in images if image.is_relative_to(place)]
+            parts = {image: part for image in inside} | parts
+    return parts, lists
+
+
+def _below(source: Path, name: Any) -> Path | None:
+    """The file or folder of the source that a path of another place or machine means; None without one."""
+    parts = [part for part in PureWindowsPath(str(name).strip()).parts if part not in ("..", ".", "\\", "/")]
+    tails = (source.joinpath(*parts[first:]) for first in range(len(parts)))
+    return next((tail for tail in tails if tail.exists()), None)
 
 
 def _label_files(source: Path) -> list[Path]:

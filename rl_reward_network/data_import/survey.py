@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,11 @@ from rl_reward_network.data.annotations import first_faults
 from rl_reward_network.data.identity import SAME, same_in_two_groups, thumbnail
 from rl_reward_network.data.masks import FULL, ignored_classes, looks_like_mask
 from rl_reward_network.data.names import ALL, NamedClass, read_classes
+from rl_reward_network.data.splits import OWN_SPLITS
 from rl_reward_network.data_import.files import some, unread_note
 from rl_reward_network.data_import.items import NONE, NUMBER, Found, Groups, Item, groups_of, oblong_remark
 from rl_reward_network.data_import.layouts import AUTO, LAYOUTS, recognise_layout
+from rl_reward_network.data_import.parts import Parts, in_two_parts, split_of
 
 
 def chosen_classes(label: str | None, classes: Iterable[str], class_ids: dict[str, str]) -> list[str] | None:
@@ -74,6 +76,7 @@ class ImportOptions:
     own_groups: bool = False  # of unlabelled images: one whose group is not known is a group of its own
     classes: Path | None = None
     bit_depth: int | None = None
+    no_split: bool = False
 
     def __post_init__(self) -> None:
         for name in ("label", "phrase") if self.classes else ():
@@ -120,6 +123,7 @@ class Survey:
     open_points: tuple[str, ...]  # to be repaired or decided before anything can be written
     skipped: tuple[str, ...]  # broken files that are left out, and why; names no patient where names are hidden
     named: tuple[NamedClass, ...] = ()  # asked for by name, with categories as the masks name them; () for one phrase
+    parts: Parts = field(default_factory=dict)  # the split of the source, if it is kept
 
     @property
     def phrase(self) -> str:
@@ -188,8 +192,19 @@ def survey_source(source: Path, options: ImportOptions) -> Survey:
     names = {item.name: group for item, (group, _) in zip(found.items, groups or (), strict=bool(groups))}
     own = [names.get(one.item.name, one.item.name) for one in seen]
     leaks = same_in_two_groups(np.stack([one.thumbnail for one in seen]), own) if seen else []
+    parts, notes = ({}, []) if options.no_split else split_of(found.items)
+    found.notes.extend(notes)
+    alike = [(seen[first].item.name, seen[other].item.name) for first, other, _ in leaks]
+    if groups is not None and (pairs := in_two_parts(parts, groups, alike)):
+        shown = {item.name: item.name if found.private else item.found_as for item in found.items}
+        points.append(
+            f"{source}: {len(pairs)} patient(s) or picture(s) are in two parts of its split"
+            f" ({some([f'{shown[one]} and {shown[other]}' for one, other in pairs])}): give the images of one patient"
+            " to one part or delete those of the other, correct the groups, or leave the split out by sa2va-rl data"
+            " import --no_split"
+        )
     decided = classes, groups, groups_from, leaks, tuple(points), skipped, asked_for
-    return Survey(source, options, layout, description, found, seen, *decided)
+    return Survey(source, options, layout, description, found, seen, *decided, parts)
 
 
 def _without_ignored(seen: list[Seen], found: Found, options: ImportOptions) -> list[Seen]:
@@ -332,10 +347,17 @@ def report_lines(survey: Survey) -> list[str]:
         *_class_lines(survey),
         *_phrase_lines(survey),
         f"groups: {groups}",
+        *_split_line(survey),
         *(f"note: {note}" for note in (*survey.found.notes, *survey.found.remarks)),
         *([head, *(f"  {fault}" for fault in survey.skipped)] if survey.skipped else []),
         *_leak_lines(survey),
     ]
+
+
+def _split_line(survey: Survey) -> list[str]:
+    counts = Counter(survey.parts.values())
+    sizes = ", ".join(f"{part} {counts[part]}" for part in OWN_SPLITS if counts[part])
+    return [f"split of the source is kept: {sizes}"] if counts else []
 
 
 def _class_lines(survey: Survey) -> list[str]:

@@ -25,7 +25,7 @@ from rl_reward_network.data_import.survey import Survey
 
 IMPORT_FILE = "import.json"  # beside the annotations of imported data
 FORMAT_VERSION = 2  # 2: names of patients are hashed in one spelling
-IMPORT_RULES = 3  # changes where a source gives other pictures or masks: training imports it anew
+IMPORT_RULES = 4  # changes where a source gives other pictures, masks or splits: training imports it anew
 
 
 def import_notes(data_root: Path) -> tuple[str, ...]:
@@ -117,7 +117,8 @@ def write_import(survey: Survey, to: Path) -> None:
             for _ in tqdm(jobs, "writing", len(items), leave=False, unit="image", delay=2):
                 pass
         records = [
-            _record(item, *group, masks[item.name], asked[item.name]) for item, group in zip(items, groups, strict=True)
+            _record(item, *group, masks[item.name], asked[item.name], survey.parts.get(item.name))
+            for item, group in zip(items, groups, strict=True)
         ]
         write_json(folder / "annotations.json", records)
         if survey.named:
@@ -180,10 +181,13 @@ def _write_item(folder: Path, item: Item, mask_name: str, asked: Asked) -> None:
             Image.fromarray(mask.astype(np.uint8) * 255).save(place)
 
 
-def _record(item: Item, group: str, series: str | None, mask_name: str, asked: Asked) -> dict[str, Any]:
+def _record(
+    item: Item, group: str, series: str | None, mask_name: str, asked: Asked, part: str | None
+) -> dict[str, Any]:
     files = [f"{below}/{mask_name}" for below, _ in asked.values()]
     mask = {"mask_png": files[0] if len(files) == 1 else files} if item.load_masks else {}
-    return {"image": item.name, "text": list(asked), **mask, "group": group, **({"series": series} if series else {})}
+    rest = {key: value for key, value in (("series", series), ("split", part)) if value}
+    return {"image": item.name, "text": list(asked), **mask, "group": group, **rest}
 
 
 def _origin(survey: Survey) -> dict[str, Any]:

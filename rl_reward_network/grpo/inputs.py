@@ -35,6 +35,8 @@ from rl_reward_network.inputs.loading import (
     own_format,
     regions_summary,
     render_missing,
+    split_samples,
+    split_words,
 )
 from rl_reward_network.models.default import is_small
 from rl_reward_network.models.sa2va.arguments_sa2va import check_bits
@@ -114,7 +116,7 @@ def _open_images(config: RunConfig, regions: RegionConfig, split_file: Path | No
         return _open_named(config, regions, samples, split)
     samples, split, unlabelled = join_unlabelled(config, samples, split)
     prompts = [image_prompt(sample, regions.segment_question) for sample in samples]
-    summary = images_summary(samples, root)
+    summary = images_summary(samples, root, split)
     return GRPOInputs(config, regions, "images", summary, prompts, split, unlabelled, None, samples)
 
 
@@ -132,7 +134,7 @@ def _open_named(config: RunConfig, regions: RegionConfig, samples: list[Sample],
     prompts = [named_prompt(sample, classes.get(phrase_key(sample.text))) for sample in samples]
     masks = f"{sum(sample.labelled for sample in samples)} of {len(samples)} questions with a mask"
     images, wordings = {prompt.image_key for prompt in prompts}, wordings_fingerprint(classes.values())
-    summary = f"{len(images)} annotated images, {len(phrases)} phrases, {masks}"
+    summary = f"{len(images)} annotated images, {len(phrases)} phrases, {masks}; {split_words(samples, split)}"
     return GRPOInputs(config, regions, "images", summary, prompts, split, None, wordings, samples)
 
 
@@ -150,14 +152,14 @@ def _open_regions(config: RunConfig, regions: RegionConfig, split_file: Path | N
     elif named:
         split = _split_of_images(config, samples)
     else:
-        split = make_split(samples, config.split_seed, region_fingerprint)
+        split = make_split(samples, config.split_seed, region_fingerprint, config.fractions)
     prompts = [region_prompt(sample, question) for sample in samples]
     return GRPOInputs(config, regions, "regions", regions_summary(summary, root), prompts, split)
 
 
 def _split_of_images(config: RunConfig, regions: Sequence[RegionSample]) -> Split:
     """The split of the images that the regions are of, without patients who have no region."""
-    whole = make_split(read_annotations(config.data_root, config.group_regex), config.split_seed)
+    whole = split_samples(config, read_annotations(config.data_root, config.group_regex))
     present = {region.group_id for region in regions}
     groups = {name: tuple(group for group in ids if group in present) for name, ids in whole.groups.items()}
     if empty := [name for name, ids in groups.items() if not ids]:
@@ -165,7 +167,7 @@ def _split_of_images(config: RunConfig, regions: Sequence[RegionSample]) -> Spli
             f"{config.data_root}: no region in the split {empty[0]}; give more data, another --split_seed, or leave "
             "--max_regions out"
         )
-    return Split(groups, config.split_seed, region_fingerprint(regions))
+    return replace(whole, groups=groups, fingerprint=region_fingerprint(regions))
 
 
 def check_config(config: RunConfig, regions: RegionConfig) -> tuple[RunConfig, RegionConfig]:

@@ -329,7 +329,7 @@ def wanted_settings(inputs: GRPOInputs, plan: GRPOPlan, fingerprint: str | None 
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
         **{name: flags[name] for name in SHARED.split()},
         "data_fingerprint": inputs.split.fingerprint,
-        "split_seed": inputs.split.seed,
+        **inputs.split.settings,
         "unlabelled": inputs.unlabelled,
         "wordings": inputs.wordings,
         **({} if fingerprint is None else {"model_fingerprint": fingerprint}),

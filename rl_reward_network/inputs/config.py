@@ -56,10 +56,18 @@ class RunConfig:
     bit_depth: Rare[int | None] = None
     """Bits of grey images above 8 bit, 10 to 16; by default black and white are the 0.1 and 99.9 % points of all
     images, or of a series (of captioned regions, of each image)."""
+    fractions: Rare[tuple[float, float, float]] = (0.60, 0.15, 0.25)
+    """Shares of the patients for train, val and test; train is halved for the reward network and the policy. By the
+    default ones val and test have at least 6 patients each from 20 labelled ones on. Data with a field `split` keep
+    their own split."""
 
     def __post_init__(self) -> None:
         check_at_least(self, 0, "seed", "split_seed")
         check_at_least(self, -1, "gpu")
+        if not (min(self.fractions) > 0 and abs(sum(self.fractions) - 1) < 1e-6):
+            raise ValueError(
+                f"fractions is {self.fractions}, expected the shares of train, val and test, each above 0, with sum 1"
+            )
         window_of_bits(self.bit_depth)
 
     @property
@@ -131,5 +139,5 @@ class RegionConfig:
 
 def pick_fields(settings: type[Settings], saved: Mapping[str, Any]) -> Settings:
     """Settings from a flat mapping with further keys, such as "inputs" of a run's config.json."""
-    names = [field.name for field in fields(settings)]  # type: ignore[arg-type]
-    return settings(**{name: saved[name] for name in names if name in saved})
+    names = [field.name for field in fields(settings) if field.name in saved]  # type: ignore[arg-type]
+    return settings(**{name: tuple(saved[name]) if isinstance(saved[name], list) else saved[name] for name in names})

@@ -24,7 +24,7 @@ from rl_reward_network.data.identity import TRAIN_ANEW, check_apart, judged_part
 from rl_reward_network.data.items import Sample, region_fingerprint
 from rl_reward_network.data.names import classes_of
 from rl_reward_network.data.readers import REGIONS, read_region_data, recognise
-from rl_reward_network.data.splits import Split, make_split, patient_key, select, spellings
+from rl_reward_network.data.splits import make_split, patient_key, select, spellings
 from rl_reward_network.data_import.files import some, unread_note
 from rl_reward_network.data_import.write import import_notes, imported_grey, is_ungrouped
 from rl_reward_network.embedded import datasets
@@ -149,7 +149,7 @@ def _images(config: RunConfig) -> Finding:
         for names, meaning in few.items()
         if len({s.group_id for name in names for s in select(samples, split, name) if s.labelled}) < MIN_PATIENTS
     )
-    summary = f"{loading.images_summary(samples, root)}; patients: {_sizes(split)}{hints}"
+    summary = f"{loading.images_summary(samples, root, split)}{hints}"
     joined = [sample for sample in samples if sample.joined]
     unread = [note for folder in (root, config.unlabelled_root) if folder for note in unread_note(folder)]
     look = [f"look: {note}" for note in (*unread, loading.nameless_note(joined)) if note]
@@ -163,17 +163,13 @@ def _regions(config: RunConfig, settings: RegionConfig) -> Finding:
     if config.unlabelled_root is not None:
         raise ValueError(f"{config.unlabelled_root}: {loading.FLAG} is for images, but {root} holds captions")
     regions, summary = read_region_data(root, settings.dataset_name, settings.max_regions, config.bit_depth)
-    split = make_split(regions, config.split_seed, region_fingerprint)
+    split = make_split(regions, config.split_seed, region_fingerprint, config.fractions)
     picked = regions[:: -(-len(regions) // CHECKED) or 1]
     images = loading.decode_files([lambda r=r: image_statistics(r.where, r.group_id, *r.load()) for r in picked])  # type: ignore[misc]
     words = [len(region.caption.split()) for region in regions]
     captions = f"captions: {min(words)} to {max(words)} words, median {median(words):g}"
-    first = f"{loading.regions_summary(summary, root)}, for GRPO; groups: {_sizes(split)}"
+    first = f"{loading.regions_summary(summary, root)}, for GRPO; {loading.split_words((), split, 'groups')}"
     return Finding("\n".join([first, *_foreground(images), captions]), _notes(images))
-
-
-def _sizes(split: Split) -> str:
-    return ", ".join(f"{name} {len(ids)}" for name, ids in split.groups.items())
 
 
 def sample_statistics(samples: Sequence[Sample]) -> list[ImageStatistics]:

@@ -67,7 +67,7 @@ class RunInputs:
     @property
     def summary(self) -> str:
         """One line on the data."""
-        return images_summary(self.samples, self.config.data_root)
+        return images_summary(self.samples, self.config.data_root, self.split)
 
     @property
     def grey_levels(self) -> dict[str, list[int]] | None:
@@ -96,7 +96,8 @@ class RunInputs:
             kind = "labelled images" if labelled else "images"
             other = "use --reward net" if name == "policy" else "name a trained reward network by REWARD_NET"
             remedy = "annotate more patients" + (f", or {other}" if labelled else "")
-            raise ValueError(f"{self.config.data_root}: no {kind} in the {name} split; {remedy}")
+            there = f"{len(self.split.groups[name])} patient(s), {len(samples)} image(s)"
+            raise ValueError(f"{self.config.data_root}: no {kind} in the {name} split ({there}); {remedy}")
         check_readable([load for sample in picked for load in (sample.load_image, sample.load_mask)])
         return picked
 
@@ -135,19 +136,27 @@ def open_samples(config: RunConfig, split_file: Path | None = None) -> tuple[lis
     ValueError where the data or the split are refused, or the model has seen such images, or was chosen on test images.
     """
     samples = read_samples(config.data_root, config.group_regex, config.bit_depth)
-    if split_file:
-        split = load_split(split_file, samples)
-    else:
-        try:
-            split = make_split(samples, config.split_seed)
-        except ValueError as error:
-            joined = f" ({note})" if (note := joined_note(samples)) else ""
-            raise ValueError(f"{config.data_root / 'annotations.json'}: {error}{joined}") from None
+    split = load_split(split_file, samples) if split_file else split_samples(config, samples)
     parts = judged_parts(samples, split, ("val", "test"))
     pictures = load_arrays(Path(config.model_path) / PICTURES, NAMES_ALONE)  # none of a published model: it passes
-    remedy = "use the data and --split_seed of that training, or leave these images out"
+    remedy = "use the data, --split_seed and --fractions of that training, or leave these images out"
     check_apart(pictures, parts, f"{config.model_path}: the model", remedy)
     return samples, split
+
+
+def split_samples(config: RunConfig, samples: Sequence[Sample]) -> Split:
+    """A new split of annotated images; ValueError as `make_split`, and for --fractions of data with their own split."""
+    file = config.data_root / "annotations.json"
+    if changed(config, "fractions") and any(sample.split for sample in samples):
+        raise ValueError(
+            f"fractions is {config.fractions}, but {file} has a field `split`: leave --fractions out to keep that"
+            " split, or the field to have another one"
+        )
+    try:
+        return make_split(samples, config.split_seed, fractions=config.fractions)
+    except ValueError as error:
+        joined = f" ({note})" if (note := joined_note(samples)) else ""
+        raise ValueError(f"{file}: {error}{joined}") from None
 
 
 def segmenter_with(model_path: str | Path, config: RunConfig, limits: PromptConfig) -> Sa2VASegmenter:
@@ -172,14 +181,26 @@ def check_named(model_path: str, data_root: Path, default: Path) -> None:
         )
 
 
-def images_summary(samples: Sequence[Sample], data_root: Path) -> str:
-    """One line on annotated images, e.g. "960 rendered angiograms (embedded data), 960 with a mask"."""
+def images_summary(samples: Sequence[Sample], data_root: Path, split: Split) -> str:
+    """One line on annotated images and their split, e.g. "960 rendered angiograms (embedded data), 960 with a mask"."""
     data = [sample for sample in samples if not sample.joined]
     kind = "rendered angiograms (embedded data)" if datasets.is_rendered(data_root) else "annotated images"
     own = ", each image a group of its own (--patients_csv none)" if write.is_ungrouped(data_root) else ""
     own += f", {note}" if (note := joined_note(data)) else ""
     more = f"; {unlabelled_summary(samples)}" if len(data) < len(samples) else ""
-    return f"{len(data)} {kind}, {sum(sample.labelled for sample in data)} with a mask{own}{more}"
+    labelled = sum(sample.labelled for sample in data)
+    return f"{len(data)} {kind}, {labelled} with a mask{own}{more}; {split_words(samples, split)}"
+
+
+def split_words(samples: Sequence[Sample], split: Split, groups: str = "patients") -> str:
+    """The number of patients in each split, in the words of the data where they have their own."""
+    counts = {name: len(ids) for name, ids in split.groups.items()}
+    given = {sample.split for sample in samples} - {None}
+    if not given:
+        return f"{groups}: {', '.join(f'{name} {count}' for name, count in counts.items())}"
+    own = {"train": counts["reward"] + counts["policy"], "val": counts["val"], "test": counts["test"]}
+    taken = "".join(f"; {name} is cut from train" for name in own if name not in given)
+    return f"split of the data: {', '.join(f'{name} {count}' for name, count in own.items())} patients{taken}"
 
 
 def regions_summary(summary: str, data_root: Path) -> str:
@@ -273,6 +294,7 @@ def join_unlabelled(config: RunConfig, samples: list[Sample], split: Split) -> t
             group_id=patients.get(patient_key(sample.group), sample.group_id),
             mask_parts=None,
             joined=True,
+            split=None,
         )
         for sample in found
     ]
@@ -364,7 +386,9 @@ def own_format(config: RunConfig) -> RunConfig:
     ValueError where a source cannot be imported as it is, or flags of the import are given for other data.
     """
     if (other := config.unlabelled_root) is not None:
-        options = ImportOptions(None, config.group_regex, config.label, own_groups=True, bit_depth=config.bit_depth)
+        options = ImportOptions(
+            None, config.group_regex, config.label, own_groups=True, bit_depth=config.bit_depth, no_split=True
+        )
         try:
             config = replace(config, unlabelled_root=imported_root(other, config.output_dir, options) or other)
         except ValueError as error:
@@ -425,7 +449,7 @@ def _digest(source: Path, options: ImportOptions) -> str:
     rows = options.patients_csv
     if rows not in (None, NONE) and (table := Path(str(rows))).is_file():
         rows = table.read_text(encoding="utf-8", errors="replace")
-    chosen = rows, options.group_regex, options.label, options.own_groups, options.bit_depth
+    chosen = rows, options.group_regex, options.label, options.own_groups, options.bit_depth, options.no_split
     text = json.dumps([write.FORMAT_VERSION, write.IMPORT_RULES, files, *chosen])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -74,7 +74,7 @@ def settings_of(inputs: RunInputs, plan: ComparePlan) -> dict[str, Any]:
         "model_fingerprint": inputs.segmenter.fingerprint,
         "prompts": list(inputs.prompts),
         "seed": inputs.config.seed,
-        "split_seed": inputs.split.seed,
+        **inputs.split.settings,
         "unlabelled": inputs.unlabelled,
     }
 

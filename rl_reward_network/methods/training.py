@@ -213,7 +213,7 @@ def check_split(name: str, run: Path, split: Split) -> None:
     if groups != {part: sorted(ids) for part, ids in split.groups.items()}:
         raise ValueError(
             f"{run}: {name} was trained with another split of the patients, so its results cannot stand in one table; "
-            "move the run away, or compare with the --split_seed and data of that run"
+            "move the run away, or compare with the --split_seed, --fractions and data of that run"
         )
 
 

@@ -342,7 +342,7 @@ def run_settings(inputs: RunInputs, plan: PolicyPlan) -> dict[str, Any]:
         "data_fingerprint": inputs.data_fingerprint,
         "model_fingerprint": inputs.segmenter.fingerprint,
         "prompts": list(inputs.prompts[:1] if plan.length else inputs.prompts),
-        "split_seed": inputs.split.seed,
+        **inputs.split.settings,
         "unlabelled": inputs.unlabelled,
         **own_fingerprint([plan.reward]),
     }

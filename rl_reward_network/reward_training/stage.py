@@ -188,7 +188,7 @@ def origin(inputs: RunInputs, plan: RewardPlan) -> dict[str, Any]:
         "data_fingerprint": inputs.data_fingerprint,
         "model_fingerprint": inputs.segmenter.fingerprint,
         "prompts": list(inputs.prompts),
-        "split_seed": inputs.split.seed,
+        **inputs.split.settings,
         "unlabelled": inputs.unlabelled if plan.mean_teacher else None,
     }
 

@@ -55,3 +55,16 @@ def test_the_embedded_data_keep_their_command(capsys: pytest.CaptureFixture[str]
         said = capsys.readouterr().out
         assert said.startswith(f"usage: sa2va-rl {' '.join(words)} ")
         assert text in said
+
+
+def test_parts_that_share_pictures_are_refused_unless_they_are_left_out(
+    source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for part in ("train", "test"):
+        write_pairs(Path("parts"), f"{part}/images/{{}}.png", f"{part}/masks/{{}}.png")
+    words = ["data", "import", "parts", "--to", "new", "--patients_csv", "none", "--write"]
+    with pytest.raises(SystemExit):
+        main(words)
+    assert "parts: 5 patient(s) or picture(s) are in two parts of its split" in capsys.readouterr().err
+    main([*words, "--no_split"])
+    assert '"split"' not in Path("new/annotations.json").read_text()

@@ -57,6 +57,8 @@ OUT_OF_RANGE = [
     ("segment", "nowhere.png", "--max_tiles", "-3"),
     ("segment", "nowhere.png", "--bit_depth", "99"),
     ("doctor", "--split_seed", "-1", *ROOT),
+    ("doctor", "--fractions", "0.5", "0.5", "0", *ROOT),
+    (*REWARD, "--fractions", "0.5", "0.2", "0.2"),
     (*REWARD, "--max_new_tokens", "0"),
 ]
 FIELDS = {"kl_coef": "beta", "max_tiles": "max_dynamic_patch"}  # names of the settings behind two of the flags

@@ -293,6 +293,24 @@ def test_bad_group_regex_is_refused(read, regex, message):
         read(record(), group_regex=regex)
 
 
+@pytest.mark.parametrize(
+    ("splits", "message"),
+    [
+        (("train", "val", "tset"), r"record 2 \(image 'c\.png'\): `split` is 'tset', expected train, val, test"),
+        (("train", None, None), "2 of 3 records have no `split`; give it to all or to none"),
+        (("train", "val", "test"), ""),
+        ((None, None, None), ""),
+    ],
+)
+def test_all_records_or_none_have_a_split(read, splits, message):
+    records = [record(image=f"{name}.png", split=split) for name, split in zip("abc", splits, strict=True)]
+    if message:
+        with pytest.raises(ValueError, match=message):
+            read(*records)
+    else:
+        assert tuple(sample.split for sample in read(*records)) == splits
+
+
 def test_fingerprint_changes_with_the_data_but_not_with_their_order(read, tmp_path):
     base = [record(), record(image="b.png", mask=RLE)]
     first = data_fingerprint(read(*base))

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import random
 from dataclasses import replace
@@ -12,7 +13,9 @@ from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.data.items import Sample, data_fingerprint, pseudonym
 from rl_reward_network.data.masks import parse_polygon
 from rl_reward_network.data.splits import (
+    FRACTIONS,
     SPLITS,
+    VERDICT,
     load_split,
     make_split,
     one_spelling,
@@ -22,11 +25,14 @@ from rl_reward_network.data.splits import (
     spellings,
     subsample,
 )
+from rl_reward_network.embedded.datasets import PATIENTS
+from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.report.statistics import MIN_PATIENTS
 
 SQUARE = parse_polygon([4, 4, 14, 4, 14, 14, 4, 14], (32, 32))
 
 
-def make_samples(groups=14, series=2, frames=5, parts=SQUARE, first=0):
+def make_samples(groups=14, series=2, frames=5, parts=SQUARE, first=0, split=None):
     """Patients with `series` videos of `frames` frames each."""
     return [
         Sample(
@@ -38,6 +44,7 @@ def make_samples(groups=14, series=2, frames=5, parts=SQUARE, first=0):
             size=(32, 32),
             mask_parts=parts,
             group=f"Doe{g}",
+            split=split,
         )
         for g in range(first, first + groups)
         for v in range(series)
@@ -51,10 +58,100 @@ def sizes(split):
 
 @pytest.mark.parametrize(
     ("groups", "expected"),
-    [(4, [1, 1, 1, 1]), (5, [2, 1, 1, 1]), (7, [2, 2, 1, 2]), (14, [4, 4, 2, 4]), (20, [6, 6, 3, 5])],
+    [
+        *((4, [1, 1, 1, 1]), (5, [2, 1, 1, 1]), (7, [2, 2, 1, 2]), (14, [4, 4, 2, 4]), (19, [6, 5, 3, 5])),
+        *((20, [4, 4, 6, 6]), (21, [4, 5, 6, 6]), (30, [8, 9, 6, 7]), (37, [11, 11, 6, 9]), (160, [48, 48, 24, 40])),
+    ],
 )
 def test_shares_of_small_numbers(groups, expected):
-    assert sizes(make_split(make_samples(groups, 1, 1), seed=0)) == expected
+    split = make_split(make_samples(groups, 1, 1), seed=0)
+    assert sizes(split) == expected
+    changed = 20 <= groups < 37
+    assert split.settings == {"split_seed": 0, "split_sizes": expected if changed else None}, "of older runs"
+
+
+def test_limits_and_shares_are_those_of_statistics_and_flags():
+    assert VERDICT == MIN_PATIENTS
+    assert RunConfig().fractions == FRACTIONS
+
+
+@pytest.mark.parametrize(
+    ("groups", "fractions", "expected"),
+    [
+        (20, (0.8, 0.1, 0.1), [8, 8, 2, 2]),
+        (30, (0.4, 0.2, 0.4), [6, 6, 6, 12]),
+        (10, (0.98, 0.01, 0.01), [4, 4, 1, 1]),
+        (4, (0.01, 0.01, 0.98), [1, 1, 1, 1]),
+    ],
+)
+def test_shares_that_the_user_gives_are_taken_as_they_are(groups, fractions, expected):
+    split = make_split(make_samples(groups, 1, 1), 0, fractions=fractions)
+    assert (sizes(split), split.sizes) == (expected, tuple(expected) if groups != 4 else None)
+
+
+def with_split(train, val, test, **bare):
+    numbers = {"train": train, "val": val, "test": test}
+    samples, first = [], 0
+    for name, count in numbers.items():
+        samples += make_samples(count, 1, 2, SQUARE if name not in bare.get("bare", ()) else None, first, name)
+        first += count
+    return samples
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ((20, 6, 8), [10, 10, 6, 8]),
+        ((3, 2, 1), [2, 1, 2, 1]),
+        ((20, 0, 20), [7, 7, 6, 20]),  # DRIVE
+        ((10, 0, 4), [4, 4, 2, 4]),  # CHASE
+        ((1000, 0, 300), [400, 400, 200, 300]),
+        ((3, 0, 2), [1, 1, 1, 2]),
+        ((75, 10, 0), [27, 26, 10, 22]),
+        ((20, 0, 0), [4, 4, 6, 6]),
+    ],
+)
+def test_a_split_of_the_data_is_kept_and_its_train_halved(given, expected):
+    samples = with_split(*given)
+    split = make_split(samples, 3)
+    assert sizes(split) == expected
+    for name in ("val", "test"):
+        own = {sample.group_id for sample in samples if sample.split == name}
+        assert not own or own == set(split.groups[name])
+    assert split != make_split(samples, 4), "the halves follow the seed"
+
+
+def test_unlabelled_patients_of_a_split_of_the_data_stay_where_they_are():
+    samples = with_split(6, 2, 2, bare={"test"}) + make_samples(3, 1, 1, None, 50, "train")
+    split = make_split(samples, 0)
+    assert sizes(split) == [3, 3 + 3, 2, 2]
+    assert sizes(make_split(with_split(6, 2, 2, bare={"train", "val", "test"}), 0)) == [3, 3, 2, 2], "without labels"
+
+
+def test_a_patient_or_a_picture_in_two_parts_is_refused():
+    samples = with_split(6, 2, 2)
+    patient = [replace(samples[0], split="test", sample_id="x"), *samples]
+    with pytest.raises(ValueError, match=r"^1 patient.*`split`: Doe0 \(test, train\); .*correct `split`"):
+        make_split(patient, 0)
+    same = [replace(one, group_id=samples[0].group_id) if one.group == "Doe9" else one for one in samples]
+    with pytest.raises(ValueError, match=r"^1 patient.*: Doe0 \(train\) = Doe9 \(test\); .*the same picture"):
+        make_split(same, 0)
+
+
+def one_of_each(groups):
+    ids = [[pseudonym(kind, group) for kind in ("group", "series", "sample")] for group in groups]
+    return [replace(make_samples(1, 1, 1)[0], group_id=g, series_id=v, sample_id=s) for g, v, s in ids]
+
+
+def test_fingerprint_and_embedded_split_are_those_of_version_1_and_a_field_changes_the_former(tmp_path):
+    embedded = make_split(one_of_each(f"{number:06d}0001" for number in range(PATIENTS)), 0)
+    assert hashlib.sha256(json.dumps(embedded.groups).encode()).hexdigest().startswith("39780f3dcac94d9c")
+    (tmp_path / "pixels").write_text("pixels")
+    bare = [replace(one, image_path=tmp_path / "pixels") for one in one_of_each("ab")]
+    assert data_fingerprint(bare) == "2728a6f616ebdb1c48ff377546f7f86f2e46efd1764f4591532a9a302f96d84f"
+    given = with_split(3, 1, 1)
+    moved = [replace(one, split="train") if one.split == "val" else one for one in given]
+    assert len({data_fingerprint(one) for one in (given, moved, [replace(one, split=None) for one in given])}) == 3
 
 
 def test_every_group_is_in_one_split_no_split_is_empty_and_bare_ones_are_in_policy():
@@ -120,6 +217,7 @@ def redrawn(samples):
         (put("fingerprint", value="0" * 64), list, "fingerprint is 0{12}, .*the split is of other data"),
         (lambda content: None, redrawn, "fingerprint.*the split is of other data"),
         (put("groups", "val", value=[]), list, "needs a list of group ids"),
+        (put("groups", "test", value="P1"), list, "needs a list of group ids"),
         (put("seed", value=None), list, "needs a list of group ids, and `seed`"),
         (lambda content: content["groups"].pop("val"), list, "exactly the keys reward, policy, val, test"),
         (lambda content: content.clear(), list, "format_version is None"),
@@ -133,6 +231,15 @@ def test_bad_split_files_are_refused(tmp_path, change, read, message):
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=rf"split\.json: .*{message}"):
         load_split(path, read(samples))
+
+
+def test_a_fold_of_a_cross_validation_has_no_test(tmp_path):
+    samples = make_samples()
+    split = make_split(samples, seed=5)
+    moved = {**split.groups, "val": (*split.groups["val"], *split.groups["test"]), "test": ()}
+    save_split(replace(split, groups=moved), tmp_path / "split.json")
+    read = load_split(tmp_path / "split.json", samples)
+    assert (read.groups, select(samples, read, "test")) == (moved, [])
 
 
 def test_subsample_takes_one_of_each_series_before_a_second_and_follows_the_seed():
@@ -155,8 +262,13 @@ BARE = make_samples(9, parts=None, first=3)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: make_split(make_samples(3), seed=0), r"3 group\(s\) with masks.*--group_regex"),
-        (lambda: make_split(make_samples(3) + BARE, seed=0), r"3 group\(s\) with masks"),
+        (lambda: make_split(make_samples(3), seed=0), r"3 labelled patient\(s\) with 1 image.*--group_regex"),
+        (lambda: make_split(make_samples(3) + BARE, seed=0), r"3 labelled patient\(s\) with 1 image.*improve"),
+        (
+            lambda: make_split(with_split(1, 2, 2), 0),
+            r"^1 labelled .* in `train` .*\(val, test as given\).*reward, policy",
+        ),
+        (lambda: make_split(with_split(0, 2, 2), 0), r"^0 labelled patient\(s\) in `train`"),
         (lambda: select(BARE, make_split(BARE, 0), "train"), "'train' is unknown, expected one of reward"),
         (lambda: subsample(BARE, -1, seed=1), "count must be >= 0, got -1"),
     ],

@@ -54,7 +54,8 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> GRPOInputs:
 
 
 def test_every_image_is_asked_for_every_class_in_its_wordings(named: GRPOInputs) -> None:
-    assert named.summary == "8 annotated images, 2 phrases, 16 of 16 questions with a mask"
+    patients = "patients: reward 3, policy 2, val 1, test 2"
+    assert named.summary == f"8 annotated images, 2 phrases, 16 of 16 questions with a mask; {patients}"
     questions = Counter((prompt.name, prompt.question, prompt.held_out) for prompt in named.prompts)
     asked, held_out = ("the tube", "the bright tube"), "Please segment the tube in the picture."
     tubes = {("tube", f"Please segment {phrase}.", held_out) for phrase in asked}

@@ -72,7 +72,8 @@ def test_regions_are_recognised(captioned: Path) -> None:
 
 def test_annotated_images_are_recognised(annotated: Path) -> None:
     inputs = opened(annotated)
-    assert (inputs.kind, inputs.summary, len(inputs.prompts)) == ("images", "8 annotated images, 8 with a mask", 8)
+    summary = "8 annotated images, 8 with a mask; patients: reward 3, policy 2, val 1, test 2"
+    assert (inputs.kind, inputs.summary, len(inputs.prompts)) == ("images", summary, 8)
     assert {item.question for item in inputs.prompts} == {PROMPTS[0]}
     assert {item.caption for item in inputs.prompts} == {""}
     asked = opened(annotated, dataset_name="annotations", segment_question="Where?")
@@ -282,7 +283,8 @@ def test_they_join_the_training_prompts_without_masks(
         image, truth = prompt.load()
         assert (image.shape, truth, prompt.labelled) == ((64, 64, 3), None, False)
     assert len({prompt.sample_id for prompt in inputs.prompts}) == len(inputs.prompts)
-    assert inputs.summary == "6 annotated images, 6 with a mask; 6 unlabelled images of 6 groups"
+    joined = "6 unlabelled images of 6 groups; patients: reward 2, policy 2, val 1, test 1"
+    assert inputs.summary == f"6 annotated images, 6 with a mask; {joined}"
     maps = ForegroundMaps(network)
     with monkeypatch.context() as patch:
         patch.setattr(RewardNetwork, "outside", lambda *_: None)

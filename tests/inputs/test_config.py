@@ -8,6 +8,9 @@ import pytest
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.inputs.config import PromptConfig, RegionConfig, RunConfig
 
+NAN = float("nan")
+WRONG_FRACTIONS = [(0.7, 0.3, 0.0), (0.5, 0.2, 0.2), (1.2, -0.1, -0.1), (NAN, 0.5, 0.5), (0.5, NAN, 0.5)]
+
 
 @pytest.mark.parametrize(
     ("kind", "settings", "message"),
@@ -15,6 +18,7 @@ from rl_reward_network.inputs.config import PromptConfig, RegionConfig, RunConfi
         (RunConfig, {"seed": -1}, "seed is -1"),
         (RunConfig, {"split_seed": -1}, "split_seed is -1"),
         (RunConfig, {"bit_depth": 3}, "bit_depth.* 3"),
+        *((RunConfig, {"fractions": wrong}, r"fractions is \(.*with sum 1") for wrong in WRONG_FRACTIONS),
         (PromptConfig, {"segment_batch": 0}, "segment_batch is 0"),
         (PromptConfig, {"max_new_tokens": 0}, "max_new_tokens is 0"),
         (PromptConfig, {"max_tiles": -1}, "max_tiles is -1"),
@@ -22,7 +26,7 @@ from rl_reward_network.inputs.config import PromptConfig, RegionConfig, RunConfi
         (RegionConfig, {"max_regions": 3}, "max_regions is 3"),
     ],
 )
-def test_values_out_of_range_are_refused(kind: Any, settings: dict[str, int], message: str) -> None:
+def test_values_out_of_range_are_refused(kind: Any, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         kind(**settings)
 

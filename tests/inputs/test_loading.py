@@ -15,8 +15,10 @@ from rl_reward_network.bit_depth import GreyWindow
 from rl_reward_network.data import images
 from rl_reward_network.data.splits import SPLITS
 from rl_reward_network.env.mask_bank import FrozenAnswer, MaskBank
+from rl_reward_network.grpo.inputs import open_grpo_inputs
 from rl_reward_network.inputs import loading
-from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.inputs.config import RegionConfig, RunConfig
+from rl_reward_network.inputs.doctor import check_data
 from rl_reward_network.inputs.loading import decode_files, describe_run, open_inputs, read_samples, saved_config
 from rl_reward_network.run import REWARD_RUN, Run
 from tests.conftest import write_deep_data, write_tiny_data
@@ -46,6 +48,60 @@ def test_rendered_data_of_another_version_are_refused(monkeypatch: pytest.Monkey
 def test_a_users_own_data_in_that_place_are_read_as_they_are() -> None:
     write_tiny_data(embedded.DEFAULT_DATA)
     assert len(read_samples(embedded.DEFAULT_DATA)) == 8
+
+
+def with_split(folder: Path, parts: str) -> Path:
+    """One record per patient, the first letters of whose parts are given."""
+    records = json.loads((write_tiny_data(folder, len(parts), 48) / "annotations.json").read_text())
+    names = {"t": "train", "v": "val", "x": "test"}
+    own = [{"split": names[part]} if part in names else {} for part in parts]
+    content = [record | more for record, more in zip(records, own, strict=True)]
+    (folder / "annotations.json").write_text(json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("parts", "told", "few"),
+    [
+        ("tttvvx", "split of the data: train 3, val 2, test 1 patients", "; fewer than 6 test patients"),
+        ("ttttxx", "split of the data: train 3, val 1, test 2 patients; val is cut from train", "; fewer than 6 test"),
+        ("------", "patients: reward 2, policy 2, val 1, test 1", "; fewer than 6 policy and val patients"),
+    ],
+)
+def test_runs_and_doctor_tell_which_split_they_use(without_model: None, parts: str, told: str, few: str) -> None:
+    config = RunConfig(data_root=with_split(Path("own"), parts))
+    inputs, details = open_inputs(config), check_data(config, RegionConfig()).details
+    assert inputs.summary == f"6 annotated images, 6 with a mask; {told}"
+    assert details.startswith(inputs.summary)
+    assert few in details
+    prompts = open_grpo_inputs(config)
+    assert (prompts.summary, prompts.split) == (inputs.summary, inputs.split)
+    by_name = open_grpo_inputs(config, RegionConfig(dataset_name="names"))
+    assert by_name.split.groups == inputs.split.groups
+
+
+def test_fractions_make_another_split_that_an_evaluation_finds_again(without_model: None) -> None:
+    run, config = Path("outputs/run"), RunConfig(data_root=write_tiny_data(Path("own")), fractions=(0.5, 0.25, 0.25))
+    inputs = open_inputs(config)
+    assert inputs.summary.endswith("; patients: reward 2, policy 2, val 2, test 2")
+    assert inputs.split.settings["split_sizes"] == [2, 2, 2, 2]
+    written = json.loads(json.dumps(describe_run(Run(run, REWARD_RUN), inputs, {})))
+    assert saved_config(run, written)[0].fractions == (0.5, 0.25, 0.25)
+    assert open_inputs(*saved_config(run, written), run / "split.json").split == inputs.split
+    config = replace(config, data_root=with_split(Path("owned"), "tttvvx"))
+    for regions in (None, RegionConfig("names")):
+        with pytest.raises(ValueError, match=r"owned/annotations\.json has a field `split`: leave --fractions out"):
+            open_grpo_inputs(config, regions) if regions else open_inputs(config)
+
+
+def test_few_patients_are_counted_and_other_ways_are_named(without_model: None) -> None:
+    counted = r"few/annotations\.json: 3 labelled patient\(s\) with 3 image.*sa2va-rl improve"
+    with pytest.raises(ValueError, match=counted):
+        open_inputs(RunConfig(data_root=write_tiny_data(Path("few"), 3)))
+    inputs = open_inputs(RunConfig(data_root=with_split(Path("fold"), "tttvvx")))
+    fold = replace(inputs.split, groups={**inputs.split.groups, "test": ()})
+    with pytest.raises(ValueError, match=r"no images in the test split \(0 patient\(s\), 0 image\(s\)\)"):
+        replace(inputs, split=fold).pick("test", 3)
 
 
 @pytest.fixture

@@ -193,7 +193,8 @@ def test_every_way_of_training_ends_in_a_report_and_a_mask(tiny_inputs, reward_n
     assert named.startswith("../reward_net_1/best_reward_net, of 20"), "where it came from and when it was trained"
     summary = evaluated(run)
     assert summary["config"]["reward network"] == f"quick, seed 0, {named}"
-    assert summary["config"]["data"] == "12 annotated images, 12 with a mask"
+    patients = "patients: reward 4, policy 3, val 2, test 3"
+    assert summary["config"]["data"] == f"12 annotated images, 12 with a mask; {patients}"
     rows = {row["name"]: row for row in summary["rows"]}
     learned = settings.get("reward", "net") in ("net", "net_and_dice")
     more = ["PPO, last weights"] if learned else []
@@ -253,7 +254,7 @@ def test_unlabelled_data_train_and_are_evaluated_without_dice(tiny_checkpoint, r
     assert summary["deployment"]["reason"].startswith("no labelled patient outside the test split")
     assert "Dice" not in (run / "evaluation" / "report.html").read_text().split('<ul class="notes">')[0]
     segmented(run, tmp_path, capsys)
-    with pytest.raises(ValueError, match=r"no labelled images in the policy split; .* or use --reward net"):
+    with pytest.raises(ValueError, match=r"no labelled images in the policy split .*; .* or use --reward net"):
         trained(inputs, reward_net, tmp_path / "impossible", reward="dice")
 
 
@@ -360,7 +361,7 @@ def test_the_command_goes_on_with_step_1_says_so_and_never_begins_by_itself(tiny
     assert (given[0], given[1].state) == (cut_off, "new"), "step 2 itself begins"
     for line in (
         f"run folder: {given[1]}",
-        "data: 12 annotated images, 12 with a mask",
+        "data: 12 annotated images, 12 with a mask; patients: reward 4, policy 3, val 2, test 3",
         "--gamma: no effect while episodes have one prompt; --max_steps sets more",
         f"step 1, run folder: {cut_off}, no checkpoint yet: it begins anew",
     ):
