@@ -69,7 +69,7 @@ class GRPOInputs:
     @property
     def own_split(self) -> bool:
         """Whether the user has split the data."""
-        return any(getattr(sample, "split", None) for sample in self.samples)
+        return any(sample.split for sample in self.samples)
 
     @property
     def device(self) -> str:

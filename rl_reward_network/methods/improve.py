@@ -170,10 +170,11 @@ def settings_of(inputs: GRPOInputs, plan: ImprovePlan) -> dict[str, Any]:
     return {
         **asdict(plan),
         "members": list(plan.members),  # as in a file
+        "steps": dict(plan.steps),
         "seed": inputs.config.seed,
         "dtype": inputs.config.dtype,
         "data_fingerprint": inputs.split.fingerprint,
-        "split_seed": inputs.split.seed,
+        **inputs.split.settings,
         "question": inputs.regions.segment_question,
         "max_dynamic_patch": inputs.regions.max_dynamic_patch,
         "image_resize": inputs.config.image_resize,
