@@ -253,7 +253,7 @@ METRICS = {
         failure,
         higher_is_better=False,
         in_training=True,
-        note=f"Failure rate: share of the images with a Dice below {FAILED}.",
+        note=f"The failure rate is the share of the images with a Dice below {FAILED}.",
     ),
     "iou": Metric("IoU", iou, in_training=True),
     "recall": Metric("recall", recall, main=True, in_training=True),

@@ -26,7 +26,7 @@ from rl_reward_network.data.images import IMAGE_SUFFIXES, load_grid
 from rl_reward_network.data.items import Sample, first_names
 from rl_reward_network.data.masks import MAX_CLASSES, Size, classes_of
 from rl_reward_network.data_import.coco import NAMES, outlines_of
-from rl_reward_network.data_import.files import UNREAD, files_below, json_files, listed, pair_key, relative_path
+from rl_reward_network.data_import.files import files_below, json_files, listed, pair_key, relative_path, unread_note
 from rl_reward_network.data_import.items import OutlineMasks, id_text
 from rl_reward_network.inputs.loading import decode_files
 from rl_reward_network.rewards.metrics import ROUNDING
@@ -71,8 +71,8 @@ def read_predictions(source: Path, samples: Sequence[Sample], root: Path, ids_fr
         return _read_coco(found[0], samples, root, ids_from)
     if not pictures:
         kinds = ", ".join((*IMAGE_SUFFIXES, *ARRAYS, ".json"))
-        volumes = next((f"; {remedy}" for names, remedy in UNREAD.items() if files_below(source, ".gz", *names)), "")
-        raise ValueError(f"--predictions {source}: no masks here; expected one file an image ({kinds}){volumes}")
+        unread = "".join(f"; {note}" for note in unread_note(source))
+        raise ValueError(f"--predictions {source}: no masks here; expected one file an image ({kinds}){unread}")
     files, rest = _matched({path: relative_path(path, source) for path in pictures}, samples, root)
     if not files:
         _refuse_strangers(source, [path.name for path in rest], samples)
@@ -239,7 +239,7 @@ def _read_coco(file: Path, samples: Sequence[Sample], root: Path, ids_from: Path
     else:
         names = _image_names(json_files(files_below(ids_from, ".json"))[0].values() if ids_from.is_dir() else [])
         named = {id_text(one["image_id"]): str(one.get("file_name") or one["image_id"]) for one in records}
-        names = names if named.keys() <= names.keys() else named
+        names = {one: names[one] for one in named} if named.keys() <= names.keys() else named
     believed = [one for one in records if one.get("score") is None or one["score"] >= SURE]
     annotations = [{"id": number, **one} for number, one in enumerate(believed)]
     categories = {id_text(one.get("category_id")): id_text(one.get("category_id")) for one in annotations}

@@ -20,7 +20,7 @@ from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import images_summary, own_format, read_samples
 from rl_reward_network.report import page
 from rl_reward_network.report.overlays import BLUE, GREEN, ORANGE, draw_difference, picture
-from rl_reward_network.report.statistics import Estimate, few_patients_note, max_t_of
+from rl_reward_network.report.statistics import Estimate, few_patients_note
 from rl_reward_network.report.table import (
     TITLES,
     Column,
@@ -49,20 +49,17 @@ class Scores:
     notes: tuple[str, ...]
 
     @cached_property
-    def p(self) -> dict[tuple[str, str], float]:
-        """(row, metric) -> p-value of the difference to the first row, adjusted for all rows and metrics."""
-        first, *others = self.results.rows
-        changes = {(row.name, metric): row.values[metric] - of for row in others for metric, of in first.values.items()}
-        p = max_t_of({"\0".join(key): change for key, change in changes.items()}, [g for _, g in self.results.ids])
-        return {key: p["\0".join(key)] for key in changes}
+    def p(self) -> dict[str, float]:
+        """Row -> p-value of its difference in Dice to the first, adjusted for all rows."""
+        return self.results.p(self.results.rows[0].name)
 
     def change(self, row: Row, metric: str) -> Estimate:
         """The row's difference to the first."""
         return row.differences[self.results.rows[0].name][metric]
 
-    def word(self, row: Row, metric: str) -> str:
-        """better, worse or cannot tell: than the first."""
-        return word(metric, self.change(row, metric).mean, self.p[row.name, metric])
+    def word(self, row: Row) -> str:
+        """better, worse or cannot tell: by Dice, than the first."""
+        return word("dice", self.change(row, "dice").mean, self.p[row.name])
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -72,12 +69,12 @@ class Scores:
         missed = int(first.values["failure"].sum())
         alone = f"Dice {first.estimates['dice']} on {of}; {missed} of them below 0.1."
         return [
-            gain_verdict("dice", self.change(row, "dice"), self.p[row.name, "dice"], f"{row.name} - {first.name}, Dice")
+            gain_verdict("dice", self.change(row, "dice"), self.p[row.name], f"{row.name} - {first.name}, Dice")
             for row in others
         ] or [Verdict("scored", alone)]
 
     def table(self, narrow: bool = False) -> Table:
-        """A line for each metric: the mean of each row, and the differences to the first with their verdict.
+        """A line for each metric: the mean of each row, and the differences to the first with the verdict on Dice.
 
         For a terminal, `narrow` leaves the intervals of several means out.
         """
@@ -91,7 +88,7 @@ class Scores:
             title = f"{row.name} - {first.name}"
             return [
                 (title, lambda metric: self.change(row, metric).signed),
-                ("", lambda metric: self.word(row, metric)),
+                ("", lambda metric: self.word(row) if metric == "dice" else ""),
             ]
 
         columns: list[Column[str]] = [("metric", lambda metric: TITLES[metric]), *map(means, self.results.rows)]
@@ -199,7 +196,9 @@ def _truth(sample: Sample) -> np.ndarray:
 
 def worst(scores: Scores) -> list[int]:
     """Numbers of the images with the lowest Dice of the last row, the worst first."""
-    return [int(number) for number in np.argsort(scores.results.rows[-1].values["dice"], kind="stable")[: PICTURED + FOLDED]]
+    return [
+        int(number) for number in np.argsort(scores.results.rows[-1].values["dice"], kind="stable")[: PICTURED + FOLDED]
+    ]
 
 
 def _write(
@@ -223,7 +222,7 @@ def _write(
         f"The images with the lowest Dice of {results.rows[-1].name}. Errors: green is missed, blue is too much.",
         pictures[:PICTURED],
         f"<p>Means over patients, with 95 % intervals over patients. {page.text(empty_rules())}"
-        + " Words are adjusted for all metrics." * (len(results.rows) > 1)
+        + " The verdict is on Dice alone." * (len(results.rows) > 1)
         + f"</p>{scores.table().html()}",
         scores.notes,
         {"More images with a low Dice": "".join(pictures[PICTURED:])},
@@ -244,10 +243,9 @@ def _summary(scores: Scores) -> dict[str, Any]:
             "name": row.name,
             "means": row.means(),
             "differences": {
-                metric: {**asdict(change), "p": scores.p[row.name, metric], "verdict": scores.word(row, metric)}
-                for changes in row.differences.values()
-                for metric, change in changes.items()
+                metric: asdict(change) for changes in row.differences.values() for metric, change in changes.items()
             },
+            **({"p": scores.p[row.name], "verdict": scores.word(row)} if row.differences else {}),
         }
         for row in results.rows
     ]
