@@ -319,7 +319,7 @@ class Report:
     def label(self, row: MethodRow) -> str:
         """A method with the number of its line, and a mark on what was chosen."""
         marks = {self.choice.cheapest: " (the cheapest)", self.choice.best: " (chosen)"}
-        return f"{self.shown.index(row)} {row.method.title}{marks.get(row.method.name, '')}"
+        return f"{self.shown.index(row)}. {row.method.title}{marks.get(row.method.name, '')}"
 
     @property
     def metrics(self) -> list[str]:
@@ -454,13 +454,13 @@ def _page(report: Report) -> page.Page:
         "Comparison of all methods",
         "Which method is worth it on these data?",
         f"In best/: {best.method.title}. {'. '.join(report.deploy)}",
-        " ".join(report.lines),
+        report.lines[0],
         "Best, median and worst test image of the model as it is, by Dice, with its mask and that of what is deployed.",
         [_picture(report, one, shown, colours, truth=True) for one in report.pictures],
         f"<p>{len(report.images.ids)} test images of {best.to_base.groups} patients; means over patients, with 95 % "
         f"intervals over patients. Failures: share of Dice below {FAILED}. p is adjusted for all methods. The rows: "
         f"what was chosen, then by Dice on validation patients.</p>{table_of(rows, [*first, *main]).html()}",
-        report.notes,
+        (*report.lines[1:], *report.notes),
         {
             "Other metrics, and what the numbers mean": f"<p>{page.text(CONVENTIONS)}</p>"
             + table_of(rows, [*first, *further]).html(),
