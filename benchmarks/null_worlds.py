@@ -159,7 +159,7 @@ def has_best(rng: np.random.Generator, kind: str, patients: int, gain: bool) -> 
         results[method.name] = [_result(method.name, base_val + on_val, base_test + on_test)]
     rows = make_table(results, images)
     choice = choose(rows, images)
-    says = verdict_lines(rows, choice, images, "compare")[0].startswith("Best: ")
+    says = verdict_lines(rows, choice, images)[0].startswith("Chosen ")
     return METHODS[1].name in choice.better if gain else says
 
 

@@ -17,12 +17,14 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -48,6 +50,8 @@ PACKAGES = ("torch", "transformers", "peft", "stable-baselines3", "gymnasium", "
 SKEW = timedelta(days=1)  # of the clocks and time zones of machines that share a folder, at most
 PROBE_S = 1.0  # others look for a moment whether a run is locked, too
 TIME = re.compile(r"_(\d{8}_\d{6})(?:_(\d{6}))?(?!\d)")  # in the name of a run
+SPENT = "seconds.json"  # phase -> seconds so far, of an unfinished run
+BEAT_S, PAUSE_S = 5.0, 60.0  # of the clock; a longer gap between two of its beats is a pause
 STATUS = Path("/proc/self/status")  # of Linux; ru_maxrss there is at least that of the process that began this one
 
 State = Literal["new", "interrupted", "finished", "damaged"]
@@ -167,6 +171,7 @@ class Run:
 
     def finish(self) -> None:
         """Mark the run as finished; nothing is written into it by its stage after this."""
+        (self / SPENT).unlink(missing_ok=True)
         write_json(self / DONE, {"finished": f"{datetime.now():%Y-%m-%d %H:%M:%S}"})
 
     @property
@@ -185,6 +190,10 @@ class Run:
         config = self.config
         beside = {"seed": config.get("seed"), "reward_net": config.get("reward_net_fingerprint")}
         return {**beside, **config["settings"]}
+
+    def seconds_before(self) -> dict[str, float]:
+        """Phase -> seconds in which earlier processes worked on this unfinished run, for `clock`."""
+        return dict(read_object(self / SPENT)) if (self / SPENT).exists() else {}
 
     def read_state(self) -> State:
         """Its state, read from its files alone; never "damaged", but a ValueError that names the damaged file."""
@@ -406,12 +415,60 @@ def provenance() -> dict[str, Any]:
     return {"version": __version__, "versions": versions, "commit": commit}
 
 
+class _Work:
+    """Counts the seconds in which this process works: not those while it is stopped (Ctrl-Z), or the machine sleeps."""
+
+    def __init__(self) -> None:
+        self._lock, self._last, self._seconds = threading.RLock(), time.monotonic(), 0.0
+        self.saves: list[Callable[[], object]] = []  # called at each beat
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def seconds(self) -> float:
+        with self._lock:
+            gap, self._last = time.monotonic() - self._last, time.monotonic()
+            self._seconds += gap if gap < PAUSE_S else 0.0
+            return self._seconds
+
+    def _beat(self) -> None:
+        while True:
+            time.sleep(BEAT_S)
+            self.seconds()
+            with self._lock, suppress(OSError, ValueError):  # a full disk: the run's next write reports it
+                for save in self.saves:
+                    save()
+
+    @contextmanager
+    def saving(self, save: Callable[[], object]) -> Iterator[None]:
+        with self._lock:
+            self.saves.append(save)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.saves.remove(save)
+
+
+@lru_cache(maxsize=1)
+def _work() -> _Work:
+    return _Work()
+
+
+def work_seconds() -> float:
+    """Seconds in which this process has worked, from any start; a pause of a minute or more does not count."""
+    return _work().seconds()
+
+
 @contextmanager
-def clock(seconds: dict[str, float], name: str) -> Iterator[None]:
-    """Add the duration of the block to `seconds[name]`."""
-    start = time.perf_counter()
-    yield
-    seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
+def clock(seconds: dict[str, float], name: str, file: Path | None = None) -> Iterator[None]:
+    """Add the working time of the block to `seconds[name]`; `file` keeps all of them, should the process be killed."""
+    earlier, begin = seconds.get(name, 0.0), work_seconds()
+
+    def spent() -> dict[str, float]:
+        return seconds | {name: earlier + work_seconds() - begin}
+
+    with _work().saving(lambda: write_json(file, spent())) if file else nullcontext():
+        yield
+    seconds[name] = spent()[name]
 
 
 def peak_memory_gib(device: str = "cpu") -> float:

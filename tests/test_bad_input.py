@@ -332,7 +332,12 @@ def test_model_prompts_and_flags(refused: Refused, case: str) -> None:
     ("command", "arguments", "choice", "choices"),
     [
         ("finetune", ("fast", *STANDARD), "'fast' for argument 'mode'", "('quick', 'full')"),
-        ("evaluate", ("--model_path", "x", "--split", "val"), "'val' for argument '--split'", "('test',)"),
+        (
+            "evaluate",
+            ("--model_path", "x", "--split", "valid"),
+            "'valid' for argument '--split'",
+            "('None', 'train', 'val', 'test'",
+        ),
         (
             "finetune",
             ("quick", *STANDARD, "--reward", "gold"),

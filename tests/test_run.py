@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from rl_reward_network import __version__
+from rl_reward_network import run as run_module
 from rl_reward_network.atomic_io import locked
 from rl_reward_network.curves import save_checkpoint
 from rl_reward_network.run import (
@@ -20,9 +21,11 @@ from rl_reward_network.run import (
     POST_RUN,
     REWARD_RUN,
     RUN_FILE,
+    SPENT,
     Kind,
     Run,
     check_folder,
+    clock,
     differences,
     peak_memory_gib,
     portable,
@@ -350,3 +353,32 @@ print(before, peak_memory_gib())
     assert before < 0.5
     assert 0.9 < after - before < 1.2
     assert 0.01 < peak_memory_gib() < 1000
+
+
+def test_pauses_do_not_count_and_a_killed_process_leaves_its_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, seconds = Run(tmp_path, GRPO_RUN), {"training": 100.0}
+    monkeypatch.setattr(run_module, "BEAT_S", 0.01)
+    run_module._work.cache_clear()  # the clock of this test beats faster
+
+    def killed() -> None:
+        with clock(seconds, "training", run / SPENT):
+            time.sleep(0.3)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        killed()
+    assert seconds == {"training": 100.0}
+    before = run.seconds_before()
+    kept = before["training"]
+    assert 100.1 < kept < 110
+    monkeypatch.setattr(run_module, "BEAT_S", 60.0)
+    run_module._work.cache_clear()
+    monkeypatch.setattr(run_module, "PAUSE_S", 0.1)
+    with clock(before, "training"):
+        time.sleep(0.3)  # no beat, as in a process that is stopped
+    assert before["training"] == pytest.approx(kept, abs=0.05)
+    run_module._work.cache_clear()
+    run.finish()
+    assert run.seconds_before() == {}

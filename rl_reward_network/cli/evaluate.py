@@ -1,34 +1,46 @@
-"""Compare what was trained with its baselines on test patients, and write the report.
+"""Compare what was trained with its baselines on test patients, or score masks of any tool, and write the report.
 
     sa2va-rl evaluate --model_path outputs/sa2va_rl_finetune_*/final_model --split test
+    sa2va-rl evaluate --predictions FOLDER --data_root DATA
 
 For a model fine-tuned by GRPO (outputs/sa2va_grpo_*/final_model) it is the model before; without --images the results
 are added to its model card, too. Model, data, prompts and reward network are those of the run's config.json.
+
+--predictions are folders of masks named like their images (PNG, npy, npz), or COCO files; of several the first is the
+reference of the others. All labelled images of the data are scored, by default; a missing prediction is an error.
 """
 
 import glob
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
 from rl_reward_network.cli.app import show_ending
-from rl_reward_network.flags import check_at_least
+from rl_reward_network.flags import Rare, changed, check_at_least
 from rl_reward_network.run import CONFIG, FINAL, POST_RUN, age, read_object
+
+OF_RUNS = ("model_path", "images", "base_model", "gpu", "segment_batch")
+OF_PREDICTIONS = ("only_predicted", "output", "group_regex", "patients_csv", "label")
 
 
 @dataclass(frozen=True)
 class Args:
-    """Compare what was trained, a prompt policy or a GRPO run, with its baselines on test patients."""
+    """Compare what was trained, a prompt policy or a GRPO run, with its baselines on test patients; or score masks."""
 
-    model_path: tuple[str, ...]
+    model_path: tuple[str, ...] = ()
     """The run's final_model folder, or the run; several (a pattern) mean the newest of them."""
-    split: Literal["test"] = "test"
-    """Patients to evaluate on; those of val decide what is deployed, so results on them would be biased."""
+    predictions: tuple[Path, ...] = ()
+    """Folders of predicted masks, of any tool, or COCO files, to be scored on data_root; of several the first is the
+    reference of the others."""
+    split: Literal["train", "val", "test", "all"] | None = None
+    """Patients to evaluate on: of a run test, since those of val decide what is deployed and results on them would be
+    biased; predictions are by default scored on all."""
     images: int | None = None
     """At most this many images (of a GRPO run regions), one per series before a second; without it all, but in quick
     mode 80 images of a prompt policy and 120 regions."""
     data_root: Path | None = None
-    """Where the data are now, if not where they were in training."""
+    """Where the data are now, if not where they were in training; the data of the predictions."""
     base_model: str | None = None
     """Where Sa2VA is now, if not where it was in training."""
     gpu: int | None = None
@@ -36,13 +48,33 @@ class Args:
     segment_batch: int | None = None
     """Prompts decoded at once (SEGMENT_BATCH); without it as in training."""
     show_names: bool = False
-    """Put the names of images and patients into a policy's report in place of their hashes."""
+    """Put the names of images into the report of predictions, those of patients, too, into a policy's, in place of
+    their hashes."""
+    only_predicted: bool = False
+    """Score the images that have predictions, and leave out the others, which are an error otherwise."""
+    output: Path | None = None
+    """Folder for the report of predictions; by default outputs/predictions_<time>."""
+    group_regex: Rare[str | None] = None
+    """As in trainings, for the data of the predictions; so are the next two."""
+    patients_csv: Rare[str | None] = None
+    """A CSV table with the columns image and group, or none."""
+    label: Rare[str | None] = None
+    """The class that is the mask."""
 
 
 def main(args: Args) -> None:
-    """Evaluate the newest of the named runs and show its table."""
+    """Evaluate the newest of the named runs, or score predictions, and show the table."""
     check_at_least(args, 1, "images", "segment_batch")
     check_at_least(args, -1, "gpu")
+    if bool(args.model_path) == bool(args.predictions):
+        raise ValueError("give either --model_path, a run to evaluate, or --predictions, masks to score on --data_root")
+    if wrong := changed(args, *(OF_RUNS if args.predictions else OF_PREDICTIONS)):
+        other = "--predictions" if args.predictions else "--model_path"
+        raise ValueError(f"{wrong[0]} is not for {other}; leave it out")
+    if args.predictions:
+        return _score(args)
+    if args.split not in (None, "test"):
+        raise ValueError(f"--split {args.split}: a run is evaluated on test; the other patients trained it or chose it")
     from rl_reward_network.grpo.final_model import grpo_model
 
     folder = newest(args.model_path)
@@ -50,6 +82,24 @@ def main(args: Args) -> None:
     report = _evaluate_grpo(final_model, args) if final_model else _evaluate_policy(folder, args)
     output_dir = report.resolve().parents[2]  # <output_dir>/<run>/evaluation/report.html
     show_ending(f"report: {report}", output_dir, frozen=not final_model)
+
+
+def _score(args: Args) -> None:
+    from rl_reward_network.inputs.config import RunConfig
+    from rl_reward_network.segment.score import score_predictions
+
+    if args.data_root is None:
+        raise ValueError("--predictions: give --data_root, the data with the true masks")
+    data = RunConfig(
+        data_root=args.data_root, group_regex=args.group_regex, patients_csv=args.patients_csv, label=args.label
+    )
+    output = args.output or data.output_dir / f"predictions_{datetime.now():%Y%m%d_%H%M%S}"
+    scores, report = score_predictions(
+        args.predictions, data, args.split or "all", args.only_predicted, output, args.show_names
+    )
+    scores.table(narrow=True).show(f"means over {scores.results.patients} patients, {len(scores.results.ids)} images")
+    print("\n".join((*(verdict.sentence for verdict in scores.verdicts), *scores.notes)))
+    print(f"\nreport: {report}")
 
 
 def _evaluate_grpo(final_model: Path, args: Args) -> Path:

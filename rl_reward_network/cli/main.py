@@ -21,7 +21,7 @@ WANTS = {  # what a user wants -> its commands
         "operations": "experiment 2: train a policy that edits masks by operations",
     },
     "what came of it": {
-        "evaluate": "compare a trained model or policy with its baselines on test patients",
+        "evaluate": "measure a trained model or policy on test patients, or masks of any tool",
         "merge": "merge LoRA weights into a whole checkpoint",
         "convert": "convert a checkpoint between the official layout and ours",
     },

@@ -146,4 +146,4 @@ def agreement_lines(result: dict[str, Any]) -> Iterator[str]:
         yield f"without masks, by a mean teacher: {n['images']} images of {n['patients']} patients"
     yield f"masks of Sa2VA: {result['bank']['computed']} computed, {result['bank']['reused']} read from the bank"
     seconds = ", ".join(f"{name} {value:.0f}" for name, value in result["seconds"].items())
-    yield f"seconds: {seconds}" + (" (since it was resumed)" if result["resumed"] else "")
+    yield f"seconds: {seconds}" + (" (it was interrupted)" if result["resumed"] else "")

@@ -98,7 +98,7 @@ def _images(
     for key in ("images", "annotations"):
         if not (isinstance(content[key], list) and all(isinstance(record, dict) for record in content[key])):
             raise ValueError(f"{file}: `{key}` must be a list of objects; export it again")
-    outlines, faults = _outlines(file, content, names)
+    outlines, faults = outlines_of(file, content, names)
     named = [next((str(image[key]) for key in NAMES if image.get(key)), "") for image in content["images"]]
     places = _places(named, files.relative_path(file, source), pictures)
     for image, name in zip(content["images"], named, strict=True):
@@ -156,8 +156,10 @@ def _said(words: Iterable[str]) -> set[str]:
     return {files.PARTS[word.lower()] for word in words if word.lower() in files.PARTS}
 
 
-def _outlines(file: Path, content: dict[str, Any], names: dict[str, str]) -> tuple[dict[str, list[Outline]], list[str]]:
-    """Image id -> its outlines, and the faults of the annotations."""
+def outlines_of(
+    file: Path, content: dict[str, Any], names: dict[str, str]
+) -> tuple[dict[str, list[Outline]], list[str]]:
+    """Image id -> its outlines, and the faults of the annotations; `names` are of the categories, number -> name."""
     outlines: dict[str, list[Outline]] = defaultdict(list)
     known = Counter(id_text(image.get("id")) for image in content["images"])
     double = [(number, count) for number, count in known.items() if count > 1]

@@ -5,7 +5,6 @@ Checkpoints are complete: those of the Trainer hold only the adapter and are not
 
 import math
 import os
-import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -66,7 +65,7 @@ from rl_reward_network.models.sa2va.families import DECODER, ENCODER
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.rewards.combine import Advantages
 from rl_reward_network.rewards.judge import Judge
-from rl_reward_network.run import clock
+from rl_reward_network.run import clock, work_seconds
 
 SMALLER_ROLLOUTS = "batch_size, num_generations, num_mask_generations or max_dynamic_patch"
 SMALLER_LOSS = "batch_size, num_generations or max_dynamic_patch"
@@ -144,7 +143,7 @@ class Sa2VAGRPOTrainer(Trainer):
         self.taught = {"images": 0, "no_seg": 0}  # that the teacher was asked for; those whose answer has no [SEG]
         self.ended = False  # before its last step, by the time limit or by the stop rule of validation
         self.judge_failure: str | None = None  # the reason, if the run stopped for lack of a judge
-        self.start_time, self.earlier_seconds = time.monotonic(), 0.0
+        self.start_time, self.earlier_seconds = work_seconds(), 0.0
         self.phases: dict[str, float] = {}  # seconds of this process, since it began or resumed the run
         self.logged_phases: dict[str, float] = {}  # at the last line of the log
         self.sampled_tokens = 0  # of captions, since that line
@@ -242,7 +241,7 @@ class Sa2VAGRPOTrainer(Trainer):
     @property
     def seconds(self) -> float:
         """Training time so far, including the time before an interruption."""
-        return self.earlier_seconds + time.monotonic() - self.start_time
+        return self.earlier_seconds + work_seconds() - self.start_time
 
     @property
     def taught_counts(self) -> dict[str, int]:
@@ -571,7 +570,7 @@ class StepCallback(TrainerCallback):
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
         """Start the clock."""
-        self.trainer.start_time = time.monotonic()
+        self.trainer.start_time = work_seconds()
 
     def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Refuse a gradient that is not finite, which a finite loss can have; record the tensors with a gradient."""

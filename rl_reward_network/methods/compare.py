@@ -29,6 +29,7 @@ from rl_reward_network.methods.table import (
     Report,
     TestImages,
     choose,
+    deploy_lines,
     make_table,
     verdict_lines,
     write_compare_report,
@@ -112,11 +113,12 @@ def run_compare_stage(
         for name, method in (("best", choice.best), ("cheapest", choice.cheapest)):
             chosen = results[method][0]
             save_deployed(run / name, inputs, chosen, first.runs_of(first.methods[method], chosen.weights), run.path)
-        lines = verdict_lines(rows, choice, images, str(run))
+        lines, deploy = verdict_lines(rows, choice, images), deploy_lines(choice, str(run))
         first.open()
-        report = Report(rows, choice, images, lines, _facts(inputs, plan, command), first.runs, first.pictures(results))
+        facts, pictures = _facts(inputs, plan, command), first.pictures(results)
+        report = Report(rows, choice, images, lines, deploy, facts, first.runs, pictures)
         write_compare_report(run.path, report)
-    return lines
+    return (*lines, *report.notes, *deploy)
 
 
 def _facts(inputs: RunInputs, plan: ComparePlan, command: str) -> dict[str, str]:

@@ -38,10 +38,11 @@ from rl_reward_network.report.table import (
     make_row,
     metric_columns,
     p_words,
+    percent,
     table_of,
     word,
 )
-from rl_reward_network.rewards.metrics import METRICS, empty_rules
+from rl_reward_network.rewards.metrics import FAILED, METRICS, empty_rules
 
 OWN = "reward_net_segmentation"  # the reward network's own segmentation: a plain segmenter
 MAIN = tuple(name for name, metric in METRICS.items() if metric.main)
@@ -51,10 +52,12 @@ CONVENTIONS = (
     "patients, two-sided and adjusted for all methods (max-t): among methods without a difference, the chance that any "
     "has p <= 0.05 is 5 %."
 )
+VALIDATION = "validation patients"
 LIMITS = ("mean", "low", "high")
 ANOTHER_TRAINING = "The intervals are over patients and do not cover what another training would change"
 COSTS = (
-    "Minutes: training of everything that the method needs, mean over seeds. Masks: answers of Sa2VA for one new "
+    "Minutes: training of everything that the method needs, mean over seeds; * includes a run that was interrupted, "
+    "which has done some steps twice. Pauses do not count. Masks: answers of Sa2VA for one new "
     "image. Labels: images whose masks training learned from, or that chose weights, parameters or what is deployed, "
     "those of validation patients included; the choice among the methods is not counted. Memory: largest of the "
     "training processes, where recorded."
@@ -102,6 +105,11 @@ class MethodRow:
         return self.row.values["dice"]
 
     @property
+    def val_dice(self) -> np.ndarray:
+        """float64 (V,): Dice of each validation image, mean over seeds."""
+        return np.mean([result.val for result in self.results], axis=0)
+
+    @property
     def to_base(self) -> Estimate:
         """Dice less that of the model as it is."""
         return self.row.differences[BASE]["dice"]
@@ -123,8 +131,8 @@ class MethodRow:
 
     @property
     def minutes(self) -> str:
-        """Minutes of training in words; a lower bound where a run was interrupted."""
-        return f"{'≥ ' if self.cost.resumed else ''}{self.cost.minutes:.1f}"
+        """Minutes of training in words, with a mark where a run was interrupted."""
+        return f"{self.cost.minutes:.1f}{' *' * self.cost.resumed}"
 
     @property
     def answers(self) -> float:
@@ -208,32 +216,39 @@ def choose(rows: Sequence[MethodRow], images: TestImages, margin: float = NO_GAP
     return Choice(tuple(row.method.name for row in better), best.method.name, cheapest.method.name)
 
 
-def verdict_lines(rows: Sequence[MethodRow], choice: Choice, images: TestImages, folder: str) -> tuple[str, ...]:
-    """The verdict in sentences: best and cheapest method, how to deploy them from `folder`, and the plain segmenter."""
+def verdict_lines(rows: Sequence[MethodRow], choice: Choice, images: TestImages) -> tuple[str, ...]:
+    """The verdict in sentences: the method chosen, others that are better, the cheapest, and the plain segmenter."""
     by_name = {row.method.name: row for row in rows}
     best, cheapest = by_name[choice.best], by_name[choice.cheapest]
-    lines = [_best_line(best, len(rows) - 1)]
-    if others := [by_name[name].gain_words for name in choice.better if name != choice.best]:
-        lines.append(f"Better than the model as it is, too: {'; '.join(others)}.")
+    others = [by_name[name] for name in choice.better if name != choice.best]
+    lines = [_best_line(best, others, images, len(rows) - 1)]
+    if others:
+        lines.append(f"Better than the model as it is, too: {'; '.join(row.gain_words for row in others)}.")
     if cheapest is not best:
         lines.append(
-            f"The cheapest that is shown to be less than {NO_GAP} Dice worse than the best: {cheapest.method.title}; "
-            f"{cheapest.price_words}."
+            f"The cheapest that is shown to be less than {NO_GAP} Dice worse than the chosen one: "
+            f"{cheapest.method.title}; {cheapest.price_words}."
         )
-    lines += few_patients_note(best.to_base.groups)
-    lines.append(f"Deploy the best: sa2va-rl segment --run {shlex.quote(f'{folder}/best')} image.png")
-    if cheapest is not best:
-        lines.append(f"Deploy the cheapest: sa2va-rl segment --run {shlex.quote(f'{folder}/cheapest')} image.png")
-    if OWN in by_name:
-        lines.append(_plain_segmenter_line(by_name, images))
-    return tuple(lines)
+    return (*lines, *([_plain_segmenter_line(by_name, images)] if OWN in by_name else []))
 
 
-def _best_line(best: MethodRow, compared: int) -> str:
+def deploy_lines(choice: Choice, folder: str) -> tuple[str, ...]:
+    """How to use what was chosen, from the `folder` of the comparison."""
+    names = ["best", *(["cheapest"] if choice.cheapest != choice.best else [])]
+    titles = {"best": "the chosen method", "cheapest": "the cheapest"}
+    return tuple(
+        f"Deploy {titles[name]}: sa2va-rl segment --run {shlex.quote(f'{folder}/{name}')} image.png" for name in names
+    )
+
+
+def _best_line(best: MethodRow, others: Sequence[MethodRow], images: TestImages, compared: int) -> str:
     dice, patients = best.row.estimates["dice"], best.to_base.groups
     if best.method.name != BASE:
-        rare = rare_loss(patients).capitalize()
-        return f"Best: {best.gain_words}, Dice {dice} on {patients} test patients; {best.price_words}. {rare}."
+        level = f"; level with {', '.join(titles)}" if (titles := _level(best, others, images)) else ""
+        return (
+            f"Chosen on validation ({best.val.groups} patients{level}): {best.gain_words}, Dice {dice} on {patients} "
+            f"test patients; {best.price_words}. {rare_loss(patients).capitalize()}."
+        )
     keep = f"keep the model as it is, Dice {dice}"
     if patients < MIN_PATIENTS:
         return f"Cannot tell: {patients} test patients, and no test can decide below {MIN_PATIENTS}; {keep}."
@@ -241,6 +256,13 @@ def _best_line(best: MethodRow, compared: int) -> str:
         f"No method is significantly better than the model as it is on {patients} test patients (adjusted for "
         f"{compared} method{'s' * (compared > 1)}): {keep}."
     )
+
+
+def _level(best: MethodRow, others: Sequence[MethodRow], images: TestImages) -> list[str]:
+    """Titles of the methods that the validation patients do not show to be worse than the chosen one."""
+    changes = [row.val_dice - best.val_dice for row in others]
+    signs = max_t(np.reshape(changes, (len(changes), len(images.val_groups))), images.val_groups).signs
+    return [row.method.title for row, sign in zip(others, signs, strict=True) if sign == 0]
 
 
 def _plain_segmenter_line(rows: Mapping[str, MethodRow], images: TestImages) -> str:
@@ -275,6 +297,7 @@ class Report:
     choice: Choice
     images: TestImages
     lines: tuple[str, ...]  # the verdict in sentences
+    deploy: tuple[str, ...]  # how to use what was chosen
     facts: Mapping[str, str]  # for eval.json and the page: date, version, data, model, command, ...
     runs: Mapping[str, Path]  # part -> its run, of the first seed
     pictures: Sequence[Picture]
@@ -284,7 +307,19 @@ class Report:
         """What a reader of the intervals must know, beside what `lines` say."""
         one = self.rows[0].seed_spread is None
         shown = ": --seeds 0 1 2 shows that." if one else "; that is the standard deviation over seeds."
-        return (*few_patients_note(self.rows[0].val.groups, "validation patients"), f"{ANOTHER_TRAINING}{shown}")
+        few = (*few_patients_note(self.rows[0].to_base.groups), *few_patients_note(self.rows[0].val.groups, VALIDATION))
+        return (*few, f"{ANOTHER_TRAINING}{shown}")
+
+    @property
+    def shown(self) -> list[MethodRow]:
+        """The rows as the page shows them: what was chosen, then by Dice on validation patients, by which it was."""
+        chosen = self.choice.best, self.choice.cheapest
+        return sorted(self.rows, key=lambda row: (*(row.method.name != name for name in chosen), -row.val.mean))
+
+    def label(self, row: MethodRow) -> str:
+        """A method with the number of its line, and a mark on what was chosen."""
+        marks = {self.choice.cheapest: " (the cheapest)", self.choice.best: " (chosen)"}
+        return f"{self.shown.index(row)}. {row.method.title}{marks.get(row.method.name, '')}"
 
     @property
     def metrics(self) -> list[str]:
@@ -326,7 +361,7 @@ def _summary(report: Report, folder: Path) -> dict[str, Any]:
         for row in report.rows
     ]
     return {
-        "verdict": list(report.lines),
+        "verdict": [*report.lines, *report.deploy],
         "notes": list(report.notes),
         "choice": asdict(report.choice),
         "images": len(report.images.ids),
@@ -390,11 +425,13 @@ def _image_lines(report: Report) -> list[list[object]]:
 
 
 def _page(report: Report) -> page.Page:
-    rows, best, cheapest = report.rows, report.row(report.choice.best), report.row(report.choice.cheapest)
+    rows, base, best = report.shown, report.row(BASE), report.row(report.choice.best)
     of: Callable[[MethodRow], Row] = attrgetter("row")
-    first: list[Column[MethodRow]] = [("", rows.index), ("method", lambda row: row.method.title)]
+    first: list[Column[MethodRow]] = [("method", report.label)]
     main: list[Column[MethodRow]] = [
-        *metric_columns(MAIN, of),
+        *metric_columns(MAIN[:1], of),
+        ("failures", lambda row: percent(row.row.estimates["failure"].mean)),
+        *metric_columns(MAIN[1:], of),
         ("Dice less base", lambda row: row.to_base.signed),
         ("p", lambda row: p_words(row.p)),
         ("", lambda row: row.verdict),
@@ -411,24 +448,24 @@ def _page(report: Report) -> page.Page:
         ("Dice on validation", lambda row: row.val),
         ("chosen on validation", lambda row: row.words),
     ]
-    deployed = f"Deployed: {best.method.title}" + (cheapest is not best) * f"; in cheapest/: {cheapest.method.title}"
-    shown, others = [rows[0], *([best] if best is not rows[0] else [])], [row for row in rows[1:] if row is not best]
+    shown, others = [base, *([best] if best is not base else [])], [row for row in rows if row not in (base, best)]
     colours = {"true mask": GREEN, "the model as it is": ORANGE} | ({"deployed": BLUE} if len(shown) > 1 else {})
     return page.Page(
         "Comparison of all methods",
         "Which method is worth it on these data?",
-        f"{deployed}.",
+        f"In best/: {best.method.title}. {'. '.join(report.deploy)}",
         report.lines[0],
         "Best, median and worst test image of the model as it is, by Dice, with its mask and that of what is deployed.",
         [_picture(report, one, shown, colours, truth=True) for one in report.pictures],
         f"<p>{len(report.images.ids)} test images of {best.to_base.groups} patients; means over patients, with 95 % "
-        f"intervals over patients. p is adjusted for all methods.</p>{table_of(rows, [*first, *main]).html()}",
+        f"intervals over patients. Failures: share of Dice below {FAILED}. p is adjusted for all methods. The rows: "
+        f"what was chosen, then by Dice on validation patients.</p>{table_of(rows, [*first, *main]).html()}",
         (*report.lines[1:], *report.notes),
         {
             "Other metrics, and what the numbers mean": f"<p>{page.text(CONVENTIONS)}</p>"
             + table_of(rows, [*first, *further]).html(),
             "What it costs": f"<p>{COSTS}</p>{table_of(rows, [*first, *costs]).html()}",
-            "Plots": f"<p>Numbers are those of the first column.</p>{_plots(report, best)}",
+            "Plots": f"<p>Numbers are those of the table.</p>{_plots(report, best)}",
             "Masks of the other methods": "".join(_picture(report, one, others, {}) for one in report.pictures),
         },
         origin=page.Origin(report.facts, report.runs),
@@ -437,16 +474,16 @@ def _page(report: Report) -> page.Page:
 
 def _plots(report: Report, best: MethodRow) -> str:
     plots = {
-        "Dice of each image, as it is and with the best method": page.slopes(
+        "Dice of each image, as it is and with the chosen method": page.slopes(
             report.row(BASE).dice, best.dice, best.method.title
         ),
         "Dice over minutes of training": page.dice_over_minutes(
-            [(row.cost.minutes, row.row.estimates["dice"]) for row in report.rows]
+            [(row.cost.minutes, row.row.estimates["dice"]) for row in report.shown]
         ),
     }
     scored = {
         number: (row.row.estimates["dice"].mean, row.row.estimates[SCORE].mean)
-        for number, row in enumerate(report.rows)
+        for number, row in enumerate(report.shown)
         if SCORE in row.row.estimates
     }
     if scored:
@@ -462,6 +499,6 @@ def _picture(
     place = report.images.ids.index(sample.sample_id)
     shown = [("true mask", sample.load_mask(), GREEN)] if truth else []
     for row in rows:
-        caption = f"{report.rows.index(row)} {row.method.title}: Dice {row.results[0].test['dice'][place]:.3f}"
+        caption = f"{report.label(row)}: Dice {row.results[0].test['dice'][place]:.3f}"
         shown.append((caption, masks[row.method.name], ORANGE if row.method.name == BASE else BLUE))
     return picture(f"{title}: {sample.sample_id}", sample.load_image(), shown, colours)

@@ -22,6 +22,7 @@ from rl_reward_network.report.table import (
     make_row,
     policy_verdict,
 )
+from rl_reward_network.rewards.metrics import failed
 from rl_reward_network.rewards.table import MASK_REWARDS
 
 NET, POLICY, DEPLOYED, THRESHOLD = "argmax of the reward net", "PPO", "deployed", "best threshold"
@@ -134,6 +135,7 @@ def compare(
         weights[ORACLE] = np.eye(arms)[stack(tables, "dice").argmax(axis=1)]
     known = [name for name in MASK_REWARDS if criterion != SCORE and name in (tables[0].metrics or {})]
     metrics = {name: stack(tables, name) for name in (*([SCORE] if judged else []), *known)}  # before 0.15 no `betti`
+    metrics |= {"failure": failed(metrics["dice"])} if known else {}
     rows = tuple(
         make_row(
             name,

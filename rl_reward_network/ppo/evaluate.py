@@ -242,7 +242,7 @@ def _about(config: dict[str, Any], inputs: RunInputs, minutes: float) -> dict[st
     network = config.get("reward_net_info")
     arms = "sequences" if config.get("sequences") else "prompts"
     named = [] if network is None else [f"{network['mode']}, seed {network['seed']}"]
-    since = " (since it was resumed)" if config["resumed"] else ""
+    since = " (it was interrupted)" if config["resumed"] else ""
     return {
         "mode": f"{plan['mode']}, preset {plan['preset']}",
         "reward": plan["reward"] + (", exchanged between images (control)" if plan.get("shuffle_rewards") else ""),

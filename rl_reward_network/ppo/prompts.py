@@ -56,6 +56,7 @@ from rl_reward_network.run import (
     POLICY_RUN,
     POST_RUN,
     REWARD_NET,
+    SPENT,
     Kind,
     Run,
     clock,
@@ -157,16 +158,16 @@ def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path | Non
     with_network = settings if network is None else {**settings, "reward_net": network.fingerprint}
     resumed = run.state != "new"
     with run.working(with_network, partial(_begin, run, inputs, plan, network)):
-        seconds: dict[str, float] = {}
+        seconds, spent = run.seconds_before(), run / SPENT
         before = _counts(inputs)
-        with clock(seconds, "masks and scores"):
+        with clock(seconds, "masks and scores", spent):
             maps = None
             if network is not None:
                 maps = ForegroundMaps.beside(run.path, network.to(inputs.config.device))
             tables, domain, sequences = _scored(inputs, plan, samples, maps, run)
-        with clock(seconds, "PPO"):
+        with clock(seconds, "PPO", spent):
             model = fit(tables, plan, run.path)
-        with clock(seconds, "decision"):
+        with clock(seconds, "decision", spent):
             deployment = decide_prompts(tables, plan)
         labels, peak = labels_used(tables, plan), peak_memory_gib(inputs.config.device)
         parameters = sum(tensor.numel() for tensor in model.policy.parameters())

@@ -203,7 +203,7 @@ class Cost:
     labels: dict[str, int] = field(default_factory=dict)  # split, also val -> images whose labels were used in any way
     parameters: int = 0  # that were trained
     peak_gib: float | None = None  # largest memory of a training process; None if not recorded
-    resumed: bool = False  # a run was interrupted, and its minutes are those of its last process alone
+    resumed: bool = False  # a run was interrupted: what it did since its last checkpoint it has done twice
 
     @property
     def labelled_images(self) -> int:
@@ -215,11 +215,11 @@ class Cost:
 class RunCost:
     """What one run cost, the content of its cost.json."""
 
-    seconds: Mapping[str, float]  # phase -> its duration
+    seconds: Mapping[str, float]  # phase -> seconds in which a process worked on it
     labels: Labels
     parameters: int  # that were trained
     peak_memory_gib: float | None  # of the process while it trained; None if not recorded
-    resumed: bool  # the run was interrupted, and `seconds` are those of its last process
+    resumed: bool  # the run was interrupted; `seconds` are those of all its processes
 
     def save(self, run: Path) -> None:
         """Write cost.json; it must be there before the run counts as finished."""

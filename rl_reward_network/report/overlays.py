@@ -25,13 +25,15 @@ def picture(
     masks: Sequence[tuple[str, np.ndarray | None, Colour]],
     colours: Mapping[str, Colour],
     errors: tuple[str, np.ndarray] | None = None,
+    more: Sequence[tuple[str, bytes]] = (),
 ) -> str:
     """HTML of one test image, uint8 (H, W, 3) RGB, and of its masks: caption, bool (H, W) or None, and colour of each.
 
-    `colours` are of the legend, if any; `errors` a caption and expected errors, float (H, W) in [0, 1].
+    `colours` are of the legend, if any; `errors` a caption and expected errors, float (H, W) in [0, 1]; `more` further
+    JPEG pictures with their captions.
     """
     panels = [("image", draw_mask(image, None, GREEN))]
-    panels += [(caption, draw_mask(image, mask, colour)) for caption, mask, colour in masks]
+    panels += [*((caption, draw_mask(image, mask, colour)) for caption, mask, colour in masks), *more]
     squares = (f'<span style="color: rgb{colour}">&#9632;</span> {page.text(name)}' for name, colour in colours.items())
     legend = f'<p class="legend">Masks, tinted and outlined: {", ".join(squares)}.</p>' if colours else ""
     if errors is not None:
@@ -48,19 +50,32 @@ def paint_mask(image: np.ndarray, mask: np.ndarray, colour: Colour, opacity: flo
     The mask, bool (H, W), may be larger; it is resized to the image so that thin structures remain. Opacity 0 draws the
     line alone.
     """
-    painted = image.astype(np.float32)
-    if mask.shape != image.shape[:2]:
-        grey = Image.fromarray(np.where(mask, np.uint8(255), np.uint8(0)))
-        mask = np.asarray(grey.resize(image.shape[1::-1], Image.Resampling.BOX)) > COVERED
+    painted, mask = image.astype(np.float32), _shrunk(mask, image)
     painted[mask] += opacity * (np.array(colour) - painted[mask])
     painted[find_boundaries(mask, mode="outer")] = colour
     return painted.round().astype(np.uint8)
+
+
+def _shrunk(mask: np.ndarray, image: np.ndarray) -> np.ndarray:
+    """A mask, bool (H, W), at the size of an image, uint8 (h, w, 3)."""
+    if mask.shape == image.shape[:2]:
+        return mask
+    grey = Image.fromarray(np.where(mask, np.uint8(255), np.uint8(0)))
+    return np.asarray(grey.resize(image.shape[1::-1], Image.Resampling.BOX)) > COVERED
 
 
 def draw_mask(image: np.ndarray, mask: np.ndarray | None, colour: Colour) -> bytes:
     """JPEG of a uint8 (H, W, 3) image, at most `PANEL` pixels wide or high, with a bool (H, W) mask painted."""
     pixels = np.asarray(_panel(image))
     return _jpeg(pixels if mask is None else paint_mask(pixels, mask, colour))
+
+
+def draw_difference(image: np.ndarray, truth: np.ndarray, mask: np.ndarray, colour: Colour) -> bytes:
+    """JPEG of the image, darkened: in green what the true mask alone has, in `colour` what the other alone has."""
+    pixels = (0.6 * np.asarray(_panel(image))).astype(np.uint8)
+    for only, of in ((truth & ~mask, GREEN), (mask & ~truth, colour)):
+        pixels[_shrunk(only, pixels)] = of
+    return _jpeg(pixels)
 
 
 def draw_errors(image: np.ndarray, error_map: np.ndarray) -> bytes:

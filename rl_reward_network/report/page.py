@@ -74,10 +74,14 @@ class Origin:
 def made_by(command: str, flags: Mapping[str, object], data: str, model: str, trained_by: str, logs: Path) -> Origin:
     """The header's facts: date, version, data, model, the command that made the report, and that of TensorBoard.
 
-    Of `flags`, None and False are left out, and True is one without a value. So is TensorBoard without a folder `logs`.
+    Of `flags`, None and False are left out, True is one without a value, and a tuple one with several. Left out is
+    TensorBoard, too, without a folder `logs`.
     """
     given = {f"--{name}": value for name, value in flags.items() if value is not None and value is not False}
-    words = [word for name, value in given.items() for word in ([name] if value is True else [name, str(value)])]
+    values = {
+        name: value if isinstance(value, tuple) else () if value is True else (value,) for name, value in given.items()
+    }
+    words = [word for name, several in values.items() for word in (name, *map(str, several))]
     facts = {
         "date": f"{datetime.now():%Y-%m-%d %H:%M}",
         "version": __version__ if trained_by == __version__ else f"{__version__}, trained by {trained_by}",

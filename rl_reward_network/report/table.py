@@ -233,8 +233,7 @@ class Table:
 
 
 def _tex_cell(cell: object) -> str:
-    escaped = re.sub("([&%_#])", r"\\\1", str(cell))
-    return escaped.replace("<", "$<$").replace("≥", r"$\geq$")
+    return re.sub("([&%_#])", r"\\\1", str(cell)).replace("<", "$<$")
 
 
 def table_of(shown: Iterable[Shown], columns: Sequence[Column[Shown]]) -> Table:

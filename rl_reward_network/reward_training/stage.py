@@ -55,6 +55,7 @@ from rl_reward_network.run import (
     BEST_REWARD_NET,
     CHECKPOINT,
     REWARD_RUN,
+    SPENT,
     Run,
     clock,
     differences,
@@ -112,21 +113,21 @@ def run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Run) -> RewardNet
     Raises:
         ValueError: a split has no labelled image, `run` is of another version, or another process works in it.
     """
-    config, seconds = plan.config, dict[str, float]()
+    config = plan.config
     counts = {"reward": config.images, "val": config.val_images, "test": config.test_images}
     picked = {name: inputs.pick(name, count, labelled=True) for name, count in counts.items()}
     others = without_masks(inputs, picked["reward"]) if plan.mean_teacher else []
     with run.working({}, lambda: describe_run(run, inputs, origin(inputs, plan), {"seed": config.seed})):
-        resumed = (run / CHECKPOINT).exists()
-        with clock(seconds, "making masks"):
+        resumed, seconds, spent = (run / CHECKPOINT).exists(), run.seconds_before(), run / SPENT
+        with clock(seconds, "making masks", spent):
             images = (sample.load_image() for samples in picked.values() for sample in samples)
             inputs.bank.build(images, sum(map(len, picked.values())))
-        with clock(seconds, "training"):
+        with clock(seconds, "training", spent):
             train, val = (labelled_images(picked[name]) for name in ("reward", "val"))
             unlabelled = labelled_images(others) if others else None
             sizes = sized(plan.network, train)
             network = train_reward_network(train, val, config, run.path, sizes, unlabelled).to(config.device)
-        with clock(seconds, "calibrating"):
+        with clock(seconds, "calibrating", spent):
             patients = [sample.group_id for sample in picked["val"]]
             examples = reward_examples(inputs, picked["val"], "calibrating on val patients")
             stream = [config.seed, CALIBRATION]
@@ -136,7 +137,7 @@ def run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Run) -> RewardNet
             network.training_info = run_settings(inputs, plan) | groups
             network.pictures = {use: thumbnails(samples) for use, samples in seen.items()}
             network.save_pretrained(run / BEST_REWARD_NET)
-        with clock(seconds, "comparing"):
+        with clock(seconds, "comparing", spent):
             mean = _mean_dice(reward_examples(inputs, picked["reward"], "their mean"), [config.seed, TRAINING])
             stream = [config.seed, TEST]
             test = reward_examples(inputs, picked["test"], "test patients")

@@ -21,6 +21,7 @@ from zipfile import BadZipFile
 import cv2
 import numpy as np
 
+FAILED = 0.1  # Dice; a mask below has missed the object
 PERCENT = 95  # of the distances of `hd95`
 CALIBRATION_BINS = 15
 ROUNDING = 1e-5  # of a mean of float32 probabilities beyond 1
@@ -32,6 +33,16 @@ def dice(pred: np.ndarray, target: np.ndarray) -> np.ndarray:
     """Dice of each pair, 2 |pred & target| / (|pred| + |target|), in [0, 1]."""
     both, predicted, true = _counts(pred, target)
     return _ratio(2 * both, predicted + true, predicted, true)
+
+
+def failure(pred: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """1 where the Dice of a pair is below 0.1, else 0: the mean over patients is the failure rate."""
+    return failed(dice(pred, target))
+
+
+def failed(values: np.ndarray) -> np.ndarray:
+    """`failure` of Dice values of any shape, float64."""
+    return (values < FAILED).astype(np.float64)
 
 
 def iou(pred: np.ndarray, target: np.ndarray) -> np.ndarray:
@@ -237,6 +248,13 @@ class Metric:
 
 METRICS = {
     "dice": Metric("Dice", dice, main=True, in_training=True),
+    "failure": Metric(
+        "failure rate",
+        failure,
+        higher_is_better=False,
+        in_training=True,
+        note=f"The failure rate is the share of the images with a Dice below {FAILED}.",
+    ),
     "iou": Metric("IoU", iou, in_training=True),
     "recall": Metric("recall", recall, main=True, in_training=True),
     "precision": Metric("precision", precision, main=True, in_training=True),

@@ -364,7 +364,7 @@ def test_images_are_judged_by_dice_and_the_runs_own_network(tmp_path: Path, monk
     assert RewardNetwork.from_pretrained(run / "reward_net").fingerprint == network.fingerprint
     assert page == run / "evaluation" / "report.html", "no limit, no number"
     assert result.results.criterion == "dice"
-    assert set(result.gains) == {"dice", "iou", "precision", "recall", "reward_net_score"}
+    assert set(result.gains) == {"dice", "failure", "iou", "precision", "recall", "reward_net_score"}
     items = inputs.pick("test")
     assert len(result.results.ids) == len(items)
     image, _ = items[0].load()

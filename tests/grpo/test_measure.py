@@ -18,7 +18,7 @@ from tests.grpo.test_image_context import LONGEST, predict
 
 ITEMS = [regions()[row] for row in (5, 2)]
 CAPTIONED = {"cycle_iou", "expected_cycle_iou", "meteor", "expected_meteor", "cycle_meteor"}
-MASKED = {"dice", "iou", "precision", "recall"}
+MASKED = {"dice", "failure", "iou", "precision", "recall"}
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def test_caption_2_is_of_the_mask_that_was_drawn(parts: tuple[Any, Any]) -> None
     assert result.values["cycle_meteor"].tolist() == pytest.approx([expected, 0.0])
     assert result.captions[1] == result.captions[0]
     assert result.masks[1] is None
-    assert {name: result.values[name][1] for name in MASKED} == dict.fromkeys(MASKED, 0.0), "an empty mask"
+    assert {name: result.values[name][1] for name in MASKED} == dict.fromkeys(MASKED, 0.0) | {"failure": 1.0}
     assert result.overlap[1, 0] == 0 < result.overlap[1, 1]
     assert result.values["meteor"][1] > expected
 

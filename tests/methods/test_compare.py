@@ -98,6 +98,8 @@ def test_the_report_is_one_file_with_every_method_on_the_same_images(run: Path) 
     assert len(re.findall("<figure>", page)) == 3 * (2 + 14 + 1), "the untouched image above and below"
     assert page.index("Best, median and worst test image") < page.index("<h2>Results") < page.index("<details>")
     assert "typed" in page
+    assert page.count('<p class="verdict">') == 1
+    assert page.count("(chosen)</td>") == 3, "in each table"
     assert 'src="http' not in page
     assert r"\toprule" in (run / "table.tex").read_text()
     images = read_json(run / "eval.json")["images"]

@@ -5,7 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rl_reward_network.methods.table import Choice, MethodResult, MethodRow, choose, make_table, verdict_lines
+from rl_reward_network.methods.table import (
+    Choice,
+    MethodResult,
+    MethodRow,
+    Report,
+    choose,
+    deploy_lines,
+    make_table,
+    verdict_lines,
+)
 from rl_reward_network.methods.table import TestImages as Images  # not a test
 from rl_reward_network.methods.view import BASE
 from rl_reward_network.report.deployment import Cost
@@ -48,7 +57,7 @@ def compared(*results: MethodResult, patients: int = PATIENTS) -> tuple[tuple[Me
         by_method.setdefault(one.method, []).append(one)
     rows = make_table(by_method, images(patients))
     choice = choose(rows, images(patients))
-    return rows, choice, verdict_lines(rows, choice, images(patients), "outputs/compare_1")
+    return rows, choice, verdict_lines(rows, choice, images(patients))
 
 
 def test_differences_are_paired_and_p_is_that_of_one_test_of_all_rows() -> None:
@@ -62,7 +71,6 @@ def test_differences_are_paired_and_p_is_that_of_one_test_of_all_rows() -> None:
     assert [own.p, fusion.p] == max_t(np.array(gains), images().groups).p.tolist()
     assert [row.verdict for row in rows] == ["", "cannot tell", "better"]
     assert f"({fusion.to_base.signed}, p {p_words(fusion.p)})" in lines[0], "headline and table have the same numbers"
-    assert f"{PATIENTS} test patients, fewer than 20: the intervals are rough." in lines
     assert choice.best == "fusion"
 
 
@@ -77,10 +85,25 @@ def test_values_of_an_image_are_means_over_seeds() -> None:
 
 
 def test_of_several_better_methods_validation_patients_choose_the_best() -> None:
-    _, choice, lines = compared(BASIC, result("fusion", 0.7, 0.55), result("ascent", 0.6, 0.9))
+    rows, choice, lines = compared(BASIC, result("fusion", 0.7, 0.55), result("ascent", 0.6, 0.9))
     assert (choice.best, choice.better) == ("fusion", ("fusion", "ascent"))
-    assert lines[0].startswith("Best: fusion with")
+    assert lines[0].startswith(f"Chosen on validation ({PATIENTS} patients): fusion with")
     assert lines[1].startswith("Better than the model as it is, too: ten steps")
+    report = Report(rows, choice, images(), lines, (), {}, {}, ())
+    assert [row.method.name for row in report.shown] == ["fusion", "ascent", BASE], "by what chose, not by test"
+    assert [report.label(row).endswith(" (chosen)") for row in report.shown] == [True, False, False]
+
+
+def test_methods_that_validation_does_not_tell_apart_are_level() -> None:
+    other = result("ascent", 0.7, 0.9)
+    uneven = np.array(other.val) + np.resize([0.1, 0.1, -0.12, -0.12], 2 * PATIENTS)
+    lines = compared(BASIC, result("fusion", 0.7, 0.6), replace(other, val=tuple(uneven.tolist())))[2]
+    assert lines[0].startswith(f"Chosen on validation ({PATIENTS} patients; level with ten steps")
+
+
+def test_minutes_of_an_interrupted_run_are_marked() -> None:
+    rows, *_ = compared(BASIC, replace(result("fusion", 0.6, 0.6), cost=Cost(2.0, resumed=True)))
+    assert [row.minutes for row in rows] == ["0.0", "2.0 *"]
 
 
 def test_a_small_sure_gain_is_not_hidden_behind_a_larger_doubtful_one() -> None:
@@ -100,7 +123,7 @@ def test_the_cheapest_is_nearly_as_good_as_the_best() -> None:
     assert (choice.best, choice.cheapest) == ("fusion", "flips_and_scales")
     assert "30.0 minutes" in lines[0]
     assert "cannot be excluded." in lines[0]
-    assert any("segment --run outputs/compare_1/cheapest" in line for line in lines)
+    assert "segment --run outputs/compare_1/cheapest" in deploy_lines(choice, "outputs/compare_1")[1]
     assert compared(BASIC, best, result("ascent", 0.69, 0.6))[1].cheapest == "fusion"
 
 

@@ -29,7 +29,7 @@ from rl_reward_network.rewards.metrics import (
 from rl_reward_network.rewards.table import MASK_REWARDS
 
 # Of one empty mask beside a box of 3 x 6 pixels, in an image of 15 x 20.
-ONE_EMPTY = {**dict.fromkeys(MASK_REWARDS, 0), "hd95": 25, "betti0": 1, "betti1": 0}
+ONE_EMPTY = {**dict.fromkeys(MASK_REWARDS, 0), "failure": 1, "hd95": 25, "betti0": 1, "betti1": 0}
 
 
 def box(rows, columns, shape=(15, 20)):
@@ -113,7 +113,15 @@ def test_closed_form_of_all_columns():
     pred[12:14, 15:17] = True  # 53 pixels in two components without a hole
     columns = mask_metrics(pred, target)
     assert list(columns) == list(METRICS)
-    expected = {"dice": 2 * 45 / 98, "iou": 45 / 53, "recall": 1, "precision": 45 / 53, "betti0": 1, "betti1": 1}
+    expected = {
+        "dice": 2 * 45 / 98,
+        "failure": 0,
+        "iou": 45 / 53,
+        "recall": 1,
+        "precision": 45 / 53,
+        "betti0": 1,
+        "betti1": 1,
+    }
     assert {name: columns[name] for name in expected} == pytest.approx(expected)
     assert {"dice", "iou", "recall", "precision", "cldice", "betti"} <= MASK_REWARDS.keys()
     assert MASK_REWARDS["betti"](pred[None], target[None]).tolist() == [1 / 3], "one component and one hole too many"
