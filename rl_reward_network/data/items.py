@@ -50,6 +50,7 @@ class Sample:
     group: str = field(repr=False)  # the original name
     grey: GreyWindow | None = None  # how grey of more than 8 bit becomes 8 bit; None for 8-bit images
     joined: bool = False  # whether it is of `--unlabelled_root`, whose masks are not read
+    shown_by: str = field(default="", compare=False)  # what shows the patient, see `propose_patients`; "" where named
 
     @property
     def labelled(self) -> bool:
