@@ -67,7 +67,10 @@ def main(args: Args) -> None:
     print("\n".join(report_lines(survey)))
     survey.check()
     if args.to is None or not args.write:
-        print(f"nothing was written; next: the same command with --to {args.to or 'FOLDER'} --write")
+        print(
+            f"nothing was written; next: the same command with --to {args.to or 'FOLDER'} --write, or sa2va-rl improve"
+            f" --data_root {shlex.quote(str(args.source))}, which imports by itself"
+        )
         return
     if survey.groups_from.startswith(PROPOSED) and (args.yes or sys.stdin.isatty()):
         if not args.yes and input("take these patients? [Y/n] ").strip().lower() not in ("", "y", "yes"):

@@ -40,7 +40,8 @@ class Args:
     model_path: str = DEFAULT_MODEL
     """Sa2VA folder or hub id (MODEL_PATH); by default the small embedded one."""
     data_root: Annotated[Path, tyro.conf.arg(aliases=["--data-dir", "--dataset-path"])] = DEFAULT_DATA
-    """Folder with annotations.json and images/, or with captioned regions (DATA_ROOT)."""
+    """Folder of images with masks (annotations.json, images/ with masks/, COCO, ...) or of captioned regions
+    (DATA_ROOT)."""
     unlabelled_root: Path | None = None
     """Folder of images without masks (UNLABELLED_ROOT), as in training."""
     dataset_name: str = "auto"

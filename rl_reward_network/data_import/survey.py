@@ -309,7 +309,8 @@ def _classes(source: Path, seen: list[Seen], found: Found, label: str | None) ->
     if chosen is None:
         raise ValueError(
             f"the masks hold {len(occurring)} classes: {listed}; choose one by --label NAME, or --label all for their"
-            f" union: sa2va-rl doctor --data_root {shlex.quote(str(source))} --label {shlex.quote(occurring[0])}"
+            f" union: sa2va-rl doctor --data_root {shlex.quote(str(source))} --label"
+            f" {shlex.quote(max(occurring, key=lambda name: counts[name]))}"
         )
     labelled = any(one.pixels is not None for one in seen)
     if labelled and not sum(counts[name][0] for name in chosen):

@@ -22,7 +22,7 @@ def test_without_write_it_only_tells(source: Path, capsys: pytest.CaptureFixture
     main(["data", "import", "photos", "--to", "new", "--patients_csv", "none"])
     first, *_, last = capsys.readouterr().out.splitlines()
     assert first == "layout: paired folders (images with masks)"
-    assert last == "nothing was written; next: the same command with --to new --write"
+    assert last.startswith("nothing was written; next: the same command with --to new --write, or sa2va-rl improve")
     assert [path.name for path in Path().iterdir()] == ["photos"]
 
 
