@@ -75,7 +75,7 @@ class Picture(NamedTuple):
         from rl_reward_network.data.masks import MaskParts, rasterise
 
         with Image.open(self.path) as image:
-            return rasterise(MaskParts(polygons=tuple(map(tuple, self.polygons))), image.size[::-1])
+            return rasterise(MaskParts(polygons=tuple(np.array(one) for one in self.polygons)), image.size[::-1])
 
 
 def save_mask(picture: Picture, path: Path, value: int = 255) -> None:

@@ -4,7 +4,9 @@ sa2va-rl data import SOURCE                                  # tells what it fin
 sa2va-rl data import SOURCE --to FOLDER --patients_csv patients.csv --write
 """
 
-from dataclasses import dataclass
+import shlex
+import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tyro
@@ -23,12 +25,17 @@ class Args:
     write: bool = False
     """Write it, whole or not at all."""
     patients_csv: str | None = None
-    """Who is a patient: a CSV table (columns image, group and perhaps series), or none, where nothing is known. Then
-    each image is a group of its own, and every report repeats that as a possible leak."""
+    """Who is a patient, where names of folders and files do not show it: a CSV table with the columns image, group and
+    perhaps series (--patients_csv patients.csv), or none. Then each image is a group of its own, and every report
+    repeats that as a possible leak."""
     group_regex: str | None = None
-    """Regular expression with a group named `group` that finds the patient in the path of an image below the source."""
+    """Regular expression with a group named `group` that finds the patient in the path of an image below the source,
+    e.g. --group_regex '(?P<group>[^_/]+)_' for images/PATIENT_1.png."""
+    yes: bool = False
+    """Take the patients that names of folders and files propose, without a question."""
     label: str | None = None
-    """The class that is the mask: name, number or #rrggbb; several with commas between, or all for the union."""
+    """The class that is the mask, where there are several, e.g. --label vessel: name, number or #rrggbb; several with
+    commas between, or all for the union."""
     phrase: str | None = None
     """The phrase of the object; by default the class's name, or "blood vessel" for none or several."""
     classes: Path | None = None
@@ -49,6 +56,7 @@ class Args:
 
 def main(args: Args) -> None:
     """Tell what the source holds, and import it with --write."""
+    from rl_reward_network.data.patients import PROPOSED
     from rl_reward_network.data_import.survey import ImportOptions, report_lines, survey_source
     from rl_reward_network.data_import.write import check_target, write_import
 
@@ -62,9 +70,17 @@ def main(args: Args) -> None:
     print("\n".join(report_lines(survey)))
     survey.check()
     if args.to is None or not args.write:
-        print(f"nothing was written; next: the same command with --to {args.to or 'FOLDER'} --write")
+        print(
+            f"nothing was written; next: the same command with --to {args.to or 'FOLDER'} --write, or sa2va-rl improve"
+            f" --data_root {shlex.quote(str(args.source))}, which imports by itself"
+        )
         return
+    if survey.groups_from.startswith(PROPOSED) and (args.yes or sys.stdin.isatty()):
+        if not args.yes and input("take these patients? [Y/n] ").strip().lower() not in ("", "y", "yes"):
+            raise ValueError(
+                "the patients are not taken: name them by --patients_csv patients.csv, or by --group_regex"
+            )
+        survey = replace(survey, groups_from=survey.groups_from.removeprefix(PROPOSED))
     write_import(survey, args.to)
-    by_name = f"sa2va-rl grpo quick --objective supervised --data_root {args.to}"
-    next_command = by_name if survey.named else f"DATA_ROOT={args.to} bash run_step2_finetune.sh quick"
-    print(f"imported: {args.to}; next: {next_command}")
+    by_name = "grpo quick --objective supervised" if survey.named else "improve"
+    print(f"imported: {args.to}; next: sa2va-rl {by_name} --data_root {shlex.quote(str(args.to))}")

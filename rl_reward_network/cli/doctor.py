@@ -9,6 +9,7 @@ starts and suspicious masks are reported. Nothing is rendered. The exit status i
 `missing`; lines in state `look` are hints that only you can judge.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -39,7 +40,8 @@ class Args:
     model_path: str = DEFAULT_MODEL
     """Sa2VA folder or hub id (MODEL_PATH); by default the small embedded one."""
     data_root: Annotated[Path, tyro.conf.arg(aliases=["--data-dir", "--dataset-path"])] = DEFAULT_DATA
-    """Folder with annotations.json and images/, or with captioned regions (DATA_ROOT)."""
+    """Folder of images with masks (annotations.json, images/ with masks/, COCO, ...) or of captioned regions
+    (DATA_ROOT)."""
     unlabelled_root: Path | None = None
     """Folder of images without masks (UNLABELLED_ROOT), as in training."""
     dataset_name: str = "auto"
@@ -50,12 +52,14 @@ class Args:
     """Parent of the run folders (OUTPUT_DIR)."""
     gpu: int | None = None
     """Index of the GPU (GPU); -1 is the CPU."""
-    group_regex: str | None = None
-    """As in training."""
     patients_csv: str | None = None
-    """As in training."""
+    """Who is a patient, where names of folders and files do not show it: a CSV table with the columns image and group
+    (--patients_csv patients.csv), or none: each image is a group of its own."""
+    group_regex: str | None = None
+    """Regular expression that finds the patient in an image's name, e.g. --group_regex '^(?P<group>[^_]+)_' for
+    PATIENT_1.png."""
     label: str | None = None
-    """As in training."""
+    """The class that is the mask, where there are several, e.g. --label vessel, a number, #rrggbb, or all."""
     split_seed: int = 0
     """As in training."""
     fractions: tuple[float, float, float] = RunConfig.fractions
@@ -96,16 +100,19 @@ def main(args: Args) -> None:
     table = Table(title="pre-flight")
     for column in ("what", "state", "details"):
         table.add_column(column)
-    failed = False
+    failed, ending = False, tuple[str, ...]()
     for name, check in checks(config, regions, args.reward_net).items():
         try:
             finding = check()
+            ending = ending or finding.ending
             state = "[bold yellow]look[/]" if finding.notes else "OK"
             table.add_row(name, state, escape("\n".join([finding.details, *finding.notes])))
         except ValueError as error:
             failed = True
             table.add_row(name, "[bold red]missing[/]", escape(str(error)))
     Console().print(table)
+    goes_on = failed or "SA2VA_RL_CALLED_AS" in os.environ  # a shell file itself begins what comes next
+    print("\n".join(ending[: len(ending) - goes_on]))
     if failed:
         sys.exit(1)
 

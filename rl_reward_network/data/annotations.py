@@ -30,6 +30,7 @@ from rl_reward_network.atomic_io import read_json
 from rl_reward_network.data.images import image_header
 from rl_reward_network.data.items import Sample, pseudonym, with_windows
 from rl_reward_network.data.masks import MaskParts, check_mask_size, check_outline, parse_polygon, parse_rle
+from rl_reward_network.data.patients import FILES, picture_name, propose_patients
 from rl_reward_network.data.splits import OWN_SPLITS, one_spelling
 
 # <patient>(<digits>)_<series>_frame_<number>.jpg, also <patient>^(<digits>)... and <patient>__<digits>__...
@@ -55,6 +56,7 @@ class _Notes:
     left_bare: int = 0
     deep: dict[Path, str | None] = field(default_factory=dict)  # image of more than 8 bit -> series of its record
     patients: dict[str, str] = field(default_factory=dict)  # name -> the spelling that stands for all of them
+    proposed: dict[str, tuple[str, str]] = field(default_factory=dict)  # image -> its patient, and what shows it
 
     def warn(self, file: str) -> None:
         """At most one warning of each kind; none names an image."""
@@ -74,7 +76,8 @@ def read_annotations(
     Only image headers are read, and the pixels of some images of more than 8 bit, to measure their window: per series
     that records name by the field `series`, and for all other images together; `bit_depth` gives its whole range
     instead. `group_regex` is searched in `image` for what a record's fields do not give; its named group `group` is the
-    patient, the optional `series` the sequence. Default: `VESSEL_NAME`. Without it each image is a series of one.
+    patient, the optional `series` the sequence. Default: `VESSEL_NAME`; where no record has a group and not every name
+    gives one, `propose_patients`, and an image that shows none is its own. A series is one image by default.
 
     ValueError where the file is not as described above: up to ten faulty records with index (from 0), image, field,
     value and remedy, and their number. One warning lists keys that are not read, one counts dropped polygons.
@@ -82,7 +85,9 @@ def read_annotations(
     path = root / annotations
     pattern = compile_group_regex(group_regex)
     records = _read_records(path)
-    notes = _Notes(patients=one_spelling(_groups_named(records, pattern)))
+    proposed = {} if group_regex else _proposed(records, pattern)
+    named = [*_groups_named(records, pattern), *(patient for patient, _ in proposed.values())]
+    notes = _Notes(patients=one_spelling(named), proposed=proposed)
     samples: dict[str, Sample] = {}
     series_of: dict[Path, str] = {}
     nesting: dict[int, int] = {}
@@ -167,7 +172,8 @@ def _read_record(record: dict[str, Any], root: Path, pattern: re.Pattern[str], n
     """One sample per different phrase of a record."""
     notes.other_keys |= record.keys() - KNOWN_KEYS
     name, path = _image_file(root / "images", record.get("image"))
-    group, series = _group_and_series(record, name, pattern)
+    shown, shown_by = notes.proposed.get(record["image"], ("", ""))
+    group, series = _group_and_series(record, name, pattern, shown)
     if (split := record.get("split")) not in (None, *OWN_SPLITS):
         raise ValueError(f"`split` is {split!r}, expected {', '.join(OWN_SPLITS)}; correct it, or leave it out of all")
     size, deep = image_header(path)
@@ -196,7 +202,7 @@ def _read_record(record: dict[str, Any], root: Path, pattern: re.Pattern[str], n
     group_id = pseudonym("group", patient)
     ids = {key: (group_id, series_id, pseudonym("sample", name, key)) for key in objects}
     return [
-        Sample(path, spelling[key], *ids[key], size, parts or None, group, split=split)
+        Sample(path, spelling[key], *ids[key], size, parts or None, group, split=split, shown_by=shown_by)
         for key, parts in objects.items()
     ]
 
@@ -219,7 +225,7 @@ def _inside(folder: Path, value: Any, key: str) -> tuple[str, Path]:
     return name.as_posix(), folder.joinpath(*name.parts)
 
 
-def _group_and_series(record: dict[str, Any], name: str, pattern: re.Pattern[str]) -> tuple[str, str]:
+def _group_and_series(record: dict[str, Any], name: str, pattern: re.Pattern[str], shown: str) -> tuple[str, str]:
     """Original names of group and series, from the fields or the file name; by default a series is one image."""
     match = pattern.search(name)
     found = match.groupdict() if match else {}
@@ -229,12 +235,12 @@ def _group_and_series(record: dict[str, Any], name: str, pattern: re.Pattern[str
         if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
             raise ValueError(f"`{key}` must be a non-empty text or a whole number, got {type(value).__name__}")
         found[key] = str(value).strip()
-    group, series = found.get("group"), found.get("series")
+    group, series = found.get("group") or shown, found.get("series")
     if not group:
         raise ValueError(
-            "no group (patient) in the file name; add a `group` field to each record, or give --group_regex with a"
-            " named group, e.g. '^(?P<group>[^_]+)_' for PATIENT_1.png, or '(?P<group>.+)' where each image is of"
-            " another patient"
+            "no group (patient) in the file name, nor a field `group`, which other records have; add it, or give an"
+            " expression that finds it: sa2va-rl doctor --data_root DATA --group_regex '^(?P<group>[^_]+)_' for"
+            " PATIENT_1.png, or '(?P<group>.+)' where each image is of another patient"
         )
     return group, f"series {series}" if series else f"image {name}"
 
@@ -247,6 +253,22 @@ def _groups_named(records: list[Any], pattern: re.Pattern[str]) -> Iterator[str]
             yield str(group).strip()
         elif isinstance(image, str) and (match := pattern.search(image)) and match["group"]:
             yield match["group"]
+
+
+def _proposed(records: list[Any], pattern: re.Pattern[str]) -> dict[str, tuple[str, str]]:
+    """Image -> its patient and what shows it, where no record has a group and `pattern` does not find all."""
+    if any(isinstance(record, dict) and record.get("group") is not None for record in records):
+        return {}
+    images = [record.get("image") for record in records if isinstance(record, dict)]
+    names = list(dict.fromkeys(name for name in images if isinstance(name, str)))
+    found = [match["group"] if (match := pattern.search(name)) else "" for name in names]
+    if all(found):
+        return {}
+    shown = propose_patients([PureWindowsPath(name).as_posix().removeprefix("images/") for name in names])
+    return {
+        name: (group, FILES) if group else (patient or picture_name(name), by)
+        for name, group, (patient, by) in zip(names, found, shown, strict=True)
+    }
 
 
 def phrase_key(phrase: str) -> str:

@@ -51,6 +51,7 @@ class Sample:
     grey: GreyWindow | None = None  # how grey of more than 8 bit becomes 8 bit; None for 8-bit images
     joined: bool = False  # whether it is of `--unlabelled_root`, whose masks are not read
     split: str | None = None  # train, val or test, where the data have a split of their own
+    shown_by: str = field(default="", compare=False)  # what shows the patient, see `propose_patients`; "" where named
 
     @property
     def labelled(self) -> bool:

@@ -225,7 +225,12 @@ def part_said(words: Iterable[str]) -> str:
 
 def role_of(relative: PurePosixPath) -> str:
     """ "image" or "mask", by the deepest folder that names a role; "" without one."""
-    return next((role for folder in reversed(relative.parts[:-1]) if (role := _folder_role(folder))), "")
+    return _folder_role(role_folder(relative))
+
+
+def role_folder(relative: PurePosixPath) -> str:
+    """The name of the deepest folder that names a role, else that of the deepest folder."""
+    return next((one for one in reversed(relative.parts[:-1]) if _folder_role(one)), relative.parent.name)
 
 
 def words_of(name: str) -> list[str]:

@@ -16,8 +16,9 @@ from PIL import Image
 from rl_reward_network.data.annotations import compile_group_regex
 from rl_reward_network.data.images import image_header, load_deep, load_image
 from rl_reward_network.data.masks import ClassMasks, MaskParts, Size, check_outline, parse_polygon, parse_rle, rasterise
+from rl_reward_network.data.patients import FILES, NONE, picture_name, propose_patients, proposed_from
 from rl_reward_network.data.splits import one_spelling
-from rl_reward_network.data_import.files import some
+from rl_reward_network.data_import.files import some, without_role
 
 OBLONG = (
     "image(s) whose pixels are no squares (height / width {}): the model sees them squashed, and distances such as hd95"
@@ -166,12 +167,12 @@ class OutlineMasks:
 
 # ---- groups ---------------------------------------------------------------------------------------------------------
 
-NONE = "none"  # --patients_csv none: each image is a group of its own
-VERSION = re.compile(r"\.rf\.[0-9A-Za-z]+(?=\.\w+$)")  # of one picture, as Roboflow names its augmented copies
 REMEDIES = (
-    "give --patients_csv patients.csv (columns image, group), --group_regex '(?P<group>...)' that finds the patient in"
-    " the file's name, or --patients_csv none where nothing is known: each image is then a group of its own"
+    "correct it, or leave it out: names of folders and files then propose the patients (sa2va-rl doctor --data_root"
+    " DATA tells them); a table is named by sa2va-rl doctor --data_root DATA --patients_csv patients.csv"
 )
+LAYOUT = "the files themselves"  # such as the PatientID of DICOM
+TABLE = "--patients_csv"
 Groups = list[tuple[str, str | None]]
 
 
@@ -181,44 +182,45 @@ def groups_of(
     """Group and series of each item, a patient in one spelling, and where they are from.
 
     `patients_csv` is a CSV file, "none", or None. `group_regex` has a group named `group` and perhaps `series`; it is
-    searched in the path below the source, by default `VESSEL_NAME`, where the layout does not give all groups. With
-    `own`, an image whose group is not known is a group of its own. ValueError where both are given, an image has no
-    group, or the table does not fit the images.
+    searched in the path below the source. Where neither is given, nor the layout or `VESSEL_NAME` gives all groups,
+    they are `PROPOSED`, and an image of which nothing shows a patient is a group of its own, as it is with `own`.
+    ValueError where both are given, the expression finds no group, or the table does not fit the images.
     """
     if patients_csv is not None and group_regex is not None:
         raise ValueError(f"patients_csv is {patients_csv!r} and group_regex is {group_regex!r}: leave one of them out")
     if patients_csv == NONE:
         return [(picture_name(item.found_as), item.series) for item in items], NONE
     if patients_csv is not None:
-        found, source = _from_table(items, Path(patients_csv)), "table"
+        found, source = _from_table(items, Path(patients_csv)), TABLE
     elif group_regex is None and items and all(item.group for item in items):
-        found, source = [(item.group or "", item.series) for item in items], "layout"
+        found, source = [(item.group or "", item.series) for item in items], LAYOUT
     else:
-        found, source = _from_names(items, group_regex, own), NONE if own else "file names"
+        found, source = _from_names(items, group_regex, own)
     patients = one_spelling(group for group, _ in found)
     return [(patients[group], series) for group, series in found], source
 
 
-def _from_names(items: Sequence[Item], group_regex: str | None, own: bool) -> Groups:
-    """From the names; with `own`, else from the layout, else the image itself."""
+def _from_names(items: Sequence[Item], group_regex: str | None, own: bool) -> tuple[Groups, str]:
+    """From the names, else from the layout, else as they are proposed, else the image itself."""
     pattern = compile_group_regex(group_regex)
     named = [match.groupdict() if (match := pattern.search(item.found_as)) else {} for item in items]
-    layout_knows = [group_regex is None and bool(item.group) for item in items]
-    known = [bool(name.get("group")) or of_layout for name, of_layout in zip(named, layout_knows, strict=True)]
-    bare = [item.found_as for item, is_known in zip(items, known, strict=True) if not is_known]
-    if bare and not own:
-        fault = f"group_regex {group_regex!r} finds no group in" if group_regex else "no group (patient) is known for"
-        raise ValueError(f"{fault} {_some(bare, len(items))}; {REMEDIES}")
+    known = [name.get("group") or item.group for name, item in zip(named, items, strict=True)]
+    bare = [item.found_as for item, name in zip(items, named, strict=True) if not name.get("group")]
+    source = FILES
+    if bare and group_regex is None:
+        paths = [str(without_role(PurePosixPath(item.found_as))) for item in items]
+        given = [FILES if name.get("group") else LAYOUT for name in named]
+        shown = [
+            (group, by) if group else proposed
+            for group, by, proposed in zip(known, given, propose_patients(paths), strict=True)
+        ]
+        known, source = [patient for patient, _ in shown], proposed_from(shown)
+    elif bare and not own:
+        raise ValueError(f"group_regex {group_regex!r} finds no group in {_some(bare, len(items))}; {REMEDIES}")
     return [
-        (name.get("group") or item.group or picture_name(item.found_as), name.get("series") or item.series)
-        for name, item in zip(named, items, strict=True)
-    ]
-
-
-def picture_name(path: str) -> str:
-    """What all versions of one picture share: the name without its hash, wherever the file lies; else the path."""
-    name = PurePosixPath(path).name
-    return VERSION.sub("", name) if VERSION.search(name) else path
+        (group or picture_name(item.found_as), name.get("series") or item.series)
+        for group, name, item in zip(known, named, items, strict=True)
+    ], source
 
 
 def _from_table(items: Sequence[Item], path: Path) -> Groups:

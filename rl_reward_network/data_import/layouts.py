@@ -41,7 +41,8 @@ def recognise_paired_folders(source: Path) -> str:
     if not in_folders:
         affixes = sorted({f"X_{files.affix_of(path)}" for path in masks})
         return f"images beside their masks (X and {' or '.join(affixes)})"
-    folders = [sorted({path.parent.name for path in part}) for part in (images, in_folders)]
+    relative = [[files.relative_path(path, source) for path in part] for part in (images, in_folders)]
+    folders = [sorted({files.role_folder(path) for path in part}) for part in relative]
     return f"paired folders ({' with '.join(', '.join(names[: files.SHOWN]) for names in folders)})"
 
 

@@ -1,5 +1,6 @@
 """What an import would do: every image and mask of a source is decoded once, nothing is written."""
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,9 +18,10 @@ from rl_reward_network.data.annotations import first_faults
 from rl_reward_network.data.identity import SAME, same_in_two_groups, thumbnail
 from rl_reward_network.data.masks import FULL, ignored_classes, looks_like_mask
 from rl_reward_network.data.names import ALL, NamedClass, read_classes
+from rl_reward_network.data.patients import NONE, PROPOSED, picture_name
 from rl_reward_network.data.splits import OWN_SPLITS
 from rl_reward_network.data_import.files import some, unread_note
-from rl_reward_network.data_import.items import NONE, NUMBER, Found, Groups, Item, groups_of, oblong_remark
+from rl_reward_network.data_import.items import NUMBER, Found, Groups, Item, groups_of, oblong_remark
 from rl_reward_network.data_import.layouts import AUTO, LAYOUTS, recognise_layout
 from rl_reward_network.data_import.parts import Parts, in_two_parts, split_of
 
@@ -126,6 +128,14 @@ class Survey:
     parts: Parts = field(default_factory=dict)  # the split of the source, if it is kept
 
     @property
+    def alone(self) -> int:
+        """Images of which nothing shows a patient: each is one of its own."""
+        if not self.groups_from.startswith((NONE, PROPOSED)):
+            return 0
+        pairs = zip(self.found.items, self.groups or (), strict=bool(self.groups))
+        return sum(group == picture_name(item.found_as) for item, (group, _) in pairs)
+
+    @property
     def phrase(self) -> str:
         """The phrase of all records: as given, else the class's name, else that of the built-in prompts."""
         names = [name for name in self.classes or () if not (NUMBER.fullmatch(name) or name.startswith("#"))]
@@ -185,7 +195,7 @@ def survey_source(source: Path, options: ImportOptions) -> Survey:
             classes = sorted(categories, key=class_order)
             found, seen, groups = _only_asked(asked_for, found, seen, groups)
         else:
-            classes = _classes(seen, found, options.label)
+            classes = _classes(source, seen, found, options.label)
     except ValueError as error:
         points.append(str(error))
     # While groups are open each image is taken for its own.
@@ -302,7 +312,7 @@ def _looked_at(items: list[Item]) -> list[Seen | str]:
         return list(tqdm(threads.map(look, items), "looking at images", len(items), leave=False, unit="image", delay=2))
 
 
-def _classes(seen: list[Seen], found: Found, label: str | None) -> list[str]:
+def _classes(source: Path, seen: list[Seen], found: Found, label: str | None) -> list[str]:
     """The classes of the mask; ValueError if the user has to choose, or the choice has no pixel."""
     counts = class_counts(seen, found)
     occurring = [name for name, (images, _) in counts.items() if images]
@@ -313,7 +323,9 @@ def _classes(seen: list[Seen], found: Found, label: str | None) -> list[str]:
     chosen = [] if open_choice else chosen_classes(label, occurring, found.class_ids)
     if chosen is None:
         raise ValueError(
-            f"the masks hold {len(occurring)} classes: {listed}; give --label NAME, or --label all for their union"
+            f"the masks hold {len(occurring)} classes: {listed}; choose one by --label NAME, or --label all for their"
+            f" union: sa2va-rl doctor --data_root {shlex.quote(str(source))} --label"
+            f" {shlex.quote(max(occurring, key=lambda name: counts[name]))}"
         )
     labelled = any(one.pixels is not None for one in seen)
     if labelled and not sum(counts[name][0] for name in chosen):
@@ -325,7 +337,7 @@ def _classes(seen: list[Seen], found: Found, label: str | None) -> list[str]:
 
 
 SIZES_SHOWN, LEAKS_SHOWN = 3, 10
-FROM = {"layout": "from the files themselves", "table": "from --patients_csv", "file names": "from the file names"}
+NAME = "name them by --patients_csv patients.csv (columns image, group) or --group_regex '(?P<group>[^_/]+)_'"
 
 
 def report_lines(survey: Survey) -> list[str]:
@@ -336,17 +348,12 @@ def report_lines(survey: Survey) -> list[str]:
     shown = ", ".join(f"{width} x {height} ({count})" for (height, width), count in sizes[:SIZES_SHOWN])
     more = f" and {len(sizes) - SIZES_SHOWN} other sizes" if len(sizes) > SIZES_SHOWN else ""
     head = f"skipped: {len(survey.skipped)} broken file(s), left out by --skip {survey.options.skip}"
-    groups = "not known"
-    if survey.groups_from == NONE:
-        groups = "none; each image is its own, which every report will repeat as a possible leak"
-    elif survey.groups is not None:
-        groups = f"{len({group for group, _ in survey.groups})}, {FROM[survey.groups_from]}"
     return [
         f"layout: {survey.description}",
         f"images: {len(items)}, {labelled} with a mask{f'; {shown}{more}' if sizes else ''}",
         *_class_lines(survey),
         *_phrase_lines(survey),
-        f"groups: {groups}",
+        _patients_line(survey),
         *_split_line(survey),
         *(f"note: {note}" for note in (*survey.found.notes, *survey.found.remarks)),
         *([head, *(f"  {fault}" for fault in survey.skipped)] if survey.skipped else []),
@@ -358,6 +365,24 @@ def _split_line(survey: Survey) -> list[str]:
     counts = Counter(survey.parts.values())
     sizes = ", ".join(f"{part} {counts[part]}" for part in OWN_SPLITS if counts[part])
     return [f"split of the source is kept: {sizes}"] if counts else []
+
+
+def _patients_line(survey: Survey) -> str:
+    """How many patients there are, by what, and an example, which no name of a patient in a DICOM file is."""
+    if survey.groups is None:
+        return "patients: not known"
+    if survey.groups_from == NONE:
+        return (
+            "patients: none is named, so each image is one of its own, which every report repeats as a possible leak;"
+            f" {NAME}"
+        )
+    images = Counter(group for group, _ in survey.groups)
+    name, count = max(images.items(), key=lambda one: one[1])
+    example = "" if survey.found.private else f", e.g. {name!r}: {count} images"
+    alone = f"; {survey.alone} images name no patient, each is one of its own" * bool(survey.alone)
+    by = survey.groups_from.removeprefix(PROPOSED)
+    open_ = f"; proposed, not confirmed; if they are wrong, {NAME}" * (by != survey.groups_from)
+    return f"patients by {by}: {len(images) - survey.alone}{example}{alone}{open_}"
 
 
 def _class_lines(survey: Survey) -> list[str]:

@@ -6,6 +6,7 @@ Perhaps skipped.txt, and classes.json where objects are asked for by name.
 import hmac
 import shutil
 from collections import Counter
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,10 +17,11 @@ from tqdm import tqdm
 
 from rl_reward_network.atomic_io import read_json, secret_key, whole_folder, write_json
 from rl_reward_network.data.annotations import read_annotations
-from rl_reward_network.data.items import recorded_grey
+from rl_reward_network.data.items import Sample, recorded_grey
 from rl_reward_network.data.names import CLASSES_FILE, as_json
+from rl_reward_network.data.patients import NONE, PROPOSED, proposed_from
 from rl_reward_network.data.splits import patient_key
-from rl_reward_network.data_import.items import NONE, Groups, Item
+from rl_reward_network.data_import.items import Groups, Item
 from rl_reward_network.data_import.layouts import LAYOUTS
 from rl_reward_network.data_import.survey import Survey
 
@@ -28,21 +30,50 @@ FORMAT_VERSION = 2  # 2: names of patients are hashed in one spelling
 IMPORT_RULES = 4  # changes where a source gives other pictures, masks or splits: training imports it anew
 
 
-def import_notes(data_root: Path) -> tuple[str, ...]:
-    """What reports on imported data repeat: that their groups are not known, and remarks; () for all other data.
+def import_notes(data_root: Path, samples: Iterable[Sample] = ()) -> tuple[str, ...]:
+    """What reports repeat: that groups are not known, or proposed and not confirmed, and remarks of an import.
 
-    ValueError where import.json is damaged or of another version.
+    `samples` are of the data, for those that were not imported. ValueError where import.json is damaged or of another
+    version.
     """
     origin = _origin_of(data_root)
-    remarks = tuple(map(str, origin.get("remarks", ())))
-    if not is_ungrouped(data_root):
-        return remarks
-    pairs = f", and {origin['suspected_leaks']} pairs look nearly identical" * bool(origin["suspected_leaks"])
-    return (
-        f"Possible leak: the data were imported with --patients_csv none, so each image is a group of its own{pairs};"
-        " images of one patient may be in training and test, and intervals may be too narrow.",
-        *remarks,
-    )
+    source, alone = grouping_of(data_root, samples)
+    notes = list[str]()
+    if source == NONE or alone:
+        who = "no patient is named" if source == NONE else f"{alone} images name no patient"
+        leaks = origin.get("suspected_leaks")
+        pairs = f", and {leaks} pairs look nearly identical" * bool(leaks)
+        notes.append(
+            f"Possible leak: {who}, so each image is a group of its own, as with --patients_csv none{pairs}; images of"
+            " one patient may be in training and test, and intervals may be too narrow."
+        )
+    if source.startswith(PROPOSED):
+        notes.append(
+            f"Patients {source}, not confirmed: where a name is wrong, one patient may be in training and test;"
+            " --patients_csv names them, in annotations.json the field `group`."
+        )
+    return (*notes, *map(str, origin.get("remarks", ())))
+
+
+def grouping_of(data_root: Path, samples: Iterable[Sample] = ()) -> tuple[str, int]:
+    """What has named the patients (`proposed_from`, a flag, "" of fields of the data), and how many images none.
+
+    `samples` and errors are as of `import_notes`.
+    """
+    shown = {one.image_path: one.shown_by for one in samples if one.shown_by and not one.joined}
+    if shown:
+        return proposed_from([(by.replace(NONE, ""), by) for by in shown.values()]), [*shown.values()].count(NONE)
+    origin = _origin_of(data_root)
+    return str(origin.get("groups", "")), int(origin.get("alone", 0))
+
+
+def grouping_note(data_root: Path, samples: Iterable[Sample] = ()) -> str:
+    """The same in words, for the line on the data; "" where the user has named the patients. Raises as it does."""
+    source, alone = grouping_of(data_root, samples)
+    if source == NONE:
+        return "no patient named, each image a group of its own"
+    unknown = f" ({alone} images name none)" * bool(alone)
+    return f"patients {source}, not confirmed{unknown}" if source.startswith(PROPOSED) else ""
 
 
 def imported_grey(data_root: Path) -> dict[str, list[int]] | None:
@@ -50,9 +81,9 @@ def imported_grey(data_root: Path) -> dict[str, list[int]] | None:
     return _origin_of(data_root).get("grey_levels")
 
 
-def is_ungrouped(data_root: Path) -> bool:
-    """Whether data were imported with --patients_csv none. Raises as `import_notes`."""
-    return _origin_of(data_root).get("groups") == NONE
+def is_ungrouped(data_root: Path, samples: Iterable[Sample] = ()) -> bool:
+    """Whether no patient is known, and each image a group of its own. Arguments and errors as of `import_notes`."""
+    return grouping_of(data_root, samples)[0] == NONE
 
 
 Asked = dict[str, tuple[str, tuple[str, ...]]]  # phrase -> folder of its masks, and the categories of the mask
@@ -196,6 +227,7 @@ def _origin(survey: Survey) -> dict[str, Any]:
         "format_version": FORMAT_VERSION,
         "layout": survey.layout,
         "groups": survey.groups_from,
+        "alone": survey.alone,
         "classes": survey.classes,
         "images": len(survey.found.items),
         "labelled": sum(item.load_masks is not None for item in survey.found.items),

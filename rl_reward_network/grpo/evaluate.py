@@ -91,7 +91,7 @@ def _evaluate(
     before = measure(model, prompts, cache, longest, desc="before")
     load_trained(model, final_model, config)
     after = measure(model, prompts, cache, longest, desc="after")
-    notes += (*import_notes(inputs.config.data_root),)
+    notes += (*import_notes(inputs.config.data_root, inputs.samples),)
     if (run / REWARD_NET).exists():
         maps = ForegroundMaps.beside(run, RewardNetwork.from_pretrained(run / REWARD_NET).to(inputs.device))
         for measured in (before, after):

@@ -15,6 +15,7 @@ from rl_reward_network.data.items import RegionSample, Sample, region_fingerprin
 from rl_reward_network.data.names import CLASSES_FILE, classes_of, wordings_fingerprint
 from rl_reward_network.data.readers import DATASET_NAMES, IMAGES, NAMES, read_region_data, recognise
 from rl_reward_network.data.splits import Split, load_split, make_split, select, subsample
+from rl_reward_network.data_import.write import grouping_note
 from rl_reward_network.embedded.datasets import DEFAULT_FOLDER, embedded_regions, is_rendered
 from rl_reward_network.flags import changed
 from rl_reward_network.grpo.prompts import (
@@ -134,7 +135,8 @@ def _open_named(config: RunConfig, regions: RegionConfig, samples: list[Sample],
     prompts = [named_prompt(sample, classes.get(phrase_key(sample.text))) for sample in samples]
     masks = f"{sum(sample.labelled for sample in samples)} of {len(samples)} questions with a mask"
     images, wordings = {prompt.image_key for prompt in prompts}, wordings_fingerprint(classes.values())
-    summary = f"{len(images)} annotated images, {len(phrases)} phrases, {masks}; {split_words(samples, split)}"
+    own = f", {note}" if (note := grouping_note(root, samples)) else ""
+    summary = f"{len(images)} annotated images, {len(phrases)} phrases, {masks}{own}; {split_words(samples, split)}"
     return GRPOInputs(config, regions, "images", summary, prompts, split, None, wordings, samples)
 
 

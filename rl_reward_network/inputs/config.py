@@ -50,7 +50,7 @@ class RunConfig:
     annotations.json takes precedence."""
     patients_csv: Rare[str | None] = None
     """For data that are imported (images/ with masks/, COCO, ...): a CSV table with the columns image and group, or
-    none, where no patient is known; see `sa2va-rl data import`."""
+    none; by default names of folders and files propose the patients, see `sa2va-rl data import`."""
     label: Rare[str | None] = None
     """For data that are imported: the class that is the mask, by name, number or #rrggbb, or all."""
     bit_depth: Rare[int | None] = None

@@ -5,6 +5,7 @@ mask is right.
 """
 
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,10 +25,11 @@ from rl_reward_network.data.identity import TRAIN_ANEW, check_apart, judged_part
 from rl_reward_network.data.items import Sample, region_fingerprint
 from rl_reward_network.data.names import classes_of
 from rl_reward_network.data.readers import REGIONS, read_region_data, recognise
-from rl_reward_network.data.splits import make_split, patient_key, select, spellings
+from rl_reward_network.data.splits import SPLITS, Split, make_split, patient_key, spellings
 from rl_reward_network.data_import.files import some, unread_note
-from rl_reward_network.data_import.write import import_notes, imported_grey, is_ungrouped
+from rl_reward_network.data_import.write import grouping_note, import_notes, imported_grey, is_ungrouped
 from rl_reward_network.embedded import datasets
+from rl_reward_network.flags import changed
 from rl_reward_network.inputs import loading
 from rl_reward_network.inputs.config import RegionConfig, RunConfig
 from rl_reward_network.models.default import is_small
@@ -44,6 +46,7 @@ OUTLINED = 200  # masks whose outlines are measured, spread over all: annotators
 FILLED = (12.0, 0.5)  # times the branches' width, and share of the mask; real trees reach 11, filled ones 17 to 48
 WIDE = 3.0  # times the branches' width
 BRANCHES = 0.35  # quantile of the widths along all centre lines, those of filled loops included: the branches' width
+NEXT = ("model_path", "data_root", "unlabelled_root", "patients_csv", "group_regex", "label", "split_seed", "bit_depth")
 PIXELS = 10**6  # of an outline; a larger one is subsampled
 # The shell files keep the embedded data in the clone. Of an installed wheel this is site-packages, where no data are.
 CLONE = Path(__file__).resolve().parents[2]
@@ -54,6 +57,7 @@ class Finding(NamedTuple):
 
     details: str
     notes: tuple[str, ...] = ()
+    ending: tuple[str, ...] = ()  # lines for below the table; the last one names the next command
 
 
 class ImageStatistics(NamedTuple):
@@ -96,7 +100,7 @@ def check_model(model_path: str, data_root: Path) -> Finding:
         processor = Sa2VAProcessor.from_config(config, folder.tokenizer(config), None, folder.image_processor(config))
         template = f"chat template {'with a' if processor.system_turn else 'without'} system turn"
     user_data = data_root.exists() and not datasets.is_rendered(data_root)
-    hint = "; a rehearsal model, of no use on your own images: set MODEL_PATH" if user_data else ""
+    hint = "; as it is, it knows rendered images alone: sa2va-rl improve trains it on your masks" if user_data else ""
     return Finding(
         f"{'official' if folder.original else 'our'} layout, {config.family.name}, {text.num_hidden_layers} x "
         f"{text.hidden_size} language model, {template}{hint if is_small(model_path) else ''}"
@@ -112,9 +116,10 @@ def check_data(config: RunConfig, regions: RegionConfig) -> Finding:
                 f"{config.data_root}: not there yet, so {loading.FLAG} cannot be compared; run sa2va-rl data"
             )
         return Finding("embedded data, not there yet: the run renders them")
+    named = config
     if regions.dataset_name not in REGIONS:
         config = loading.own_format(config)
-    return _regions(config, regions) if _captioned(config, regions) else _images(config)
+    return _regions(config, regions) if _captioned(config, regions) else _images(config, named)
 
 
 def _to_be_rendered(root: Path) -> bool:
@@ -132,8 +137,8 @@ def _captioned(config: RunConfig, regions: RegionConfig) -> bool:
         return False
 
 
-def _images(config: RunConfig) -> Finding:
-    """Annotated images, for all three trainings."""
+def _images(config: RunConfig, named: RunConfig) -> Finding:
+    """Annotated images, for all three trainings; `named` are the settings as they were given."""
     root = config.data_root
     samples, split = loading.open_samples(config)
     by_name = []
@@ -143,18 +148,38 @@ def _images(config: RunConfig) -> Finding:
         loading.check_one_phrase(samples, root)
     samples, split, _ = loading.join_unlabelled(config, samples, split)
     images = sample_statistics(samples)
-    few = {("policy", "val"): "step 2 will deploy the model as it is", ("test",): "there will be no verdict"}
-    hints = "".join(
-        f"; fewer than {MIN_PATIENTS} {' and '.join(names)} patients with masks: {meaning}"
-        for names, meaning in few.items()
-        if len({s.group_id for name in names for s in select(samples, split, name) if s.labelled}) < MIN_PATIENTS
-    )
-    summary = f"{loading.images_summary(samples, root, split)}{hints}"
+    summary = loading.images_summary(samples, root, split)
     joined = [sample for sample in samples if sample.joined]
     unread = [note for folder in (root, config.unlabelled_root) if folder for note in unread_note(folder)]
     look = [f"look: {note}" for note in (*unread, loading.nameless_note(joined)) if note]
-    notes = (*import_notes(root), *_notes(images), *look, *(() if is_ungrouped(root) else _spelling_note(samples)))
-    return Finding("\n".join([summary, *by_name, *_grey(samples, root, config.bit_depth), *_foreground(images)]), notes)
+    annotated = [sample for sample in samples if not sample.joined]
+    spelled = () if is_ungrouped(root, annotated) else _spelling_note(samples)
+    notes = (*import_notes(root, annotated), *_notes(images), *look, *spelled)
+    details = [summary, *by_name, *_grey(samples, root, config.bit_depth), *_foreground(images)]
+    return Finding("\n".join(details), notes, _ending(named, root, samples, split, bool(by_name)))
+
+
+def _ending(named: RunConfig, root: Path, samples: Sequence[Sample], split: Split, by_name: bool) -> tuple[str, ...]:
+    """What is there, what works with so much, and the next command; for below the table."""
+    data = [one for one in samples if not one.joined]
+    images = {one.image_path: one.labelled for one in data}
+    masks, labelled = sum(images.values()), {one.group_id for one in data if one.labelled}
+    how, more = grouping_note(root, data), len({one.image_path for one in samples if one.joined})
+    there = (
+        f"there: {masks} images with masks, {len(images) - masks} without{f', {more} of {loading.FLAG}' * bool(more)};"
+        f" {len({one.group_id for one in data})} patients, {len(labelled)} of them with masks{f'; {how}' * bool(how)}"
+    )
+    lacking = MIN_PATIENTS - len(labelled)
+    roads = ["segment", *["the prompt policy"] * (len(labelled) >= len(SPLITS)), *["improve"] * (lacking <= 0)]
+    tested = len(labelled & split.ids("test"))
+    verdict = f"a verdict on {tested} test patients"
+    if tested < MIN_PATIENTS:
+        verdict = f"not yet a verdict on a test split, which has {tested} patients with masks and needs {MIN_PATIENTS}"
+    flags = {flag: str(getattr(named, flag[2:])) for flag in changed(named, *NEXT)}
+    words = " ".join(f"{flag} {shlex.quote(value)}" for flag, value in flags.items())
+    command = f"sa2va-rl {'grpo quick --objective supervised' if by_name else 'improve'} {words}".strip()
+    first = f"annotate images of {lacking} more patients, then " * (lacking > 0)
+    return there, f"works: {', '.join(roads)}; {verdict}", f"next: {first}{command}"
 
 
 def _regions(config: RunConfig, settings: RegionConfig) -> Finding:

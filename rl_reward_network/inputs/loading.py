@@ -22,6 +22,7 @@ from rl_reward_network.data.identity import among, check_apart, join_groups, joi
 from rl_reward_network.data.images import IMAGE_SUFFIXES, image_header
 from rl_reward_network.data.items import Sample, data_fingerprint, first_names, pseudonym, recorded_grey, with_windows
 from rl_reward_network.data.masks import looks_like_mask
+from rl_reward_network.data.patients import NONE, picture_name, propose_patients
 from rl_reward_network.data.readers import READERS, REGIONS, read_images
 from rl_reward_network.data.splits import (
     Split,
@@ -34,8 +35,7 @@ from rl_reward_network.data.splits import (
     subsample,
 )
 from rl_reward_network.data_import import write
-from rl_reward_network.data_import.files import check_files, files_below, pictures_below
-from rl_reward_network.data_import.items import NONE, picture_name
+from rl_reward_network.data_import.files import check_files, files_below, pictures_below, relative_path, without_role
 from rl_reward_network.data_import.layouts import LAYOUTS, recognise_layout
 from rl_reward_network.data_import.survey import ImportOptions, report_lines, survey_source
 from rl_reward_network.embedded import datasets
@@ -46,6 +46,7 @@ from rl_reward_network.inputs.config import PromptConfig, RunConfig, pick_fields
 from rl_reward_network.inputs.segmenter import Sa2VASegmenter, load_segmenter
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.loading_sa2va import check_device
+from rl_reward_network.report.statistics import MIN_PATIENTS
 from rl_reward_network.run import Run, portable
 
 Result = TypeVar("Result")
@@ -181,15 +182,16 @@ def check_named(model_path: str, data_root: Path, default: Path) -> None:
         )
 
 
-def images_summary(samples: Sequence[Sample], data_root: Path, split: Split) -> str:
+def images_summary(samples: Sequence[Sample], data_root: Path, split: Split | None = None) -> str:
     """One line on annotated images and their split, e.g. "960 rendered angiograms (embedded data), 960 with a mask"."""
     data = [sample for sample in samples if not sample.joined]
     kind = "rendered angiograms (embedded data)" if datasets.is_rendered(data_root) else "annotated images"
-    own = ", each image a group of its own (--patients_csv none)" if write.is_ungrouped(data_root) else ""
-    own += f", {note}" if (note := joined_note(data)) else ""
+    own = "".join(f", {note}" for note in (write.grouping_note(data_root, data), joined_note(data)) if note)
     more = f"; {unlabelled_summary(samples)}" if len(data) < len(samples) else ""
     labelled = sum(sample.labelled for sample in data)
-    return f"{len(data)} {kind}, {labelled} with a mask{own}{more}; {split_words(samples, split)}"
+    bare = f", {len(data) - labelled} without" * (labelled < len(data))
+    words = "" if split is None else f"; {split_words(samples, split)}"
+    return f"{len(data)} {kind}, {labelled} with a mask{bare}{own}{more}{words}"
 
 
 def split_words(samples: Sequence[Sample], split: Split, groups: str = "patients") -> str:
@@ -283,6 +285,12 @@ def join_unlabelled(config: RunConfig, samples: list[Sample], split: Split) -> t
         return samples, split, None
     write.check_named_alike(config.data_root, root)
     found = _read_unlabelled(root, samples[0].text, config)
+    bare = write.is_ungrouped(root, found)  # files of one name in two folders are no patient
+    named = [f"{NAMELESS}{one.group}" if bare or one.shown_by == NONE else one.group for one in found]
+    found = [
+        one if one.group == group else replace(one, group=group, group_id=pseudonym("group", group))
+        for one, group in zip(found, named, strict=True)
+    ]
     phrases = {phrase_key(sample.text) for sample in [*found, *samples]}
     if len(phrases) > 1:
         raise ValueError(f"{root}: {FLAG}: text holds other phrases than the data ({sorted(phrases)[:3]}); use one")
@@ -318,11 +326,15 @@ def _read_unlabelled(root: Path, text: str, config: RunConfig) -> list[Sample]:
         named = f" ({len(masks)} pictures are masks by their folder or name)" if masks else ""
         raise ValueError(f"{root}: {FLAG}: no images here{named}; expected files {', '.join(IMAGE_SUFFIXES)}")
     pattern, samples, deep = compile_group_regex(config.group_regex), [], dict[Path, str | None]()
-    matches = {path: match.groupdict() for path in paths if (match := pattern.search(path.name))}
+    matches: dict[Path, dict[str, str]] = {}
+    shown = propose_patients([str(without_role(relative_path(path, root))) for path in paths])
+    for path, (patient, _) in zip(paths, shown, strict=True):
+        match = pattern.search(path.name)
+        matches[path] = match.groupdict() if match else {"group": "" if config.group_regex else patient}
     patients = one_spelling(groups["group"] for groups in matches.values() if groups["group"])
     for path in paths:
-        name, groups = path.relative_to(root).as_posix(), matches.get(path, {})
-        group = patients.get(groups.get("group") or "") or f"{NAMELESS}{picture_name(name)}"
+        name, groups = path.relative_to(root).as_posix(), matches[path]
+        group = patients.get(groups["group"] or "") or f"{NAMELESS}{picture_name(name)}"
         series = f"series {groups['series']}" if groups.get("series") else f"image {name}"
         size, is_deep = image_header(path)
         if is_deep:
@@ -399,6 +411,7 @@ def own_format(config: RunConfig) -> RunConfig:
     if root is not None:
         regex = config.group_regex if config.unlabelled_root else None  # of no effect on imported data
         return replace(config, data_root=root, patients_csv=None, group_regex=regex, label=None)
+    _check_masks(config.data_root)
     if flags := changed(config, "patients_csv", "label"):
         raise ValueError(f"{flags[0]} is for data that are imported, but {config.data_root} is not: leave it out")
     return config
@@ -430,6 +443,16 @@ def imported_root(data_root: Path, output_dir: Path, options: ImportOptions) -> 
     if os.environ.get("RANK", "0") == "0":
         tqdm.write(f"{taken}; imported: {folder}")
     return folder
+
+
+def _check_masks(root: Path) -> None:
+    """Refuse a plain folder of images."""
+    if root.is_dir() and not _read_as_it_is(root) and (images := pictures_below(root)[0]):
+        raise ValueError(
+            f"{root}: {len(images)} images, none with a mask: `sa2va-rl segment {root}` works with a model as it is; to"
+            f" improve one, annotate images of {MIN_PATIENTS} patients, e.g. a black and white masks/NAME.png for each"
+            " images/NAME.png (docs/how-to/your-data.md has other layouts)"
+        )
 
 
 def _read_as_it_is(root: Path) -> bool:
@@ -472,6 +495,7 @@ def describe_run(
         "model_fingerprint": inputs.segmenter.fingerprint,
         "prompts": list(inputs.prompts),
         "patients": {name: len(ids) for name, ids in inputs.split.groups.items()},
+        "grouping": write.grouping_note(inputs.config.data_root, inputs.samples),
         "images": len(inputs.samples),
     }
     save_split(inputs.split, run / "split.json")

@@ -96,7 +96,7 @@ def run_evaluation_stage(
             *_labels_note(config),
             *(segmenter_note(entries, comparison) if maps else [NO_NETWORK]),
             *rehearsal_note(inputs),
-            *import_notes(inputs.config.data_root),
+            *import_notes(inputs.config.data_root, inputs.samples),
         ),
         _overlays(arms, comparison, maps, samples),
         rollouts,

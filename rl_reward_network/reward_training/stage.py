@@ -153,7 +153,7 @@ def run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Run) -> RewardNet
             "used": used,
             **({"unlabelled": _count(others)} if others else {}),
             "bank": {"computed": inputs.bank.computed, "reused": inputs.bank.reused},
-            "notes": import_notes(inputs.config.data_root),
+            "notes": import_notes(inputs.config.data_root, inputs.samples),
             "seconds": seconds,
             "resumed": resumed,
             "peak_memory_gib": peak,

@@ -1,5 +1,7 @@
 """`sa2va-rl data import`: what it prints, what it writes, and what comes next."""
 
+import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -20,25 +22,48 @@ def test_without_write_it_only_tells(source: Path, capsys: pytest.CaptureFixture
     main(["data", "import", "photos", "--to", "new", "--patients_csv", "none"])
     first, *_, last = capsys.readouterr().out.splitlines()
     assert first == "layout: paired folders (images with masks)"
-    assert last == "nothing was written; next: the same command with --to new --write"
+    assert last.startswith("nothing was written; next: the same command with --to new --write, or sa2va-rl improve")
     assert [path.name for path in Path().iterdir()] == ["photos"]
 
 
 def test_with_write_it_writes_and_names_the_next_command(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["data", "import", "photos", "--to", "new", "--patients_csv", "none", "--write"])
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last == "imported: new; next: DATA_ROOT=new bash run_step2_finetune.sh quick"
+    assert last == "imported: new; next: sa2va-rl improve --data_root new"
     assert Path("new/annotations.json").is_file()
 
 
 def test_what_is_open_comes_after_the_report(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        main(["data", "import", "photos", "--to", "new", "--write"])
+        main(["data", "import", "photos", "--to", "new", "--write", "--group_regex", "(?P<group>[ab])_"])
     assert stop.value.code == 2
     said = capsys.readouterr()
     assert "images: 5, 5 with a mask" in said.out
-    assert said.err.startswith("error: no group (patient) is known for 5 of 5 images")
+    assert said.err.startswith("error: group_regex '(?P<group>[ab])_' finds no group in 5 of 5 images")
     assert not Path("new").exists()
+
+
+@pytest.mark.parametrize(
+    ("terminal", "answer", "flags", "groups"),
+    [
+        (False, None, [], "proposed from folder names"),
+        (True, "", [], "folder names"),
+        (True, None, ["--yes"], "folder names"),
+        (False, None, ["--yes"], "folder names"),
+        (True, "n", [], None),
+    ],
+)
+def test_proposed_patients_are_asked_for_once_on_a_terminal(monkeypatch, source, terminal, answer, flags, groups):
+    source = write_pairs(Path("clinic"), "Patient {}/a.png", "Patient {}/a_mask.png")
+    answers = [] if answer is None else [answer]
+    monkeypatch.setattr("sys.stdin.isatty", lambda: terminal)
+    monkeypatch.setattr("builtins.input", lambda _: answers.pop())
+    words = Args(source, to=Path("new"), write=True, yes="--yes" in flags)
+    with nullcontext() if groups else pytest.raises(ValueError, match="not taken: name them by --patients_csv"):
+        data_import.main(words)
+    assert not answers
+    assert Path("new").exists() == bool(groups)
+    assert not groups or json.loads(Path("new/import.json").read_text())["groups"] == groups
 
 
 def test_a_target_is_needed_to_write_and_checked_before_anything_is_read(source: Path) -> None:

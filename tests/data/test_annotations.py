@@ -275,8 +275,30 @@ def test_vessel_names_group_by_patient_number_and_names_without_are_refused(read
     assert len({s.series_id for s in samples[:3]}) == 1
     assert len({s.series_id for s in samples}) == 3  # RCA of one patient is not RCA of another
     with pytest.raises(ValueError, match=r"record 1 \(image 'scan.png'\): no group.*`group`.*--group_regex") as caught:
-        read(without("group", image=VESSELS[0]), without("group", image="scan.png"))
+        read(record(image=VESSELS[0], group="7"), without("group", image="scan.png"))
     assert "Doe" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("names", "groups", "shown_by"),
+    [
+        (["a.png", "b.png"], ["a.png", "b.png"], ["none"] * 2),
+        (
+            ["Patient 1/a.png", "images/Patient 1/b.png", "c.png"],
+            ["Patient 1"] * 2 + ["c.png"],
+            ["folder names"] * 2 + ["none"],
+        ),
+        ([VESSELS[0], "scan.png"], ["1234567", "scan.png"], ["file names", "none"]),
+        (VESSELS[3:], ["1234567", "7654321"], [""] * 2),
+    ],
+)
+def test_where_no_record_names_a_group_names_propose_it(read, names, groups, shown_by):
+    samples = read(*(without("group", image=name) for name in names))
+    assert [sample.group for sample in samples] == groups
+    assert [sample.shown_by for sample in samples] == shown_by
+    assert not any(
+        one.shown_by for one in read(*(without("group", image=name) for name in names), group_regex="(?P<group>.)")
+    )
 
 
 def test_group_regex_sees_folders_and_fields_win(read):

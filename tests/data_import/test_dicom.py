@@ -102,7 +102,7 @@ def test_patients_are_groups_by_a_keyed_hash_and_nothing_names_them(tmp_path: Pa
     assert recognise_dicom(source) == "4 DICOM files"
     for out in (tmp_path / "a/one", tmp_path / "a/two", tmp_path / "b/three"):
         survey = survey_source(source, ImportOptions())
-        assert survey.groups_from == "layout"
+        assert survey.groups_from == "the files themselves"
         write_import(survey, out)
         samples = read_annotations(out)
         groups.append([sample.group for sample in samples])
@@ -136,7 +136,7 @@ def test_names_in_a_table_are_hashed_too_and_the_report_on_leaks_names_no_file(t
     for number in range(4):
         write_dicom(tmp_path / f"source/{SECRET}_{number}.dcm", grid(4095), patient="")
     survey = survey_source(tmp_path / "source", ImportOptions())
-    assert survey.groups is None, "no PatientID"
+    assert survey.groups_from == "none", "no PatientID, and nothing in names"
     lines = "\n".join(report_lines(survey))
     assert "dicom_00001.png and dicom_00002.png" in lines
     assert SECRET not in lines

@@ -20,7 +20,10 @@ ITEMS = [item("images/a/1.png"), item("images/a/2.png"), item("images/b/1.png")]
 def test_a_table_names_images_with_or_without_folder_and_suffix(tmp_path, names, form):
     rows = ["image,group", *map(",".join, zip(names, ("7", "7", "8"), strict=True)), "other.png,9"]
     (tmp_path / "patients.csv").write_text("\n".join(form.format(*row.split(",")) for row in rows), "utf-8-sig")
-    assert groups_of(ITEMS, str(tmp_path / "patients.csv"), None) == ([("7", None), ("7", None), ("8", None)], "table")
+    assert groups_of(ITEMS, str(tmp_path / "patients.csv"), None) == (
+        [("7", None), ("7", None), ("8", None)],
+        "--patients_csv",
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,18 +64,14 @@ def test_none_makes_each_image_its_own_and_the_layout_gives_groups_unless_flags_
     found = groups_of(ITEMS, "none", None)
     assert found == ([(item.found_as, None) for item in ITEMS], "none"), "written names may change with other files"
     items = [item("1.png", group="x", series="s"), item("2.png", group="y")]
-    assert groups_of(items, None, None) == ([("x", "s"), ("y", None)], "layout")
+    assert groups_of(items, None, None) == ([("x", "s"), ("y", None)], "the files themselves")
     assert groups_of(items, None, r"(?P<group>\d)")[0] == [("1", "s"), ("2", None)]
 
 
-def test_unknown_groups_are_an_error_with_three_remedies(tmp_path: Path) -> None:
-    with pytest.raises(ValueError) as error:
-        groups_of(ITEMS, None, None)
-    assert all(
-        word in str(error.value)
-        for word in ("3 of 3", "--patients_csv patients.csv", "--group_regex", "--patients_csv none")
-    )
-    with pytest.raises(ValueError, match=r"nowhere\.csv: file not found.*--patients_csv none"):
+def test_a_table_that_is_missing_or_has_a_rival_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"nowhere\.csv: file not found.*sa2va-rl doctor --data_root DATA --patients_csv"
+    ):
         groups_of(ITEMS, str(tmp_path / "nowhere.csv"), None)
     with pytest.raises(ValueError, match="patients_csv is 'none' and group_regex is"):
         groups_of(ITEMS, "none", "(?P<group>a)")
@@ -93,11 +92,28 @@ def test_a_whole_path_and_frames_of_one_file_are_no_doubt_and_empty_rows_are_ski
     assert found == [("Doe, J", "s1"), *[("Patient 8", None)] * 3], "a patient in two spellings is one group"
 
 
-def test_unlabelled_images_without_a_group_are_their_own_and_others_are_counted():
-    found = groups_of([item("a.png"), item("DOE(0000012345)_1_frame_000001.png")], None, None, own=True)
-    assert found == ([("a.png", None), ("0000012345", "1")], "none")
-    with pytest.raises(ValueError, match=r"known for 1 of 2 images \(1\.png\)"):
-        groups_of([item("0.png", group="p0"), item("1.png")], None, None)
+@pytest.mark.parametrize(
+    ("items", "groups", "source"),
+    [
+        (ITEMS, [one.found_as for one in ITEMS], "none"),
+        ([item("images/Patient 01/a.png"), item("x.png")], ["Patient 01", "x.png"], "proposed from folder names"),
+        (
+            [item("a.png"), item("DOE(0000012345)_1_frame_000001.png")],
+            ["a.png", "0000012345"],
+            "proposed from file names",
+        ),
+        ([item("0.png", group="p0"), item("1.png")], ["p0", "1.png"], "proposed from the files themselves"),
+        (
+            [item("0.png", group="Patient 1"), item("patient_01/1.png")],
+            ["Patient 1"] * 2,
+            "proposed from folder names and the files themselves",
+        ),
+    ],
+)
+@pytest.mark.parametrize("own", [False, True])
+def test_what_nobody_names_is_proposed(items: list[Item], groups: list[str], source: str, own: bool) -> None:
+    found, by = groups_of(items, None, None, own)
+    assert ([group for group, _ in found], by) == (groups, source)
 
 
 def test_a_table_and_a_file_may_write_an_umlaut_in_different_forms(tmp_path: Path) -> None:

@@ -9,7 +9,14 @@ from PIL import Image
 
 from rl_reward_network.atomic_io import read_json
 from rl_reward_network.data.annotations import read_annotations
-from rl_reward_network.data_import.survey import ImportOptions, Survey, chosen_classes, report_lines, survey_source
+from rl_reward_network.data_import.survey import (
+    NAME,
+    ImportOptions,
+    Survey,
+    chosen_classes,
+    report_lines,
+    survey_source,
+)
 from rl_reward_network.data_import.write import write_import
 from tests.data_import.sources import SIZE, as_255, picture, save, truth, write_dicom, write_pairs
 
@@ -38,8 +45,20 @@ def test_a_good_source_has_no_open_point(tmp_path: Path) -> None:
         "images: 5, 5 with a mask; 32 x 24 (5)",
         f"class 255: in 5 images, {share:.2%} of the pixels, the mask",
         "phrase: blood vessel; note: the default, which `sa2va-rl data import --phrase` changes",
-        "groups: none; each image is its own, which every report will repeat as a possible leak",
+        "patients: none is named, so each image is one of its own, which every report repeats as a possible leak; "
+        + NAME,
     ]
+
+
+def test_the_patients_that_folders_show_are_told_with_an_example(tmp_path: Path) -> None:
+    write_pairs(tmp_path, "Patient {:02}/img.png", "Patient {:02}/img_mask.png")
+    save(tmp_path / "Patient 03/other.png", picture(7))
+    survey = survey_source(tmp_path, ImportOptions())
+    survey.check()
+    said = "patients by folder names: 5, e.g. 'Patient 03': 2 images; proposed, not confirmed; if they are wrong, "
+    assert said + NAME in lines_of(survey)
+    save(tmp_path / "loose.png", picture(8))
+    assert "; 1 images name no patient, each is one of its own; " in lines_of(survey_source(tmp_path, ImportOptions()))
 
 
 @pytest.mark.parametrize("orientation", [3, 6, 8])
@@ -79,15 +98,18 @@ def test_several_classes_are_listed_with_counts_until_one_is_chosen(tmp_path: Pa
     assert "all masks are empty in every image; the masks hold zeros only" in points_of(tmp_path)
     write_pairs(tmp_path, stored=lambda mask: mask.astype(np.uint8))
     save(tmp_path / "masks/4.png", 3 * truth(4).astype(np.uint8))
-    assert "2 classes: 1 (4 images), 3 (1 images); give --label NAME, or --label all" in points_of(tmp_path)
+    assert (
+        "2 classes: 1 (4 images), 3 (1 images); choose one by --label NAME, or --label all for their union:"
+        f" sa2va-rl doctor --data_root {tmp_path} --label 1"
+    ) in points_of(tmp_path)
     survey = survey_source(tmp_path, ImportOptions("none", label="3"))
     survey.check()
     assert survey.classes == ["3"]
     assert "empty masks: 4" in lines_of(survey)
     assert "label '2' is no class" in points_of(tmp_path, ImportOptions("none", label="2"))
     (tmp_path / "images/0.png").write_bytes(b"")
-    faults, groups, classes = survey_source(tmp_path, ImportOptions()).open_points
-    assert ("the file is empty" in faults, "--patients_csv none" in groups, "2 classes" in classes) == (
+    faults, groups, classes = survey_source(tmp_path, ImportOptions("p.csv")).open_points
+    assert ("the file is empty" in faults, "p.csv: file not found" in groups, "2 classes" in classes) == (
         True,
         True,
         True,
@@ -130,7 +152,7 @@ def test_suspected_leaks_are_listed_by_name(tmp_path: Path) -> None:
     assert len(survey.leaks) == 1
     assert "1 pairs of images in two groups whose" in lines_of(survey)
     assert "images/1.png and images/3.png (" in lines_of(survey)
-    assert "(no groups are known yet)" in lines_of(survey_source(tmp_path, ImportOptions()))
+    assert "(no groups are known yet)" in lines_of(survey_source(tmp_path, ImportOptions("nowhere.csv")))
     one_group = ImportOptions(group_regex=r"images/(?P<group>[024]|)")
     assert survey_source(tmp_path, one_group).leaks[0][:2] == (1, 3), "groups that are open: each image is its own"
     (tmp_path / "p.csv").write_text("image,group\n0,a\n1,b\n2,c\n3,b\n4,d\n")

@@ -78,6 +78,27 @@ def test_groups_none_are_told_ever_after(tmp_path: Path) -> None:
         write.import_notes(to)
 
 
+@pytest.mark.parametrize(
+    ("confirmed", "loose", "starts"),
+    [
+        (False, 0, ["Patients proposed from folder names, not confirmed: "]),
+        (False, 1, ["Possible leak: 1 images name no patient, so each ", "Patients proposed from folder names"]),
+        (True, 0, []),
+    ],
+)
+def test_proposed_patients_are_told_until_they_are_confirmed(tmp_path, confirmed, loose, starts):
+    source, to = write_pairs(tmp_path / "source", "Patient {}/a.png", "Patient {}/a_mask.png"), tmp_path / "to"
+    for number in range(loose):
+        save(source / f"{number}.png", picture(9))
+    survey = survey_source(source, ImportOptions())
+    write.write_import(replace(survey, groups_from="folder names") if confirmed else survey, to)
+    notes = write.import_notes(to)
+    assert [note.startswith(start) for note, start in zip(notes, starts, strict=True)] == [True] * len(starts)
+    unknown = " (1 images name none)" * bool(loose)
+    assert write.grouping_note(to) == f"patients proposed from folder names, not confirmed{unknown}" * (not confirmed)
+    assert len({sample.group_id for sample in read_annotations(to)}) == 5 + loose
+
+
 def test_a_target_that_would_harm_something_is_refused(tmp_path: Path) -> None:
     source = write_pairs(tmp_path / "source")
     for to in (source, source / "to", source / "images", tmp_path, source / ".." / "source" / "x"):
@@ -98,8 +119,8 @@ def test_a_target_that_would_harm_something_is_refused(tmp_path: Path) -> None:
 
 def test_open_points_and_a_file_that_changes_leave_nothing(tmp_path: Path) -> None:
     source = write_pairs(tmp_path / "source")
-    with pytest.raises(ValueError, match="--patients_csv none"):
-        write.write_import(survey_source(source, ImportOptions()), tmp_path / "to")
+    with pytest.raises(ValueError, match="nowhere"):
+        write.write_import(survey_source(source, ImportOptions("nowhere.csv")), tmp_path / "to")
     survey = survey_source(source, OWN)
     (source / "masks/4.png").write_bytes(b"")
     with pytest.raises(ValueError, match=r"4\.png: not a readable image"):

@@ -47,7 +47,7 @@ def drawn(mask: np.ndarray) -> Callable[[dict[str, object]], dict[str, object]]:
 
 def test_good_data_are_described_without_a_note(check: Check) -> None:
     row = check(data_root=write_tiny_data(Path("data"), 8, 48))
-    assert row.startswith("OK 8 annotated images, 8 with a mask; patients: reward 3, policy 2, val 1, test 2;")
+    assert row.startswith("OK 8 annotated images, 8 with a mask; patients: reward 3, policy 2, val 1, test 2 ")
     assert "foreground: " in row
     assert "(8 masks)" in row
     assert "look:" not in row

@@ -61,8 +61,68 @@ def test_grpo_and_the_doctor_use_the_same_folder() -> None:
     assert "8 annotated images, 8 with a mask" in finding.details
     assert any("Possible leak" in note for note in finding.notes)
     assert list(Path("outputs/imported").glob("[!.]*")) == [config.data_root]
-    with pytest.raises(ValueError, match="--patients_csv none"):
-        check_data(RunConfig(data_root=source), regions)
+    assert check_data(RunConfig(data_root=source), regions).details == finding.details, "without a flag it goes on"
+
+
+@pytest.mark.parametrize(
+    ("images", "masks", "bare", "ending"),
+    [
+        (
+            "Patient {:02}/a.png",
+            "Patient {:02}/a_mask.png",
+            0,
+            (
+                "there: 8 images with masks, 0 without; 8 patients, 8 of them with masks;"
+                " patients proposed from folder names, not confirmed",
+                "works: segment, the prompt policy, improve;"
+                " not yet a verdict on a test split, which has 2 patients with masks and needs 6",
+                "next: sa2va-rl improve --data_root 'my data'",
+            ),
+        ),
+        (
+            "images/{}.png",
+            "masks/{}.png",
+            40,
+            (
+                "there: 8 images with masks, 40 without; 48 patients, 8 of them with masks; no patient named",
+                "",
+                "next: sa2va",
+            ),
+        ),
+        ("p{}_f0.png", "p{}_f0_mask.png", 0, ("there: 8 images with masks, 0 without; 8 patients", "", "next: ")),
+    ],
+)
+def test_the_doctor_ends_with_what_is_there_what_works_and_the_next_command(images, masks, bare, ending):
+    source = write_pairs(Path("my data"), images, masks, count=8)
+    for number in range(bare):
+        save(source / f"images/bare{number}.png", picture(100 + number))
+    config = RunConfig(data_root=source)
+    found = check_data(config, RegionConfig())
+    assert [line.startswith(start) for line, start in zip(found.ending, ending, strict=True)] == [True] * 3, (
+        found.ending
+    )
+    assert (f", {bare} without" in found.details) == bool(bare)
+
+
+def test_few_patients_are_told_how_many_are_missing_and_all_frames_of_one_stay_together() -> None:
+    source = write_pairs(Path("few"), "p{}_frame1.png", "p{}_frame1_mask.png", count=5)
+    for number in range(5):
+        save(source / f"p{number}_frame2.png", picture(10 + number))
+    found = check_data(RunConfig(data_root=source), RegionConfig())
+    assert found.ending[2] == "next: annotate images of 1 more patients, then sa2va-rl improve --data_root few"
+    inputs = open_inputs(RunConfig(data_root=source, gpu=-1))
+    assert len({sample.group_id for sample in inputs.samples}) == 5
+    config = describe_run(Run(Path("outputs/run"), REWARD_RUN), inputs, {})
+    assert config["grouping"] == "patients proposed from file names, not confirmed"
+
+
+def test_a_folder_without_any_mask_is_told_what_works() -> None:
+    save(Path("bare/a.png"), picture(1))
+    for check in (check_data, open_grpo_inputs):
+        with pytest.raises(
+            ValueError, match=r"bare: 1 images, none with a mask: `sa2va-rl segment bare` .* 6 patients"
+        ):
+            check(RunConfig(data_root=Path("bare")), RegionConfig())
 
 
 def test_another_folder_for_other_files_options_and_tables() -> None:

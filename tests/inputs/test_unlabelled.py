@@ -103,6 +103,15 @@ def test_groups_are_found_in_names_and_an_image_named_as_one_of_the_data_has_its
     assert sample.sample_id != policy.sample_id
 
 
+def test_folders_show_patients_and_files_of_one_name_in_two_sets_are_no_patient(data: Data, tmp_path: Path) -> None:
+    samples = joined(write_plain(tmp_path / "new", ["Patient 1/a.png", "Patient_01/b.png", "c.png"]), data)
+    assert samples[0].group_id == samples[1].group_id == pseudonym("group", "Patient 1") != samples[2].group_id
+    root = write_plain(tmp_path / "own/images", ["c.png"], 200).parent
+    (root / "annotations.json").write_text('[{"image": "c.png", "text": "blood vessel"}]')
+    (sample,) = joined(root, data)
+    assert sample.group_id == pseudonym("group", "unlabelled image c.png")
+
+
 def test_copies_in_another_format_mirrored_or_scaled_are_refused(data: Data, tmp_path: Path) -> None:
     root = write_plain(tmp_path / "new", ["other.png"])
     copies = (("reward", "bmp"), ("policy", "tiff"), ("val", "jpg"), ("test", "png"))
