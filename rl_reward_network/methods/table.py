@@ -401,7 +401,7 @@ def _page(report: Report) -> page.Page:
         ("", lambda row: row.verdict),
     ]
     if best.seed_spread is not None:
-        main.append(("SD over seeds", lambda row: rounded(row.seed_spread, row.to_base.groups)))
+        main.append(("SD over seeds", lambda row: rounded(row.seed_spread or 0.0, row.to_base.groups)))
     further = metric_columns((name for name in report.metrics if name not in MAIN), of)
     costs: list[Column[MethodRow]] = [
         ("minutes", lambda row: row.minutes),

@@ -1,6 +1,6 @@
 """The report of a fine-tuned model beside the base model on N test items, with intervals over groups of items."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -209,16 +209,25 @@ def _page(result: BeforeAfter) -> page.Page:
         },
         result.config,
         result.origin,
-        overlays.legend(COLOURS),
+        item_legend(result.shown),
         "".join(few_patients_note(result.groups, "test groups")),
     )
 
 
 def item_picture(item: ReportItem) -> str:
-    """HTML of one test item: the image, and its masks with their captions."""
-    captions = [f"{when}: {words}" if words else when for when, words in zip(COLOURS, item.words, strict=True)]
-    masks = zip(captions, (item.truth, item.before, item.after), COLOURS.values(), strict=True)
-    return overlays.picture(item.title, item.image, list(masks))
+    """HTML of one test item: the image, and its masks with their captions; without a true mask, no panel of it."""
+    masks = []
+    for when, words, mask in zip(COLOURS, item.words, (item.truth, item.before, item.after), strict=True):
+        caption = f"{when}: {words}" if words else when
+        if mask is not None or when != "truth":
+            masks.append((caption if mask is not None else f"{caption} (no mask)", mask, COLOURS[when]))
+    return overlays.picture(item.title, item.image, masks)
+
+
+def item_legend(items: Sequence[ReportItem]) -> str:
+    """HTML of what the colours in the pictures of some items mean."""
+    known = any(item.truth is not None for item in items)
+    return overlays.legend({when: colour for when, colour in COLOURS.items() if known or when != "truth"})
 
 
 def show_changes(result: BeforeAfter) -> None:

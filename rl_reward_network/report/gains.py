@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from rl_reward_network.report import page
-from rl_reward_network.report.before_after import COLOURS, ReportItem, item_picture
-from rl_reward_network.report.overlays import legend
+from rl_reward_network.report.before_after import ReportItem, item_legend, item_picture
 from rl_reward_network.report.statistics import INTERVALS, few_patients_note
 from rl_reward_network.report.table import (
     Column,
@@ -148,6 +147,6 @@ def _page(gains: Gains) -> page.Page:
         {**gains.folded, "More images": "".join(pictures[SHOWN:])},
         gains.config,
         gains.origin,
-        legend(COLOURS),
+        item_legend(gains.shown),
         "".join(gains.few),
     )

@@ -204,7 +204,7 @@ def figure(plot: Figure, description: str) -> str:
 def panels(title: str, pictures: Iterable[tuple[str, bytes]]) -> str:
     """A heading, and JPEG pictures side by side, each with its caption."""
     figures = "".join(
-        f"<figure>{image(data, 'jpeg', caption)}<figcaption>{text(caption)}</figcaption></figure>"
+        f"<figure>{image(data, 'jpeg', f'{title}: {caption}')}<figcaption>{text(caption)}</figcaption></figure>"
         for caption, data in pictures
     )
     return f'<section><h3>{text(title)}</h3><div class="panels">{figures}</div></section>'
