@@ -398,6 +398,7 @@ def write_sheet(path: Path, rows: Sequence[SheetRow]) -> None:
     for axis, name in zip(axes[0], COLUMNS, strict=True):
         axis.set_title(f"{name}\n{axis.get_title()}".strip(), fontsize=9)
     words = "predicted error map: probability that the mask is wrong at a pixel"
-    figure.colorbar(ERRORS, ax=axes, location="bottom", shrink=0.4, label=words)
+    place: dict[str, Any] = {"location": "bottom", "shrink": 0.4, "aspect": 40}
+    figure.colorbar(ERRORS, ax=axes, label=words, pad=0.03 / len(rows), fraction=0.08 / len(rows), **place)
     with whole_file(path) as temporary:
         figure.savefig(temporary, dpi=90)
