@@ -3,7 +3,7 @@
 results = gains_of({"the model as it is": before, "segmenter": after}, ids)
 shown = [ReportItem("best", image, truth, mask_before, mask_after)]
 gains = Gains(results, "segmenter", "Deployed: a segmenter, in improved/.", shown, origin=made_by(...))
-gains.table.show("Dice, out of fold")
+gains.table(narrow=True).show("Dice, out of fold")
 write_gains(folder, gains)  # report.html, eval.json, eval.csv
 """
 
@@ -82,21 +82,19 @@ class Gains:
         gain = self.results.difference(self.results.row(self.chosen), self.base)
         return gain_verdict("dice", gain, self.p[self.chosen], f"{self.chosen}, Dice")
 
-    @property
-    def table(self) -> Table:
-        """For a page or a terminal."""
+    def table(self, narrow: bool = False) -> Table:
+        """For a page, or, `narrow`, for a terminal."""
 
         def verdict_on(row: Row) -> str:
             gain = self.results.difference(row, self.base)
             return word("dice", gain.mean, self.p[row.name]) if row.name in self.p else ""
 
         columns: list[Column[Row]] = [
-            ("", lambda row: row.name),
-            ("Dice [95 %]", self.results.value),
+            ("", lambda row: f"{row.name} (deployed)" if row.name == self.chosen else row.name),
+            ("Dice", lambda row: self.results.value(row).point()) if narrow else ("Dice [95 %]", self.results.value),
             ("gain [95 %]", lambda row: self.results.difference(row, self.base).signed if row.name in self.p else ""),
             ("p", lambda row: p_words(self.p.get(row.name))),
             ("", verdict_on),
-            ("deployed", lambda row: "yes" if row.name == self.chosen else ""),
         ]
         return table_of(self.results.rows, columns)
 
@@ -142,7 +140,7 @@ def _page(gains: Gains) -> page.Page:
         f"Before: {gains.base}; after: what is deployed.",
         pictures[:SHOWN],
         f"<p>{page.text(counted)}; means over patients. {INTERVALS}. Each p is adjusted for all rows.</p>"
-        f"{gains.table.html()}",
+        f"{gains.table().html()}",
         gains.notes,
         {**gains.folded, "More images": "".join(pictures[SHOWN:])},
         gains.config,

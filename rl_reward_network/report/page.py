@@ -29,7 +29,11 @@ _STYLE = """
 body { font-family: system-ui, sans-serif; max-width: 64rem; margin: 0 auto; padding: 0 1rem 3rem; line-height: 1.45; }
 .verdict { border-left: .4rem solid #357; background: #eef3f8; padding: .6rem 1rem; font-size: 1.1rem; }
 .banner { border: 1px solid #b80; background: #fff6dd; padding: .3rem 1rem; }
-.scroll, .dense, .densest { overflow-x: auto; }
+.scroll, .dense, .densest {
+  overflow-x: auto; /* and a shadow at the right as long as there is more */
+  background: linear-gradient(to left, #fff 1rem, #fff0) right / 2rem 100% no-repeat local,
+    linear-gradient(to left, #0004, #0000) right / .8rem 100% no-repeat scroll;
+}
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .7rem; border-bottom: 1px solid #ccc; text-align: left; vertical-align: top; }
 td span { white-space: nowrap; }

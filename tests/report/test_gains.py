@@ -46,9 +46,10 @@ def test_the_page_says_what_is_deployed_shows_it_and_compares_all_rows(tmp_path)
 
 
 def test_the_table_marks_what_is_deployed_and_a_model_that_is_kept_is_named() -> None:
-    head, base, segmenter, _ = csv.reader(gains().table.csv().splitlines())
-    assert head == ["", "Dice [95 %]", "gain [95 %]", "p", "", "deployed"]
-    assert base[2:] == ["", "", "", ""]
-    assert segmenter[3:] == ["0.016", "better", "yes"]
+    head, base, segmenter, _ = csv.reader(gains().table().csv().splitlines())
+    assert head == ["", "Dice [95 %]", "gain [95 %]", "p", ""]
+    assert (base[0], base[2:]) == ("as it is", ["", "", ""])
+    assert (segmenter[0], segmenter[3:]) == ("segmenter (deployed)", ["0.016", "better"])
+    assert gains().table(narrow=True).lines[0][1] == "0.44"
     kept = gains("as it is").verdict
     assert kept.sentence == "Kept: as it is. No other row is better beyond chance on 7 labelled patients."
