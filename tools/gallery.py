@@ -5,9 +5,9 @@
     sa2va-rl segment outputs/series --video --truth outputs/series_masks --output outputs/frames
     python -m tools.gallery --sequences outputs/series outputs/frames/series_segmented
 
-Everywhere the mask is tinted in orange and the truth is outlined in green. Written to --to: `methods_<group>.png` of a
+Everywhere the mask is tinted in orange and the truth is outlined in blue. Written to --to: `methods_<group>.png` of a
 comparison, and for each sequence a picture with the name of the folder above it, here `frames.png`. A picture is small:
-it has a palette of grey, tinted grey, orange and green, and no other colours.
+it has a palette of grey, tinted grey, orange and blue, and no other colours.
 """
 
 import csv
@@ -32,7 +32,7 @@ from rl_reward_network.methods.methods import METHODS, WEIGHTS, Method
 from rl_reward_network.methods.training import MERGED, REWARD_NET
 from rl_reward_network.methods.view import ImageView, Models, Trained
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.report.overlays import GREEN, ORANGE, TINT, paint_mask
+from rl_reward_network.report.overlays import AFTER, TINT, TRUTH, paint_mask
 from rl_reward_network.report.table import picks
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.metrics import dice
@@ -84,8 +84,8 @@ class Panel(NamedTuple):
 
 def panel(image: np.ndarray, mask: np.ndarray, truth: np.ndarray | None, side: int, words: str) -> Panel:
     """An image, uint8 (H, W, 3), with its mask and the truth, bool (H, W), fitted into a square of `side` pixels."""
-    pixels = paint_mask(np.asarray(ImageOps.contain(Image.fromarray(image), (side, side))), mask, ORANGE)
-    pixels = pixels if truth is None else paint_mask(pixels, truth, GREEN, opacity=0)
+    pixels = paint_mask(np.asarray(ImageOps.contain(Image.fromarray(image), (side, side))), mask, AFTER)
+    pixels = pixels if truth is None else paint_mask(pixels, truth, TRUTH, opacity=0)
     return Panel(np.asarray(ImageOps.pad(Image.fromarray(pixels), (side, side), color="white")), words)
 
 
@@ -115,7 +115,7 @@ def grid(blocks: Sequence[Image.Image]) -> Image.Image:
 def save(sheet: Image.Image, path: Path) -> None:
     """Write a sheet with the palette, whole or not at all."""
     greys = np.linspace(0, 255, GREYS)[:, None].repeat(3, axis=1)
-    colours = np.concatenate([greys, greys + TINT * (np.array(ORANGE) - greys), [GREEN, ORANGE]])
+    colours = np.concatenate([greys, greys + TINT * (np.array(AFTER) - greys), [TRUTH, AFTER]])
     palette = Image.new("P", (1, 1))
     palette.putpalette(colours.round().astype(np.uint8).tobytes())
     with whole_file(path) as temporary:

@@ -23,7 +23,7 @@ from rl_reward_network.methods.methods import fusion
 from rl_reward_network.models.default import is_small
 from rl_reward_network.models.reward_network import error_map
 from rl_reward_network.models.sa2va.pixels_sa2va import QUESTIONS, RegionPrompt, draw_region
-from rl_reward_network.report.overlays import BLUE, ORANGE, paint_mask
+from rl_reward_network.report.overlays import AFTER, paint_mask
 from rl_reward_network.reward_training.calibration import given_interval
 from rl_reward_network.segment.maker import Answered, MaskMaker, default_model, load_mask_maker, save_mask
 
@@ -88,7 +88,7 @@ class Answers:
         if result.scorer is not None:
             expected = error_map(result.mask.astype(np.float32), result.scorer.foreground_prob)
             errors = (255 * colormaps["inferno"](expected)[..., :3]).astype(np.uint8)
-            fused = paint_mask(image, fusion(result.soft, result.scorer.foreground_prob, weight) > 0.5, ORANGE)
+            fused = paint_mask(image, fusion(result.soft, result.scorer.foreground_prob, weight) > 0.5, AFTER)
         if result.segs:
             upload = Path(str(path))
             file = Path(mkdtemp(dir=self.folder)) / f"{upload.stem}_mask.png"
@@ -99,7 +99,7 @@ class Answers:
         share = f"{100 * result.mask.mean():.1f} % of the image" if file else "none, the answer has no [SEG]"
         lines = [f"{note}Prompt: {result.prompt}", f"Answer: {_plain(result.answer)}", f"Mask: {share}"]
         told = "\n".join([*lines, *self._quality(result)])
-        return Pictures(file, paint_mask(image, result.mask, BLUE), soft, errors, fused, told)
+        return Pictures(file, paint_mask(image, result.mask, AFTER), soft, errors, fused, told)
 
     def _quality(self, result: Answered) -> list[str]:
         """Lines of predicted Dice, interval or why there is none, and spread; none without a reward network."""
@@ -129,7 +129,7 @@ class Answers:
             scores = [f"{dice:.3f} " for dice in scorer.quality(masks.astype(np.float32))["dice"]]
         shared = commonprefix(self.prompts).rfind(" ") + 1 if len(self.prompts) > 1 else 0  # noqa: RUF071 (words)
         shown = zip(masks, scores, self.prompts, strict=True)
-        return [(paint_mask(image, mask, BLUE), score + prompt[shared:]) for mask, score, prompt in shown]
+        return [(paint_mask(image, mask, AFTER), score + prompt[shared:]) for mask, score, prompt in shown]
 
     def caption(self, path: str | None, region: np.ndarray | None) -> str:
         """What Sa2VA says about a region, bool (H, W) of the image's size; ValueError for an empty one."""

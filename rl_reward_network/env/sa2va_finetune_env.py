@@ -16,7 +16,7 @@ from rl_reward_network.env.observation import (
 )
 from rl_reward_network.rewards.table import RewardName, prompt_reward
 
-TINT = (255, 128, 0)  # RGB of the mask in `render`, half and half with the image
+TINT = (255, 160, 0)  # RGB of the mask in `render`, half and half with the image; as in reports
 
 
 @dataclass(frozen=True, eq=False)

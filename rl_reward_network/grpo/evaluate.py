@@ -33,8 +33,9 @@ from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.side_network import side_network_config
 from rl_reward_network.report.before_after import BeforeAfter, ReportItem, label, write_before_after
 from rl_reward_network.report.by_name import Answers, NamesSection, Questions, names_section
+from rl_reward_network.report.metrics import SCORE
 from rl_reward_network.report.page import Origin, made_by
-from rl_reward_network.report.statistics import few_patients_note, plain_segmenter
+from rl_reward_network.report.statistics import few_patients_note, plain_segmenter, rounded
 from rl_reward_network.report.table import Results, paired_rows, picks
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.metrics import dice, meteor_variant
@@ -95,8 +96,8 @@ def _evaluate(
     if (run / REWARD_NET).exists():
         maps = ForegroundMaps.beside(run, RewardNetwork.from_pretrained(run / REWARD_NET).to(inputs.device))
         for measured in (before, after):
-            measured.values["reward_net_score"] = scores(maps, prompts, measured)
-        if outside := int(np.isnan(after.values["reward_net_score"]).sum()):
+            measured.values[SCORE] = scores(maps, prompts, measured)
+        if outside := int(np.isnan(after.values[SCORE]).sum()):
             if outside == len(prompts) and not any(prompt.labelled for prompt in prompts):
                 raise ValueError(f"none of {outside} test items has a true mask or is in the reward network's domain")
             notes += (f"{outside} of {len(prompts)} test items are outside the reward network's domain: no score.",)
@@ -113,7 +114,7 @@ def _evaluate(
     minutes = (time.perf_counter() - start) / 60
     flags = {"data_root": data_root, "base_model": base_model, "gpu": gpu, "images": items}
     result = _result(inputs, config, prompts, before, after, run, minutes)
-    notes += few_patients_note(min(gain.groups for gain in result.gains.values()), "test groups")
+    notes += few_patients_note(result.groups, "test groups")
     result = replace(result, notes=notes, origin=_origin(inputs, config, final_model, flags), by_name=by_name)
     folder = evaluation_folder(final_model, None if items is None else count_images(prompts))
     return result, write_before_after(folder, result)
@@ -165,7 +166,7 @@ def _result(
     groups, metrics = [prompt.group_id for prompt in prompts], run / "metrics.jsonl"
     lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
     labelled = bool(np.isfinite(before.values["dice"]).any())
-    criterion = "cycle_iou" if "cycle_iou" in before.values else "dice" if labelled else "reward_net_score"
+    criterion = "cycle_iou" if "cycle_iou" in before.values else "dice" if labelled else SCORE
     totals = {"cIoU": (before.phrase_ciou, after.phrase_ciou)} if labelled else {}
     if inputs.regions.dataset_name == "names":
         totals["name exact"] = exact_share(prompts, before), exact_share(prompts, after)
@@ -246,7 +247,7 @@ def pictured(prompts: list[TrainingItem], before: Measured, after: Measured, cri
     The last are those whose METEOR fell most. Each title names its measure, its value after training and its change.
     """
     gains = {name: after.values[name] - before.values[name] for name in (criterion, "meteor") if name in after.values}
-    gain, end = gains[criterion], after.values[criterion]
+    gain, end, groups = gains[criterion], after.values[criterion], len({prompt.group_id for prompt in prompts})
     if not len(known := np.flatnonzero(np.isfinite(gain))):  # the labelled ones, if the criterion needs labels
         return ()
     by_gain = known[np.argsort(-gain[known], kind="stable")]
@@ -257,7 +258,8 @@ def pictured(prompts: list[TrainingItem], before: Measured, after: Measured, cri
     shown += [("lost most", "meteor", n) for n in np.argsort(falls, kind="stable")[:PICTURED] if falls[n] < 0]
     items = []
     for title, metric, n in shown:
-        heading = f"{title}, {label(metric, '')}: {after.values[metric][n]:.3f} ({gains[metric][n]:+.3f})"
+        value, change = (rounded(of[metric][n], groups, sign) for of, sign in ((after.values, ""), (gains, "+")))
+        heading = f"{title}, {label(metric, '')}: {value} ({change})"
         image, truth = prompts[n].load()
         texts = (prompts[n].caption or prompts[n].question, before.captions[n], after.captions[n])
         items.append(ReportItem(heading, image, truth, unpacked(before.drawn[n]), unpacked(after.drawn[n]), texts))

@@ -35,7 +35,7 @@ from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGen
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.models.weights import check_finite, read_tensors
 from rl_reward_network.report.before_after import label, legend
-from rl_reward_network.report.statistics import Estimate, few_patients_note
+from rl_reward_network.report.statistics import Estimate, few_patients_note, rounded
 from rl_reward_network.run import FINAL, GRPO_RUN, read_model_config
 
 
@@ -364,7 +364,8 @@ def _rewards(origin: Mapping[str, Any]) -> str:
 def _changes(evaluation: Mapping[str, Any]) -> Iterator[str]:
     """The verdict and the table of eval.json."""
     yield f"{evaluation['verdict']['sentence']} Means over groups of {evaluation['items']} test items, 95 % intervals."
-    yield from few_patients_note(min(row["gain"]["groups"] for row in evaluation["rows"]), "test groups")
+    groups = min(row["gain"]["groups"] for row in evaluation["rows"])
+    yield from few_patients_note(groups, "test groups")
     yield "\n| metric | before | after | after - before | |\n|---|---|---|---|---|"
     for row in evaluation["rows"]:
         name = label(row["metric"], evaluation["config"]["METEOR"])
@@ -372,6 +373,7 @@ def _changes(evaluation: Mapping[str, Any]) -> Iterator[str]:
         said = row.get("verdict", row.get("word"))  # the latter up to version 1.0.0rc1
         yield f"| {name} | {before} | {after} | {gain.signed} | {said} |"
     for name, pair in evaluation["totals"].items():
-        change = f"{pair['after'] - pair['before']:+.3f}"
-        yield f"| {name}, all items together | {pair['before']:.3f} | {pair['after']:.3f} | {change} | |"
+        old, new = (rounded(pair[when], groups) for when in ("before", "after"))
+        change = rounded(pair["after"] - pair["before"], groups, "+")
+        yield f"| {name}, all items together | {old} | {new} | {change} | |"
     yield f"\n{legend([row['metric'] for row in evaluation['rows']])}"

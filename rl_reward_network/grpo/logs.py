@@ -21,7 +21,7 @@ from rl_reward_network.atomic_io import append_line, whole_file
 from rl_reward_network.curves import Curves
 from rl_reward_network.grpo.rewards import Terms
 from rl_reward_network.grpo.rollouts import Columns, Rollouts
-from rl_reward_network.report.overlays import GREEN, ORANGE, paint_mask
+from rl_reward_network.report.overlays import AFTER, TRUTH, paint_mask
 from rl_reward_network.rewards.combine import Advantages
 from rl_reward_network.rewards.judge import Judge
 
@@ -205,11 +205,11 @@ class GRPOLogs(TrainerCallback):
 
 
 def picture_row(columns: Columns, rows: Sequence[int], side: int = 192) -> np.ndarray:
-    """uint8 (side, n * side, 3): images with the outlines of the true (green) and the predicted mask (orange)."""
+    """uint8 (side, n * side, 3): images with the outlines of the true (blue) and the predicted mask (orange)."""
     panels = []
     for row in rows:
         image = np.asarray(Image.fromarray(columns["images"][row]).resize((side, side)))
-        for mask, colour in ((columns["masks"][row], GREEN), (columns["predicted_masks"][row], ORANGE)):
+        for mask, colour in ((columns["masks"][row], TRUTH), (columns["predicted_masks"][row], AFTER)):
             if mask is not None:
                 image = paint_mask(image, mask, colour, opacity=0)
         panel = Image.fromarray(image)

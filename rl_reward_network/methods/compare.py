@@ -39,6 +39,7 @@ from rl_reward_network.methods.view import BASE, ImageView, Models, Trained
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.ppo.settings import Mode
 from rl_reward_network.report.deployment import Cost, RunCost, total_cost
+from rl_reward_network.report.metrics import SCORE
 from rl_reward_network.report.statistics import group_means
 from rl_reward_network.report.table import ECE, picks
 from rl_reward_network.reward_training.stage import check_no_leak
@@ -302,7 +303,7 @@ def measure_method(
         answers.append(len(view.answers))
         metrics = mask_metrics(mask, truth) | {ECE: float(calibration_error(soft[None].astype(float), truth[None])[0])}
         if view.has_scorer:
-            metrics["score"] = float(view.scorer.quality(mask[None].astype(np.float32))["score"][0])
+            metrics[SCORE] = float(view.scorer.quality(mask[None].astype(np.float32))["score"][0])
         measured.append(metrics)
     test = {name: tuple(metrics[name] for metrics in measured) for name in measured[0]}
     found = tuple(val[:, best].tolist()), test, float(np.mean(answers))

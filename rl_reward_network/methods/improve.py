@@ -28,6 +28,7 @@ from rl_reward_network.atomic_io import NAMES_ALONE, PICTURES, load_arrays, stat
 from rl_reward_network.data.identity import check_apart, thumbnails
 from rl_reward_network.data.items import Sample
 from rl_reward_network.data.splits import SPLITS, save_split, select, subsample
+from rl_reward_network.data_import.write import import_notes
 from rl_reward_network.flags import changed
 from rl_reward_network.grpo.final_model import merge_run
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
@@ -276,7 +277,8 @@ def run_improve_stage(inputs: GRPOInputs, plan: ImprovePlan, run: Run, command: 
             deploy(inputs, plan, chosen, run / final.name, run / IMPROVED)
         improvement = Improvement(plan.folds, judged, chosen, gain, tested)
         about = {"data": inputs.summary, "model": Path(inputs.config.model_path).name, "command": command}
-        write_improve_report(run, improvement, about)
+        notes = import_notes(inputs.config.data_root, inputs.samples)
+        write_improve_report(run, improvement, about, notes)
         write_json(run / RESULT, improvement.facts)
         for part, member in product(trained, OBJECTIVES):  # these can be made again, and may be large
             shutil.rmtree(run / part.name / member / MERGED, ignore_errors=True)

@@ -9,9 +9,8 @@ import numpy as np
 
 from rl_reward_network.data.items import Sample
 from rl_reward_network.report import page
-from rl_reward_network.report.before_after import COLOURS
-from rl_reward_network.report.overlays import picture
-from rl_reward_network.report.statistics import INTERVALS, Estimate, few_patients_note, max_t_of
+from rl_reward_network.report.before_after import ReportItem, item_legend, item_picture
+from rl_reward_network.report.statistics import INTERVALS, Estimate, few_patients_note, max_t_of, rounded
 from rl_reward_network.report.table import (
     Results,
     Row,
@@ -129,10 +128,10 @@ class Improvement:
         return f"On {gain.groups} test patients, who decided nothing: Dice {row.estimates['dice']}, {gain.signed}."
 
 
-def write_improve_report(run: Run, result: Improvement, facts: dict[str, str]) -> Path:
+def write_improve_report(run: Run, result: Improvement, facts: dict[str, str], notes: Sequence[str] = ()) -> Path:
     """Write report.html, eval.json and eval.csv into the run; returns the path of report.html.
 
-    `facts` are data, model and command, for the foot of the page.
+    `facts` are data, model and command, for the foot of the page, `notes` limits of the data.
     """
     parts = {f"{len(set(result.judged.groups))} labelled patients, out of fold": result.judged}
     parts |= {"Test patients": result.tested} if result.tested else {}
@@ -151,6 +150,7 @@ def write_improve_report(run: Run, result: Improvement, facts: dict[str, str]) -
         )
     ]
     files = {"eval.csv": page.csv_text([["part", "sample_id", "group_id", "row", *METRICS], *lines])}
+    items, banner = _items(shown, result.chosen), few_patients_note(len(set(shown.groups)), "patients")
     made = page.Page(
         "Better masks of own images",
         "What makes the masks of these images better?",
@@ -158,11 +158,13 @@ def write_improve_report(run: Run, result: Improvement, facts: dict[str, str]) -
         " ".join(filter(None, (result.verdict, result.test_line))),
         "The images with the best, the median and the worst Dice of what is deployed, by models that have not seen the "
         "patient.",
-        _pictures(shown, result.chosen),
+        [item_picture(item) for item in items],
         f"{about}{tables[first]}",
-        few_patients_note(len(set(shown.groups)), "patients"),
+        notes,
         {name: table for name, table in tables.items() if name != first},
         facts,
+        legend=item_legend(items),
+        banner="".join(banner),
     )
     return page.write_report(run.path, made, result.facts, files)
 
@@ -185,21 +187,12 @@ def _table(results: Results) -> str:
     return table_of(rows, columns).html()
 
 
-def _pictures(judged: Judged, chosen: str) -> list[str]:
-    """HTML of three images: truth, before and after."""
-    pictures = []
+def _items(judged: Judged, chosen: str) -> list[ReportItem]:
+    """The images with the best, the median and the worst Dice of what is deployed."""
+    items, patients = [], len(set(judged.groups))
     for title, number in picks(judged.values[chosen]["dice"]).items():
         sample = judged.samples[number]
-        masks = {
-            "truth": sample.load_mask(),
-            "before": judged.mask(START, number),
-            "after": judged.mask(chosen, number),
-        }
-        dice = {"before": START, "after": chosen}
-        captions = {
-            name: f"{name}: Dice {judged.values[dice[name]]['dice'][number]:.3f}" if name in dice else name
-            for name in masks
-        }
-        panels = [(captions[name], mask, COLOURS[name]) for name, mask in masks.items()]
-        pictures.append(picture(title, sample.load_image(), panels, COLOURS))
-    return pictures
+        before, after = (judged.mask(row, number) for row in (START, chosen))
+        dice = (f"Dice {rounded(judged.values[row]['dice'][number], patients)}" for row in (START, chosen))
+        items.append(ReportItem(title, sample.load_image(), sample.load_mask(), before, after, ("", *dice)))
+    return items

@@ -15,7 +15,8 @@ from rl_reward_network.methods.methods import METHODS, Method
 from rl_reward_network.methods.view import BASE
 from rl_reward_network.report import page
 from rl_reward_network.report.deployment import Cost
-from rl_reward_network.report.overlays import BLUE, GREEN, ORANGE, Colour, picture
+from rl_reward_network.report.metrics import SCORE
+from rl_reward_network.report.overlays import AFTER, BEFORE, TRUTH, legend, picture
 from rl_reward_network.report.statistics import (
     MIN_PATIENTS,
     NO_GAP,
@@ -27,9 +28,9 @@ from rl_reward_network.report.statistics import (
     max_t,
     mean_interval,
     rare_loss,
+    rounded,
 )
 from rl_reward_network.report.table import (
-    SCORE,
     TITLES,
     Column,
     Row,
@@ -73,7 +74,7 @@ class MethodResult:
     weights: str  # of Sa2VA
     parameter: float | None  # of the method's grid, chosen on validation images; None without one
     val: tuple[float, ...]  # Dice of each validation image
-    test: dict[str, tuple[float, ...]]  # `METRICS`, `ECE`, and `score` with a reward network: of each test image
+    test: dict[str, tuple[float, ...]]  # `METRICS`, `ECE`, and `SCORE` with a reward network: of each test image
     answers: float  # of Sa2VA that one image needs, mean over test images
     cost: Cost = field(default_factory=Cost)  # of training
     chosen_on_validation: str = ""  # what a trained policy deploys, in words; empty without one
@@ -437,7 +438,7 @@ def _page(report: Report) -> page.Page:
         ("", lambda row: row.verdict),
     ]
     if best.seed_spread is not None:
-        main.append(("SD over seeds", lambda row: f"{row.seed_spread:.3f}"))
+        main.append(("SD over seeds", lambda row: rounded(row.seed_spread or 0.0, row.to_base.groups)))
     further = metric_columns((name for name in report.metrics if name not in MAIN), of)
     costs: list[Column[MethodRow]] = [
         ("minutes", lambda row: row.minutes),
@@ -449,14 +450,15 @@ def _page(report: Report) -> page.Page:
         ("chosen on validation", lambda row: row.words),
     ]
     shown, others = [base, *([best] if best is not base else [])], [row for row in rows if row not in (base, best)]
-    colours = {"true mask": GREEN, "the model as it is": ORANGE} | ({"deployed": BLUE} if len(shown) > 1 else {})
+    colours = {"truth": TRUTH, "before: the model as it is": BEFORE}
+    colours |= {"after: deployed": AFTER} if best is not base else {}
     return page.Page(
         "Comparison of all methods",
         "Which method is worth it on these data?",
         f"In best/: {best.method.title}. {'. '.join(report.deploy)}",
         report.lines[0],
         "Best, median and worst test image of the model as it is, by Dice, with its mask and that of what is deployed.",
-        [_picture(report, one, shown, colours, truth=True) for one in report.pictures],
+        [_picture(report, one, shown, truth=True) for one in report.pictures],
         f"<p>{len(report.images.ids)} test images of {best.to_base.groups} patients; means over patients, with 95 % "
         f"intervals over patients. Failures: share of Dice below {FAILED}. p is adjusted for all methods. The rows: "
         f"what was chosen, then by Dice on validation patients.</p>{table_of(rows, [*first, *main]).html()}",
@@ -466,9 +468,11 @@ def _page(report: Report) -> page.Page:
             + table_of(rows, [*first, *further]).html(),
             "What it costs": f"<p>{COSTS}</p>{table_of(rows, [*first, *costs]).html()}",
             "Plots": f"<p>Numbers are those of the table.</p>{_plots(report, best)}",
-            "Masks of the other methods": "".join(_picture(report, one, others, {}) for one in report.pictures),
+            "Masks of the other methods": "".join(_picture(report, one, others) for one in report.pictures),
         },
         origin=page.Origin(report.facts, report.runs),
+        legend=legend(colours),
+        banner="".join(few_patients_note(best.to_base.groups)),
     )
 
 
@@ -491,14 +495,13 @@ def _plots(report: Report, best: MethodRow) -> str:
     return "".join(page.figure(plot, title) for title, plot in plots.items())
 
 
-def _picture(
-    report: Report, one: Picture, rows: Sequence[MethodRow], colours: Mapping[str, Colour], truth: bool = False
-) -> str:
+def _picture(report: Report, one: Picture, rows: Sequence[MethodRow], truth: bool = False) -> str:
     """HTML of one test image: untouched, with the truth if wanted, and with the masks of some methods."""
     title, sample, masks = one
     place = report.images.ids.index(sample.sample_id)
-    shown = [("true mask", sample.load_mask(), GREEN)] if truth else []
+    shown = [("truth", sample.load_mask(), TRUTH)] if truth else []
     for row in rows:
-        caption = f"{report.label(row)}: Dice {row.results[0].test['dice'][place]:.3f}"
-        shown.append((caption, masks[row.method.name], ORANGE if row.method.name == BASE else BLUE))
-    return picture(f"{title}: {sample.sample_id}", sample.load_image(), shown, colours)
+        dice = rounded(row.results[0].test["dice"][place], row.to_base.groups)
+        caption = f"{report.label(row)}: Dice {dice}"
+        shown.append((caption, masks[row.method.name], BEFORE if row.method.name == BASE else AFTER))
+    return picture(f"{title}: {sample.sample_id}", sample.load_image(), shown)

@@ -10,11 +10,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from rl_reward_network.report.deployment import Deployment, comparable, oracle_gap, stack
-from rl_reward_network.report.metrics import SampleTable
+from rl_reward_network.report.metrics import SCORE, SampleTable
 from rl_reward_network.report.statistics import Estimate, few_patients_note, group_means, is_no_gap, sign_of
 from rl_reward_network.report.table import (
     ORACLE,
-    SCORE,
     Results,
     Row,
     Verdict,

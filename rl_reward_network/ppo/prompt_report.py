@@ -10,11 +10,11 @@ import numpy as np
 
 from rl_reward_network.ppo.baselines import DEPLOYED, NET, POLICY, PROMPTS, Comparison
 from rl_reward_network.report import page
-from rl_reward_network.report.overlays import BLUE, GREEN, ORANGE, picture
-from rl_reward_network.report.statistics import INTERVALS, group_means
+from rl_reward_network.report.metrics import SCORE
+from rl_reward_network.report.overlays import AFTER, BEFORE, TRUTH, Colour, legend, picture
+from rl_reward_network.report.statistics import INTERVALS, few_patients_note, group_means, rounded
 from rl_reward_network.report.table import (
     ORACLE,
-    SCORE,
     TITLES,
     Column,
     Row,
@@ -155,14 +155,26 @@ def _page(result: EvaluationResult) -> page.Page:
         },
         result.config,
         result.origin,
+        legend(_colours(comparison), any(overlay.error_map is not None for overlay in result.overlays)),
+        "".join(few_patients_note(results.patients)),
     )
+
+
+def _colours(comparison: Comparison) -> dict[str, Colour]:
+    """Name -> colour of each mask in the pictures."""
+    truth = {"truth": TRUTH} if comparison.labelled else {}
+    return truth | {f"before: {comparison.names.default}": BEFORE, f"after: {DEPLOYED}": AFTER}
 
 
 def deployed_sentence(comparison: Comparison) -> str:
     """The deployed choice and its reason, in a sentence."""
+    return f"Deployed: {_deployed_words(comparison)}, because {comparison.deployment.reason}."
+
+
+def fixed_sentence(comparison: Comparison) -> str:
+    """The best fixed choice, and what chose it, in a sentence."""
     deployment = comparison.deployment
-    fixed = f"The {comparison.names.fixed} is index {deployment.best_fixed}, chosen by {deployment.fixed_by}."
-    return f"Deployed: {_deployed_words(comparison)}, because {deployment.reason}. {fixed}"
+    return f"The {comparison.names.fixed} is index {deployment.best_fixed}, chosen by {deployment.fixed_by}."
 
 
 def _deployed_words(comparison: Comparison, index: str = "") -> str:
@@ -187,7 +199,7 @@ def _table(comparison: Comparison) -> str:
     return (
         f"<p>{page.text(TITLES[results.criterion])} on {len(results.ids)} test images, mean over {results.patients} "
         f"patients, in [0, 1]; the difference to the {comparison.names.fixed}; and the share of the oracle's gain over "
-        f"it (gap closed).</p>{table_of(results.rows, columns).html()}"
+        f"it (gap closed). {page.text(fixed_sentence(comparison))}</p>{table_of(results.rows, columns).html()}"
     )
 
 
@@ -224,7 +236,8 @@ def show_comparison(result: EvaluationResult) -> None:
         ("closed", lambda row: percent(comparison.closed(row))),
     ]
     table_of(results.rows, columns).show(f"mean over patients ({results.criterion}), minus default and best fixed")
-    print("\n".join((comparison.verdict.sentence, deployed_sentence(comparison), *result.all_notes)))
+    sentences = comparison.verdict.sentence, deployed_sentence(comparison), fixed_sentence(comparison)
+    print("\n".join((*sentences, *result.all_notes)))
 
 
 def _choices(result: EvaluationResult) -> str:
@@ -255,14 +268,11 @@ def _picture(result: EvaluationResult, overlay: Overlay) -> str:
     """HTML of one test image: the true mask, that of the default prompt, and what is deployed with expected errors."""
     comparison, results = result.comparison, result.comparison.results
     measure, default = TITLES[results.criterion], comparison.names.default
-    masks, colours = [], {default: ORANGE, DEPLOYED: BLUE}
-    if overlay.truth is not None:
-        masks, colours = [("truth", overlay.truth, GREEN)], {"truth": GREEN} | colours
-    for name, mask in ((default, overlay.default), (DEPLOYED, overlay.deployed)):
-        value = results.row(name).values[results.criterion][overlay.number]
-        caption = f"{name} (index {comparison.prompts(name)[overlay.number]}): {measure} {value:.3f}"
-        masks.append((caption, mask, colours[name]))
+    masks = [] if overlay.truth is None else [("truth", overlay.truth, TRUTH)]
+    for name, mask, colour in ((default, overlay.default, BEFORE), (DEPLOYED, overlay.deployed, AFTER)):
+        value = rounded(results.row(name).values[results.criterion][overlay.number], results.patients)
+        masks.append((f"{name} (index {comparison.prompts(name)[overlay.number]}): {measure} {value}", mask, colour))
     title = f"{overlay.title} of the deployed choice, by {measure}: {result.named(results.ids[overlay.number][0])}"
     words = f"{DEPLOYED}: errors expected by the reward net"
     errors = None if overlay.error_map is None else (words, overlay.error_map)
-    return picture(title, overlay.image, masks, colours, errors)
+    return picture(title, overlay.image, masks, errors)

@@ -1,6 +1,6 @@
 """The report of a fine-tuned model beside the base model on N test items, with intervals over groups of items."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from rl_reward_network.report import page
+from rl_reward_network.report import overlays, page
 from rl_reward_network.report.by_name import EXPLAINED, NamesSection
-from rl_reward_network.report.overlays import BLUE, GREEN, ORANGE, picture
-from rl_reward_network.report.statistics import INTERVALS, Estimate, max_t_of
+from rl_reward_network.report.metrics import SCORE
+from rl_reward_network.report.statistics import INTERVALS, Estimate, few_patients_note, max_t_of, rounded
 from rl_reward_network.report.table import (
-    SCORE,
     TITLES,
     Column,
     Results,
@@ -34,7 +33,6 @@ METRIC_TITLES = {
     "expected_meteor": "METEOR, sampled",
     "cycle_meteor": "METEOR of caption'",
     **TITLES,
-    "reward_net_score": TITLES[SCORE],
 }
 CURVES = {
     "reward of sampled rollouts (training)": {f"loop{loop}/reward_mean": f"loop {loop}" for loop in (1, 2)},
@@ -45,7 +43,7 @@ CURVES = {
     },
 }
 SHOWN = 3  # best, median and worst item
-COLOURS = {"truth": GREEN, "before": ORANGE, "after": BLUE}
+COLOURS = {"truth": overlays.TRUTH, "before": overlays.BEFORE, "after": overlays.AFTER}
 MASK_LEGEND = "IoU, Dice, precision and recall are of the mask that answers the item's question."
 CAPTION_LEGEND = (
     "Mask' is segmented from the model's own caption of the true region (the reward of loop 1). Neutral: segmented by "
@@ -75,7 +73,7 @@ class ReportItem:
     truth: np.ndarray | None
     before: np.ndarray | None
     after: np.ndarray | None
-    words: tuple[str, str, str]
+    words: tuple[str, str, str] = ("", "", "")
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +104,11 @@ class BeforeAfter:
     def gains(self) -> Mapping[str, Estimate]:
         """Metric -> after less before."""
         return self.after.differences["before"]
+
+    @property
+    def groups(self) -> int:
+        """The fewest groups of any metric."""
+        return min(gain.groups for gain in self.gains.values())
 
     @cached_property
     def p(self) -> dict[str, float]:
@@ -174,9 +177,9 @@ def _page(result: BeforeAfter) -> page.Page:
     ]
     about = (
         f"{len(result.results.ids)} test items; means over groups. Groups are patients, or else images: {INTERVALS}. "
-        f"p is adjusted for all {len(result.gains)} metrics. {legend(result.gains)}"
+        f"p is adjusted for all {len(result.gains)} metrics."
     )
-    totals = [[name, f"{old:.3f}", f"{new:.3f}"] for name, (old, new) in result.totals.items()]
+    totals = [[name, *(rounded(value, result.groups) for value in pair)] for name, pair in result.totals.items()]
     plot = page.curves(result.curves, CURVES, "optimisation step")
     names = result.by_name.tables() if result.by_name else {}
     about_images = "The measure in a title selected the image: its value after training, and the change."
@@ -186,7 +189,7 @@ def _page(result: BeforeAfter) -> page.Page:
             " Masks before and after are segmented from the model's own caption (mask')."
             f" METEOR fell for {falls} of {len(result.results.ids)} captions."
         )
-    pictures = [_item(item) for item in result.shown]
+    pictures = [item_picture(item) for item in result.shown]
     return page.Page(
         f"Fine-tuning: {result.verdict.label}",
         "What did fine-tuning change?",
@@ -197,6 +200,7 @@ def _page(result: BeforeAfter) -> page.Page:
         f"<p>{about}</p>{table_of(result.gains, columns).html()}",
         result.notes,
         {
+            "What the numbers mean": f"<p>{legend(result.gains)}</p>",
             "Over all items together": page.table(["", "before", "after"], totals) if totals else "",
             "Classes by name": f"<p>{EXPLAINED}</p>" * bool(names)
             + "".join(f"<p>{title}:</p>{table.html()}" for title, table in names.items()),
@@ -205,14 +209,25 @@ def _page(result: BeforeAfter) -> page.Page:
         },
         result.config,
         result.origin,
+        item_legend(result.shown),
+        "".join(few_patients_note(result.groups, "test groups")),
     )
 
 
-def _item(item: ReportItem) -> str:
-    """HTML of one test item: the image, and its masks with their captions."""
-    captions = [f"{when}: {words}" if words else when for when, words in zip(COLOURS, item.words, strict=True)]
-    masks = zip(captions, (item.truth, item.before, item.after), COLOURS.values(), strict=True)
-    return picture(item.title, item.image, list(masks), COLOURS)
+def item_picture(item: ReportItem) -> str:
+    """HTML of one test item: the image, and its masks with their captions; without a true mask, no panel of it."""
+    masks = []
+    for when, words, mask in zip(COLOURS, item.words, (item.truth, item.before, item.after), strict=True):
+        caption = f"{when}: {words}" if words else when
+        if mask is not None or when != "truth":
+            masks.append((caption if mask is not None else f"{caption} (no mask)", mask, COLOURS[when]))
+    return overlays.picture(item.title, item.image, masks)
+
+
+def item_legend(items: Sequence[ReportItem]) -> str:
+    """HTML of what the colours in the pictures of some items mean."""
+    known = any(item.truth is not None for item in items)
+    return overlays.legend({when: colour for when, colour in COLOURS.items() if known or when != "truth"})
 
 
 def show_changes(result: BeforeAfter) -> None:
@@ -222,7 +237,8 @@ def show_changes(result: BeforeAfter) -> None:
         means = (row.estimates[metric].point() for row in (result.before, result.after))
         lines.append((result.label(metric), *means, gain.signed, result.verdict_of(metric)))
     for name, (old, new) in result.totals.items():
-        lines.append((name, f"{old:.3f}", f"{new:.3f}", f"{new - old:+.3f}", ""))
+        numbers = (rounded(value, result.groups) for value in (old, new))
+        lines.append((name, *numbers, rounded(new - old, result.groups, "+"), ""))
     Table(("", "before", "after", "change [95 %]", ""), tuple(lines)).show(
         "means over groups, before and after fine-tuning"
     )

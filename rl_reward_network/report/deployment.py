@@ -15,7 +15,7 @@ import numpy as np
 from sklearn.model_selection import GroupKFold
 
 from rl_reward_network.atomic_io import read_json, write_json
-from rl_reward_network.report.metrics import SampleTable
+from rl_reward_network.report.metrics import SCORE, SampleTable
 from rl_reward_network.report.statistics import (
     CHANGE,
     LEVEL,
@@ -165,7 +165,7 @@ def best_fixed_prompt(tables: Sequence[SampleTable]) -> tuple[int, str]:
     The metric is Dice on labelled images. If these are of fewer than `MIN_PATIENTS` patients and other images are
     unlabelled, it is the score on all images.
     """
-    compared, column, by = [one for one in tables if np.isfinite(one.scores).all()], "score", "the reward net on {}"
+    compared, column, by = [one for one in tables if np.isfinite(one.scores).all()], SCORE, "the reward net on {}"
     labelled = [table for table in tables if table.metrics is not None]
     enough = len({table.group_id for table in labelled}) >= MIN_PATIENTS
     if labelled and (enough or not compared or len(labelled) == len(tables)):
@@ -184,10 +184,10 @@ def oracle_gap(tables: Sequence[SampleTable], best_fixed: int, seed: int) -> Est
 
 
 def comparable(tables: Sequence[SampleTable]) -> tuple[list[int], str]:
-    """Indices of the labelled images and "dice"; without labels, of those with a score and "score"."""
+    """Indices of the labelled images and "dice"; without labels, of those with a score and `SCORE`."""
     labelled = [index for index, table in enumerate(tables) if table.metrics is not None]
     judged = [index for index, table in enumerate(tables) if np.isfinite(table.scores).all()]
-    return (labelled, "dice") if labelled else (judged, "score")
+    return (labelled, "dice") if labelled else (judged, SCORE)
 
 
 def stack(tables: Sequence[SampleTable], column: str) -> np.ndarray:

@@ -12,6 +12,7 @@ AgreementRow = dict[str, float | None]
 POOR = 0.7  # a mask with a lower Dice counts as poor
 MIDDLE = (0.7, 0.9)  # range of Dice of most real masks, in which ranking is hard
 MIN_MASKS = 10  # for a correlation
+SCORE = "reward_net_score"  # the reward network's of a mask: the only column that needs no true mask
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,8 +25,8 @@ class SampleTable:
     metrics: dict[str, np.ndarray] | None  # of `MASK_REWARDS`, float64 (P,) in [0, 1]; None for an unlabelled image
 
     def column(self, name: str) -> np.ndarray:
-        """float64 (P,): "score" or a metric; raises a KeyError for a metric of an unlabelled image."""
-        return {"score": self.scores, **(self.metrics or {})}[name].astype(np.float64)
+        """float64 (P,): `SCORE` or a metric; raises a KeyError for a metric of an unlabelled image."""
+        return {SCORE: self.scores, **(self.metrics or {})}[name].astype(np.float64)
 
 
 def measure_sample(

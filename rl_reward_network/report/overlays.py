@@ -13,35 +13,51 @@ from rl_reward_network.report import page
 
 PANEL = 400  # pixels of the longer side of a picture in a report
 TINT = 0.3  # default opacity of a mask's inside
-GREEN, ORANGE, BLUE = (0, 200, 90), (255, 160, 0), (60, 150, 255)  # ground truth, baseline, what is evaluated
 COVERED = 64  # of 255: the share of a pixel that a shrunk mask must cover; nearest neighbour would lose thin vessels
 GREY = 128  # of 255: brightness of the image below the colours of the scale
 Colour = tuple[int, int, int]  # RGB, 0..255
+TRUTH: Colour = (0, 190, 255)  # these three are far apart, too, for whoever does not see red, green or blue
+BEFORE: Colour = (220, 50, 47)  # the mask of the model as it was
+AFTER: Colour = (255, 160, 0)  # the mask in question: of what was trained, is deployed, or was asked
+AGREE, MISSED, FALSE = (255, 255, 255), TRUTH, AFTER  # a mask against the truth: in both, in the truth alone, in itself
 
 
 def picture(
     title: str,
     image: np.ndarray,
     masks: Sequence[tuple[str, np.ndarray | None, Colour]],
-    colours: Mapping[str, Colour],
     errors: tuple[str, np.ndarray] | None = None,
     more: Sequence[tuple[str, bytes]] = (),
 ) -> str:
     """HTML of one test image, uint8 (H, W, 3) RGB, and of its masks: caption, bool (H, W) or None, and colour of each.
 
-    `colours` are of the legend, if any; `errors` a caption and expected errors, float (H, W) in [0, 1]; `more` further
-    JPEG pictures with their captions.
+    `errors` are a caption and expected errors, float (H, W) in [0, 1]; `more` further JPEG pictures with their
+    captions. `legend` says what the colours mean.
     """
-    panels = [("image", draw_mask(image, None, GREEN))]
+    panels = [("image", draw_mask(image, None, TRUTH))]
     panels += [*((caption, draw_mask(image, mask, colour)) for caption, mask, colour in masks), *more]
-    squares = (f'<span style="color: rgb{colour}">&#9632;</span> {page.text(name)}' for name, colour in colours.items())
-    legend = f'<p class="legend">Masks, tinted and outlined: {", ".join(squares)}.</p>' if colours else ""
     if errors is not None:
         panels.append((errors[0], draw_errors(image, errors[1])))
-        words = "Expected errors: predicted probability that the mask is wrong at a pixel"
-        scale = page.figure(error_scale(), "Colour scale from 0 to 1")
-        legend += f'<p class="legend">{words}. {scale}</p>'
-    return page.panels(title, panels, legend)
+    return page.panels(title, panels)
+
+
+def legend(colours: Mapping[str, Colour], errors: bool = False) -> str:
+    """HTML: what the colours of masks mean, by name, and those of expected errors."""
+    named = colours.items()
+    squares = (f'<span><span style="color: rgb{of}">&#9632;</span> {page.text(name)}</span>' for name, of in named)
+    words = f'<p class="legend">Masks, tinted and outlined: {", ".join(squares)}.</p>'
+    if not errors:
+        return words
+    scale = page.figure(error_scale(), "Colour scale from 0 to 1")
+    return f'{words}<p class="legend">Expected errors: probability that the mask is wrong at a pixel. {scale}</p>'
+
+
+def compare_masks(mask: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """uint8 (H, W, 3): where a mask and the truth, bool (H, W), agree, what is missed and what is false, on black."""
+    painted = np.zeros((*mask.shape, 3), np.uint8)
+    for where, colour in ((mask & truth, AGREE), (truth & ~mask, MISSED), (mask & ~truth, FALSE)):
+        painted[where] = colour
+    return painted
 
 
 def paint_mask(image: np.ndarray, mask: np.ndarray, colour: Colour, opacity: float = TINT) -> np.ndarray:
@@ -70,10 +86,10 @@ def draw_mask(image: np.ndarray, mask: np.ndarray | None, colour: Colour) -> byt
     return _jpeg(pixels if mask is None else paint_mask(pixels, mask, colour))
 
 
-def draw_difference(image: np.ndarray, truth: np.ndarray, mask: np.ndarray, colour: Colour) -> bytes:
-    """JPEG of the image, darkened: in green what the true mask alone has, in `colour` what the other alone has."""
+def draw_difference(image: np.ndarray, truth: np.ndarray, mask: np.ndarray) -> bytes:
+    """JPEG of the image, darkened, with what is `MISSED` and what is `FALSE` in a mask, bool (H, W)."""
     pixels = (0.6 * np.asarray(_panel(image))).astype(np.uint8)
-    for only, of in ((truth & ~mask, GREEN), (mask & ~truth, colour)):
+    for only, of in ((truth & ~mask, MISSED), (mask & ~truth, FALSE)):
         pixels[_shrunk(only, pixels)] = of
     return _jpeg(pixels)
 

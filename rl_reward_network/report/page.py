@@ -28,7 +28,12 @@ _DENSE = {7: "dense", 8: "densest"}  # tables with more columns have smaller typ
 _STYLE = """
 body { font-family: system-ui, sans-serif; max-width: 64rem; margin: 0 auto; padding: 0 1rem 3rem; line-height: 1.45; }
 .verdict { border-left: .4rem solid #357; background: #eef3f8; padding: .6rem 1rem; font-size: 1.1rem; }
-.scroll, .dense, .densest { overflow-x: auto; }
+.banner { border: 1px solid #b80; background: #fff6dd; padding: .3rem 1rem; }
+.scroll, .dense, .densest {
+  overflow-x: auto; /* and a shadow at the right as long as there is more */
+  background: linear-gradient(to left, #fff 1rem, #fff0) right / 2rem 100% no-repeat local,
+    linear-gradient(to left, #0004, #0000) right / .8rem 100% no-repeat scroll;
+}
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .7rem; border-bottom: 1px solid #ccc; text-align: left; vertical-align: top; }
 td span { white-space: nowrap; }
@@ -44,20 +49,25 @@ summary { cursor: pointer; font-weight: 600; }
 .facts { font-size: .85rem; }
 .facts th { font-weight: normal; color: #555; }
 .facts th, .facts td { border: 0; padding: .1rem .7rem .1rem 0; }
-.panels { display: flex; flex-wrap: wrap; gap: .5rem; }
-figure { margin: 0; flex: 1 1 9rem; max-width: 25rem; }
+.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .5rem; }
+figure { margin: 0; max-width: 25rem; }
+figure img { width: 100%; }
 figcaption, .legend { font-size: .9rem; }
-.legend span { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+.legend span { white-space: nowrap; print-color-adjust: exact; -webkit-print-color-adjust: exact; }
 .legend img { vertical-align: middle; }
 img { max-width: 100%; height: auto; }
-@media (max-width: 40rem) { th, td { padding: .25rem .3rem; font-size: .85rem; } }
+@media (max-width: 40rem) {
+  th, td { padding: .25rem .3rem; font-size: .85rem; }
+  td span { white-space: normal; }
+}
 @page { size: A4 landscape; margin: 12mm; }
 @media print {
   body { max-width: none; padding: 0; font-size: 9pt; }
-  .scroll, .dense, .densest { overflow: visible; }
+  .banner { border: 1px solid #b80; background: #fff6dd; padding: .3rem 1rem; }
+.scroll, .dense, .densest { overflow: visible; }
   .dense, .densest { font-size: 7pt; }
   h2, h3 { break-after: avoid; }
-  tr, section, .verdict { break-inside: avoid; }
+  tr, section, .verdict, .banner { break-inside: avoid; }
   details::details-content { content-visibility: visible; height: auto; }
 }
 """
@@ -103,12 +113,14 @@ class Page:
     deployed: str  # what is deployed, in a sentence
     verdict: str  # the sentence on it
     shown: str  # what the pictures show, in a sentence
-    pictures: Sequence[str]  # HTML of test images with their masks, see `overlays.picture`
+    pictures: Sequence[str]  # HTML of three to six test images with their masks, see `overlays.picture`
     table: str  # HTML of the one table that is not folded, with its explanation
     notes: Sequence[str] = ()  # limits of the data
     folded: Mapping[str, str] = field(default_factory=dict)  # title -> HTML of the rest; "" is left out
     settings: Mapping[str, object] = field(default_factory=dict)  # what was evaluated
     origin: Origin = field(default_factory=Origin)
+    legend: str = ""  # HTML of the colours in the pictures, see `overlays.legend`
+    banner: str = ""  # what limits every number, above all; it is left out of the notes
 
     def html(self, folder: Path, written: Sequence[str]) -> str:
         """The HTML file in a folder, which links the files that are written beside it."""
@@ -118,12 +130,13 @@ class Page:
             "What was evaluated": about,
             "Where it comes from": header(self.origin, folder, written),
         }
-        notes = "".join(f"<li>{text(note)}</li>" for note in self.notes)
+        notes = "".join(f"<li>{text(note)}</li>" for note in self.notes if note != self.banner)
         parts = [
             f"<h1>{text(self.question)}</h1>",
+            f'<p class="banner">{text(self.banner)}</p>' if self.banner else "",
             f"<p>{text(self.deployed)}</p>",
             f'<p class="verdict">{text(self.verdict)}</p>',
-            f"<h2>Images</h2><p>{text(self.shown)}</p>" if self.pictures else "",
+            f"<h2>Images</h2><p>{text(self.shown)}</p>{self.legend}" if self.pictures else "",
             *self.pictures,
             f"<h2>Results</h2>{self.table}",
             f'<ul class="notes">{notes}</ul>' if notes else "",
@@ -196,13 +209,13 @@ def figure(plot: Figure, description: str) -> str:
     return image(png(plot), "png", description)
 
 
-def panels(title: str, pictures: Iterable[tuple[str, bytes]], legend: str = "") -> str:
-    """A heading, and JPEG pictures side by side, each with its caption, above a legend (HTML)."""
+def panels(title: str, pictures: Iterable[tuple[str, bytes]]) -> str:
+    """A heading, and JPEG pictures side by side, each with its caption."""
     figures = "".join(
-        f"<figure>{image(data, 'jpeg', caption)}<figcaption>{text(caption)}</figcaption></figure>"
+        f"<figure>{image(data, 'jpeg', f'{title}: {caption}')}<figcaption>{text(caption)}</figcaption></figure>"
         for caption, data in pictures
     )
-    return f'<section><h3>{text(title)}</h3><div class="panels">{figures}</div>{legend}</section>'
+    return f'<section><h3>{text(title)}</h3><div class="panels">{figures}</div></section>'
 
 
 def csv_text(lines: Iterable[Iterable[object]]) -> str:
@@ -238,11 +251,11 @@ def scatter(points: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Figure:
 
 
 def slopes(start: np.ndarray, end: np.ndarray, title: str) -> Figure:
-    """Dice of each test image: a line from the model as it is to another method; green rises, red falls."""
+    """Dice of each test image: a line from the model as it is to another method; blue rises, red falls."""
     figure = Figure(figsize=(5, 4.5), layout="constrained")
     axes = figure.subplots()
     for left, right in zip(start, end, strict=True):
-        axes.plot([0, 1], [left, right], color="tab:green" if right >= left else "tab:red", alpha=0.4, linewidth=0.9)
+        axes.plot([0, 1], [left, right], color="tab:blue" if right >= left else "tab:red", alpha=0.4, linewidth=0.9)
     axes.plot([0, 1], [start.mean(), end.mean()], color="black", marker="o", label="mean over images")
     axes.set(ylabel="Dice", ylim=(-0.02, 1.02), xlim=(-0.1, 1.1))
     axes.set_xticks([0, 1], ["as it is", title], wrap=True)

@@ -23,7 +23,7 @@ import numpy as np
 
 RESAMPLES = 2000  # of an interval
 INTERVALS = "95 % intervals over patients, which do not cover what another training would change"
-FEW_PATIENTS = 20  # below, reports say that the intervals are rough
+FEW_PATIENTS = 20  # below, reports say that the intervals are rough, and numbers have two decimals
 NO_GAP = 0.01  # Dice; a smaller difference is negligible
 RARE_GAP = 0.3  # Dice; a gap of a patient who is not among those seen
 MIN_PATIENTS = 6  # with 5, all values are on one side of the true mean in 1 of 16 cases: too many for 95 %
@@ -46,17 +46,26 @@ class Estimate:
     groups: int
 
     def __str__(self) -> str:
-        """`0.812 [0.790, 0.834]`; the mean alone with two decimals."""
-        return self.point() if self.low is None else f"{self.point()} [{self.low:.3f}, {self.high:.3f}]"
+        """`0.812 [0.790, 0.834]`, or `0.81 [0.77, 0.85]` of few patients, or the mean alone: see `rounded`."""
+        return self._words("")
 
     def point(self, sign: str = "") -> str:
-        """The mean, with three decimals where there is an interval, else with two; `sign` is "+" or ""."""
-        return f"{self.mean:{sign}.{2 if self.low is None else 3}f}"
+        """The mean alone; `sign` is "+" or ""."""
+        return rounded(self.mean, self.groups, sign)
 
     @property
     def signed(self) -> str:
         """A difference: as above, every number with its sign."""
-        return self.point("+") if self.low is None else f"{self.point('+')} [{self.low:+.3f}, {self.high:+.3f}]"
+        return self._words("+")
+
+    def _words(self, sign: str) -> str:
+        limits = [rounded(limit, self.groups, sign) for limit in (self.low, self.high) if limit is not None]
+        return f"{self.point(sign)} [{', '.join(limits)}]" if limits else self.point(sign)
+
+
+def rounded(value: float, patients: int, sign: str = "") -> str:
+    """A mean over patients in words: with three decimals, or two below `FEW_PATIENTS`, who do not know a third one."""
+    return f"{value:{sign}.{2 if patients < FEW_PATIENTS else 3}f}"
 
 
 def group_means(values: np.ndarray, groups: Sequence[str]) -> np.ndarray:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rl_reward_network.report import page
+from rl_reward_network.report.metrics import SCORE
 from rl_reward_network.report.statistics import (
     LEVEL,
     MIN_PATIENTS,
@@ -20,7 +21,6 @@ from rl_reward_network.report.statistics import (
 )
 from rl_reward_network.rewards.metrics import METRICS
 
-SCORE = "score"  # of the reward network: the only column that needs no true mask
 ORACLE = "oracle"  # the row that chooses by the true mask: an upper bound, which no test is about
 ECE = "ece"  # of soft masks, where a table has them
 TITLES = {name: metric.column for name, metric in METRICS.items()} | {

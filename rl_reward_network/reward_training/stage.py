@@ -26,6 +26,7 @@ from rl_reward_network.inputs.loading import RunInputs, describe_run
 from rl_reward_network.models.reward_network import DiceInterval, RewardNetwork, RewardNetworkConfig, error_map
 from rl_reward_network.report.deployment import RunCost
 from rl_reward_network.report.metrics import AgreementRow, agreement, coverage
+from rl_reward_network.report.overlays import compare_masks
 from rl_reward_network.reward_training.calibration import (
     CLIMBERS,
     calibrated,
@@ -70,7 +71,7 @@ TRAINING, CALIBRATION, TEST = range(3)  # seeds of the masks of each part: no pa
 
 NETWORK, MEMBER, CAUTIOUS = "network", "one member", "conservative"
 MEAN, SOURCE_MEAN = "the mean", "mean of the source"
-COLUMNS = ("image", "mask (white)", "predicted error map", "true error map")
+COLUMNS = ("image", "mask (white)", "predicted error map", "truth: missed blue, false orange")
 INCHES = 2.6  # of one picture
 SCALE = 0.7  # inches of the colour bar
 ERRORS = ScalarMappable(cmap="inferno")
@@ -361,7 +362,7 @@ def interval_row(interval: DiceInterval | None, dice: np.ndarray, true: np.ndarr
 
 
 class SheetRow(NamedTuple):
-    """One mask of the sheet: image, mask, predicted and true errors, each (H, W) or (H, W, 3), and titles of three."""
+    """One mask of the sheet: image, mask, predicted errors and truth, each (H, W) or (H, W, 3), and titles of three."""
 
     pictures: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
     titles: tuple[str, str, str]
@@ -380,7 +381,7 @@ def sheet_rows(network: RewardNetwork, examples: Iterable[RewardExample], seed: 
         told = "outside the network's domain" if scorer.outside else f"predicted Dice {predicted:.2f}, {limits}"
         errors = error_map(mask.astype(np.float32), scorer.foreground_prob)
         dice = f"true Dice {true_dice(mask[None], example.truth)[0]:.2f}"
-        rows.append(SheetRow((example.image, mask, errors, mask ^ example.truth), (source, told, dice)))
+        rows.append(SheetRow((example.image, mask, errors, compare_masks(mask, example.truth)), (source, told, dice)))
     return rows
 
 
@@ -397,7 +398,8 @@ def write_sheet(path: Path, rows: Sequence[SheetRow]) -> None:
             axis.set_title(title, fontsize=9)
     for axis, name in zip(axes[0], COLUMNS, strict=True):
         axis.set_title(f"{name}\n{axis.get_title()}".strip(), fontsize=9)
-    words = "probability that the mask is wrong at a pixel (true errors: 0 or 1)"
-    figure.colorbar(ERRORS, ax=axes, location="bottom", shrink=0.4, label=words)
+    words = "predicted error map: probability that the mask is wrong at a pixel"
+    place: dict[str, Any] = {"location": "bottom", "shrink": 0.4, "aspect": 40}
+    figure.colorbar(ERRORS, ax=axes, label=words, pad=0.03 / len(rows), fraction=0.08 / len(rows), **place)
     with whole_file(path) as temporary:
         figure.savefig(temporary, dpi=90)

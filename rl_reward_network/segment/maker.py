@@ -31,7 +31,7 @@ from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype, load_sa2va_model
 from rl_reward_network.ppo.policy import deployed_prompt, load_policy, policy_folder, read_policy_config
 from rl_reward_network.report.deployment import AS_IT_IS, Deployment
-from rl_reward_network.report.overlays import ORANGE, paint_mask
+from rl_reward_network.report.overlays import AFTER, paint_mask
 from rl_reward_network.reward_training.calibration import given_interval
 from rl_reward_network.rewards.learned import ImageScorer
 from rl_reward_network.run import REWARD_NET
@@ -132,7 +132,7 @@ def write_mask(target: Target, image: np.ndarray, mask: np.ndarray | None, promp
             path.unlink(missing_ok=True)
         return 0.0
     save_mask(target.mask, mask, prompt)
-    save_mask(target.overlay, paint_mask(image, mask, ORANGE, opacity=0), prompt)
+    save_mask(target.overlay, paint_mask(image, mask, AFTER, opacity=0), prompt)
     return float(mask.mean())
 
 

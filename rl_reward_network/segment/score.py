@@ -19,7 +19,7 @@ from rl_reward_network.data_import.write import import_notes
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import images_summary, own_format, read_samples
 from rl_reward_network.report import page
-from rl_reward_network.report.overlays import BLUE, GREEN, ORANGE, draw_difference, picture
+from rl_reward_network.report.overlays import AFTER, BEFORE, TRUTH, draw_difference, legend, picture
 from rl_reward_network.report.statistics import Estimate, few_patients_note
 from rl_reward_network.report.table import (
     TITLES,
@@ -219,7 +219,7 @@ def _write(
         "How good are these masks?",
         f"Scored: {' and '.join(sources)}, on {whose}.",
         sentence,
-        f"The images with the lowest Dice of {results.rows[-1].name}. Errors: green is missed, blue is too much.",
+        f"The images with the lowest Dice of {results.rows[-1].name}. Errors: blue is missed, orange is false.",
         pictures[:PICTURED],
         f"<p>Means over patients, with 95 % intervals over patients. {page.text(empty_rules())}"
         + " The verdict is on Dice alone." * (len(results.rows) > 1)
@@ -228,6 +228,10 @@ def _write(
         {"More images with a low Dice": "".join(pictures[PICTURED:])},
         settings={name: os.path.relpath(source, output) for name, source in sources.items()},
         origin=origin,
+        legend=legend(
+            {"truth": TRUTH, **{row.name: BEFORE for row in results.rows[:-1]}, results.rows[-1].name: AFTER}
+        ),
+        banner="".join(few_patients_note(results.patients, "patients")),
     )
     lines = results.per_image(lambda row, n: [row.name, *page.digits(row.values[metric][n] for metric in metrics)])
     lines = [[named[str(sample)], *rest] for sample, *rest in lines]
@@ -264,12 +268,11 @@ def _picture(
 ) -> str:
     """HTML of one image: untouched, the true mask, that of each prediction, and the errors of the last."""
     rows, image, truth = scores.results.rows, sample.load_image(), _truth(sample)
-    colours = [ORANGE] * (len(rows) - 1) + [BLUE]
-    masks = [("truth", truth, GREEN)]
+    colours = [BEFORE] * (len(rows) - 1) + [AFTER]
+    masks = [("truth", truth, TRUTH)]
     for row, one, colour in zip(rows, predictions, colours, strict=True):
         caption = f"{row.name}: Dice {row.values['dice'][number]:.3f}"
         masks.append((caption, one.masks[sample.sample_id](sample.size), colour))
-    difference = draw_difference(image, truth, masks[-1][1], BLUE)
-    legend = {"truth": GREEN} | {row.name: colour for row, colour in zip(rows, colours, strict=True)}
+    difference = draw_difference(image, truth, masks[-1][1])
     title = f"{named[sample.sample_id]}: Dice {rows[-1].values['dice'][number]:.3f}"
-    return picture(title, image, masks, legend, more=[(f"errors of {rows[-1].name}", difference)])
+    return picture(title, image, masks, more=[(f"errors of {rows[-1].name}", difference)])

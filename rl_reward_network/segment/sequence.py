@@ -40,7 +40,7 @@ from rl_reward_network.models.sa2va.video_sa2va import (
     masks_with_memory,
     masks_without_memory,
 )
-from rl_reward_network.report.overlays import GREEN, ORANGE, paint_mask
+from rl_reward_network.report.overlays import AFTER, TRUTH, paint_mask
 from rl_reward_network.report.page import csv_text
 from rl_reward_network.rewards.learned import ImageScorer
 from rl_reward_network.rewards.metrics import dice, iou
@@ -327,8 +327,8 @@ def write_results(checked: CheckedSequence, network: RewardNetwork | None) -> tu
             predicted.append(tuple(float(quality[name][0]) for name in PREDICTED))
             outside += [scorer.outside] if scorer.outside else []
         if index in in_strip:
-            painted = frame if truth is None else paint_mask(frame, truth, GREEN, opacity=0)
-            strip.append(paint_mask(painted, mask, ORANGE, opacity=0))
+            painted = frame if truth is None else paint_mask(frame, truth, TRUTH, opacity=0)
+            strip.append(paint_mask(painted, mask, AFTER, opacity=0))
     with whole_file(checked.target.results[1]) as temporary:
         Image.fromarray(np.hstack(strip)).save(temporary, format="PNG")
     if outside:

@@ -135,7 +135,7 @@ def test_the_report_shows_gains_and_losses(
     gain, first = after - result.before.values["cycle_iou"], result.shown[SHOWN]
     best = int(np.argmax(gain))
     word = "gained most" if gain[best] > 0 else "lost least"
-    assert first.title == f"{word}, IoU of mask': {after[best]:.3f} ({gain[best]:+.3f})"
+    assert first.title == f"{word}, IoU of mask': {after[best]:.2f} ({gain[best]:+.2f})"
     assert first.words[1:] == (by_hand[0].captions[best], by_hand[1].captions[best])
     np.testing.assert_array_equal(first.after, unpacked(by_hand[1].drawn[best]))
     assert [line["step"] for line in result.curves] == [1, 2]
@@ -150,21 +150,23 @@ def test_captions_that_got_worse_are_shown_with_their_measure() -> None:
         return Measured(values, [f"caption {number}" for number in range(5)], none, none, np.zeros((5, 2), np.int64))
 
     image = np.zeros((8, 8, 3), np.uint8)
-    prompts: Any = [SimpleNamespace(load=lambda: (image, None), caption=f"reference {number}") for number in range(5)]
+    prompts: Any = [
+        SimpleNamespace(load=lambda: (image, None), caption=f"reference {number}", group_id="a") for number in range(5)
+    ]
     shown = pictured(prompts, measured(0), measured(1), "cycle_iou")
     assert [(item.title, item.words[0][-1]) for item in shown] == [
-        ("best after training, IoU of mask': 0.800 (+0.300)", "0"),
-        ("median after training, IoU of mask': 0.500 (+0.000)", "2"),
-        ("worst after training, IoU of mask': 0.300 (-0.200)", "1"),
-        ("gained most, IoU of mask': 0.800 (+0.300)", "0"),
-        ("gained most, IoU of mask': 0.600 (+0.100)", "3"),
-        ("lost least, IoU of mask': 0.500 (+0.000)", "2"),
-        ("lost most, IoU of mask': 0.300 (-0.200)", "1"),
-        ("lost most, IoU of mask': 0.400 (-0.100)", "4"),
-        ("gained least, IoU of mask': 0.500 (+0.000)", "2"),
-        ("lost most, METEOR: 0.300 (-0.300)", "0"),
-        ("lost most, METEOR: 0.400 (-0.200)", "4"),
-        ("lost most, METEOR: 0.500 (-0.100)", "2"),
+        ("best after training, IoU of mask': 0.80 (+0.30)", "0"),
+        ("median after training, IoU of mask': 0.50 (+0.00)", "2"),
+        ("worst after training, IoU of mask': 0.30 (-0.20)", "1"),
+        ("gained most, IoU of mask': 0.80 (+0.30)", "0"),
+        ("gained most, IoU of mask': 0.60 (+0.10)", "3"),
+        ("lost least, IoU of mask': 0.50 (+0.00)", "2"),
+        ("lost most, IoU of mask': 0.30 (-0.20)", "1"),
+        ("lost most, IoU of mask': 0.40 (-0.10)", "4"),
+        ("gained least, IoU of mask': 0.50 (+0.00)", "2"),
+        ("lost most, METEOR: 0.30 (-0.30)", "0"),
+        ("lost most, METEOR: 0.40 (-0.20)", "4"),
+        ("lost most, METEOR: 0.50 (-0.10)", "2"),
     ]
 
 

@@ -164,8 +164,8 @@ def test_the_card_shows_the_evaluation_and_names_a_control(tmp_path: Path) -> No
     merge_run(tmp_path / "run", tmp_path / "mine")
     card = (tmp_path / "mine" / "README.md").read_text()
     assert f"\n{result.verdict.sentence} Means over groups of 6 test items" in card
-    told = ("IoU of mask' | 0.500 [", "METEOR (full) | 0.700 [", "+0.100 [+0.100, +0.100] |", "caption judge | a-judge")
-    assert all(f"| {text}" in card for text in (*told, "cIoU, all items together | 0.800 | 0.750 | -0.050 | |"))
+    told = ("IoU of mask' | 0.50 [", "METEOR (full) | 0.70 [", "+0.10 [+0.10, +0.10] |", "caption judge | a-judge")
+    assert all(f"| {text}" in card for text in (*told, "cIoU, all items together | 0.80 | 0.75 | -0.05 | |"))
     assert "Not evaluated" not in card
     assert "**A control run: its rewards were shuffled" in card
 
@@ -338,7 +338,7 @@ def test_a_model_of_a_release_candidate_gets_the_card_of_its_evaluation(tmp_path
     write_results(trained, evaluation)
     merge_run(trained, tmp_path / "mine")
     for folder in (trained, tmp_path / "mine"):
-        assert "| +0.100 [+0.000, +0.200] | cannot tell |" in (folder / "README.md").read_text()
+        assert "| +0.10 [+0.00, +0.20] | cannot tell |" in (folder / "README.md").read_text()
 
 
 @pytest.mark.parametrize("base", ["ByteDance/Sa2VA-4B", "../../models/mine", "sa2va-nano"])

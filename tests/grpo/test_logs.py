@@ -17,7 +17,7 @@ from rl_reward_network.atomic_io import read_json
 from rl_reward_network.grpo import logs as logs_file
 from rl_reward_network.grpo.logs import GRPOLogs, StepMetrics, picture_row
 from rl_reward_network.grpo.rollouts import Rollouts
-from rl_reward_network.report.overlays import GREEN, ORANGE
+from rl_reward_network.report.overlays import AFTER, TRUTH
 from tests.grpo.nano import make_trainer
 
 SAVING = {"caption": 1.0, "loop2_iou": 1.0, "save_strategy": "steps", "save_steps": 1}
@@ -142,7 +142,7 @@ def test_a_picture_shows_each_sample_with_its_outlines() -> None:
     row = picture_row(own, [0, 1], side=64)
     assert row.shape == (64, 128, 3)
     assert row.dtype == np.uint8
-    for colour, corner in ((GREEN, 7), (ORANGE, 39)):
+    for colour, corner in ((TRUTH, 7), (AFTER, 39)):
         painted = (row[:, :64] == colour).all(axis=2)
         assert painted[corner, corner + 1 : corner + 16].all(), "around the mask"
         assert painted.sum() < 80, "an outline, not an area"

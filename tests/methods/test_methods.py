@@ -190,7 +190,7 @@ def test_dice_of_the_base_is_that_of_its_masks(measured: Callable[[str], MethodR
     result, test = measured(BASE), [sample(number) for number in (2, 3, 4)]
     expected = [dice((one.load_image()[..., 0] > 127)[None], one.load_mask()[None])[0] for one in test]
     assert result.test["dice"] == pytest.approx(expected)
-    assert result.test["score"] == pytest.approx(expected)
+    assert result.test["reward_net_score"] == pytest.approx(expected)
     assert (result.parameter, result.answers, result.seed) == (None, 1.0, 3)
 
 

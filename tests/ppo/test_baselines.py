@@ -72,7 +72,7 @@ def test_every_row_has_its_closed_form():
     }
     assert means(comparison) == pytest.approx(expected)
     assert list(means(comparison)) == list(expected), "the order of the report"
-    assert means(comparison, "score")[POLICY] == pytest.approx((0.2 + 0.1) / 2)
+    assert means(comparison, "reward_net_score")[POLICY] == pytest.approx((0.2 + 0.1) / 2)
     closed = {row.name: comparison.closed(row) for row in comparison.results.rows}
     assert closed == pytest.approx({name: (mean - 0.5) / (0.7 - 0.5) for name, mean in expected.items()})
     assert list(comparison.prompts_asked.values()) == [1, 1, 1, 3, 1, 3, 3, None]
@@ -122,7 +122,7 @@ def test_verdicts_come_from_test_patients_and_the_gap_from_validation(val, chose
 
 def test_words_of_the_verdict():
     gain, gap = Estimate(0.03, 0.01, 0.05, 8), Estimate(0.004, 0.002, 0.009, 99)
-    measured = "PPO minus best fixed prompt on 8 test patients: 0.030 [0.010, 0.050] Dice."
+    measured = "PPO minus best fixed prompt on 8 test patients: 0.03 [0.01, 0.05] Dice."
     better = prompt_verdict(gain, 0.01, None).sentence
     assert better.startswith(
         f"Better: choosing the prompt per image helps. {measured} A loss larger than any seen, in up"
@@ -157,10 +157,10 @@ def test_the_verdict_on_a_policy_whose_weights_labels_chose_is_on_its_last_weigh
 def test_unlabelled_images_have_scores_no_oracle_and_no_verdict():
     test = tables([[0.2, 0.4], [0.6, 0.4]], labelled=False)
     comparison = compared(test, test, [1, 0])
-    assert (comparison.labelled, comparison.results.criterion) == (False, "score")
+    assert (comparison.labelled, comparison.results.criterion) == (False, "reward_net_score")
     assert comparison.verdict.label == "unlabelled"
     assert list(comparison.weights) == [RANDOM, DEFAULT, FIXED, NET, RIDGE, POLICY, DEPLOYED]
-    assert all(list(row.estimates) == ["score"] for row in comparison.results.rows)
+    assert all(list(row.estimates) == ["reward_net_score"] for row in comparison.results.rows)
     row = comparison.results.row(POLICY)
     assert comparison.results.difference(row, DEFAULT).mean == pytest.approx(0.1)
     assert comparison.closed(row) is None
@@ -198,8 +198,8 @@ def test_an_image_without_a_score_keeps_its_dice_and_the_network_chooses_the_def
     result = compared([], tables([[0.3, 0.5, 0.9], [0.3, 0.5, 0.1]], scores), [2, 1])
     assert result.prompts(NET).tolist() == [2, 0]
     assert means(result)[NET] == pytest.approx((0.9 + 0.3) / 2)
-    assert means(result, "score")[NET] == pytest.approx(0.9), "the mean of the images that have one"
-    assert result.results.row(NET).estimates["score"].groups == 1
+    assert means(result, "reward_net_score")[NET] == pytest.approx(0.9), "the mean of the images that have one"
+    assert result.results.row(NET).estimates["reward_net_score"].groups == 1
     assert "1 of 2 test images are outside the reward network's domain: no score." in result.notes
     unlabelled = compared([], tables([[0.3, 0.5, 0.9]] * 2, scores, labelled=False), [2, 1])
     assert len(unlabelled.tables) == 1

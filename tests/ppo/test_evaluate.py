@@ -41,7 +41,7 @@ def compared(own_dice, count=8):
 )
 def test_the_report_says_when_a_plain_segmenter_serves_better(own_dice, images, advice):
     (note,) = segmenter_note(*compared(own_dice, images))
-    mean = "{:.3f} [" if images > 5 else "{:.2f}"
+    mean = "{:.2f} [" if images > 5 else "{:.2f}"
     assert f"own segmentation of these images has Dice {mean.format(own_dice)}" in note
     assert f"the best prompt of each image {mean.format(0.8)}" in note
     assert note.endswith(advice)
@@ -60,7 +60,7 @@ def test_images_without_foreground_say_nothing_about_a_segmenter():
     assert "Dice" not in note
     entries[2:] = [replace(entry, own_dice=0.9) for entry in entries[2:]]
     (note,) = segmenter_note(entries, comparison)
-    assert "has Dice 0.900 [" in note
+    assert "has Dice 0.90 [" in note
     assert note.endswith("(2 with an empty true mask are left out).")
 
 

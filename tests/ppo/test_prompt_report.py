@@ -50,7 +50,7 @@ def test_the_page_is_whole_readable_and_self_contained(report):
     assert not re.search(r"https?://|url\(|@import", re.sub(r"base64,[^\"]*", "", text))
     assert not {"script", "em"} & set(page.tags), "notes, prompts and settings are text, not markup"
     labelled = result.comparison.labelled
-    panels = 3 * (5 + 1 if labelled else 4 + 1)  # the colour scale below each
+    panels = 3 * (5 if labelled else 4) + 1  # the colour scale
     assert page.tags.count("img") == panels + (3 if labelled else 2)  # plots: choices, training; reward and truth
 
 
@@ -77,7 +77,7 @@ def test_what_is_deployed_is_what_the_pictures_show(tmp_path, choice):
     assert f"Deployed: {what}, because why." in shown
     assert f"Shown is what is deployed: {what}" in shown
     for number in results.picks(DEPLOYED).values():
-        assert f"deployed (index 0): Dice {results.row(DEPLOYED).values['dice'][number]:.3f}" in shown
+        assert f"deployed (index 0): Dice {results.row(DEPLOYED).values['dice'][number]:.2f}" in shown
     assert POLICY not in shown.split("Images", 1)[1].split("Results")[0]
 
 

@@ -248,7 +248,7 @@ def test_unlabelled_data_train_and_are_evaluated_without_dice(tiny_checkpoint, r
     assert "dice" not in curves
     summary = evaluated(run)
     assert (summary["labelled"], summary["verdict"]["label"]) == (False, "unlabelled")
-    assert [list(row["means"]) for row in summary["rows"]] == [["score"]] * 7
+    assert [list(row["means"]) for row in summary["rows"]] == [["reward_net_score"]] * 7
     assert any("unlabelled: there are no Dice columns" in note for note in summary["notes"])
     assert summary["deployment"]["fixed_by"].startswith("the reward net on ")
     assert summary["deployment"]["reason"].startswith("no labelled patient outside the test split")

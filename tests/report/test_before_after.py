@@ -48,7 +48,7 @@ def test_the_verdict_is_on_the_criterion():
     verdict = result().verdict
     assert verdict.label == "better"
     assert verdict.sentence == (
-        "Better: METEOR (exact+stem) +0.100 [+0.100, +0.100] on 8 groups, p 0.008; "
+        "Better: METEOR (exact+stem) +0.10 [+0.10, +0.10] on 8 groups, p 0.008; "
         "a loss larger than any seen, in up to 3/8 of the patients, cannot be excluded."
     )
     assert result("dice").verdict.label == "cannot tell"
@@ -99,7 +99,7 @@ def test_the_page_is_self_contained_and_escaped(tmp_path):
     assert all(link.startswith("data:image/") for link in actual.links)
     for shown in (
         *("truth: <b>red</b>", "before: a & b", 'after: "c"', "<script>alert(1)</script>", "An <em>extra</em>"),
-        *("Better: METEOR (exact+stem) +0.100", MASK_LEGEND, CAPTION_LEGEND, "8 test items", "cIoU", "0.750"),
+        *("Better: METEOR (exact+stem) +0.10", MASK_LEGEND, CAPTION_LEGEND, "8 test items", "cIoU", "0.75"),
         *("\u25a0 truth, \u25a0 before, \u25a0 after.", "METEOR fell for 0 of 8 captions", "weights of step 7 of 9"),
     ):
         assert shown in actual.text
@@ -111,5 +111,5 @@ def test_what_there_is_not_has_no_heading(tmp_path):
     bare = result(shown=(), curves=({"step": 1, "loss/mask": 0.1},), totals={}, notes=())
     actual = Page(write_before_after(tmp_path, bare).read_text(encoding="utf-8"))
     assert "img" not in actual.tags
-    assert (actual.tags.count("table"), actual.tags.count("details")) == (2, 1)
+    assert (actual.tags.count("table"), actual.tags.count("details")) == (2, 2)
     assert not [word for word in ("Images", "Training", "Note:") if word in actual.text]

@@ -13,7 +13,7 @@ MASKS = np.random.default_rng(0).random((3, 8, 9)) < 0.4
 
 def test_a_table_holds_every_reward_of_every_mask():
     table = measure_sample("a", "g", np.array([0.25, 0.5, 1.0]), MASKS, MASKS[2])
-    np.testing.assert_array_equal(table.column("score"), [0.25, 0.5, 1.0])
+    np.testing.assert_array_equal(table.column("reward_net_score"), [0.25, 0.5, 1.0])
     assert list(table.metrics) == list(MASK_REWARDS)
     for name, values in table.metrics.items():
         np.testing.assert_array_equal(values, MASK_REWARDS[name](MASKS, MASKS[[2, 2, 2]]))

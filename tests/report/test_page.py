@@ -4,17 +4,31 @@ import base64
 import csv
 import io
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
+from skimage.color import deltaE_ciede2000, rgb2lab
 from skimage.segmentation import find_boundaries
 
 from rl_reward_network import __version__
 from rl_reward_network.report import overlays, page
-from rl_reward_network.report.overlays import BLUE, GREY, ORANGE, PANEL, draw_errors, draw_mask, paint_mask
+from rl_reward_network.report.overlays import (
+    AFTER,
+    AGREE,
+    BEFORE,
+    FALSE,
+    GREY,
+    MISSED,
+    PANEL,
+    TRUTH,
+    draw_errors,
+    draw_mask,
+    paint_mask,
+)
 from rl_reward_network.report.statistics import Estimate
 from tests.report.html_page import Page
 
@@ -24,10 +38,11 @@ MASK[20:60, 30:50] = True
 
 
 def test_every_report_has_one_order_and_leaves_empty_parts_out(tmp_path: Path) -> None:
-    pictures = [overlays.picture("best: <u>s1", IMAGE, [("true mask", MASK, BLUE)], {"<after>": BLUE})]
+    pictures = [overlays.picture("best: <u>s1", IMAGE, [("true mask", MASK, TRUTH)])]
     made = page.Page(
-        "a < b", "What?", "Deployed: <q>.", "<i>Better.", "Best.", pictures, page.table(["Dice"], [["0.9"]]), ["<em>"],
-        {"Costs": "<p>Two</p>", "Empty": ""}, {"mode": "<s>"}, page.Origin({"command": "a b"}),
+        "a < b", "What?", "Deployed: <q>.", "<i>Better.", "Best.", pictures, page.table(["Dice"], [["0.9"]]),
+        ["Few.", "<em>"], {"Costs": "<p>Two</p>", "Empty": ""}, {"mode": "<s>"}, page.Origin({"command": "a b"}),
+        "<p>Colours</p>", "Few.",
     )  # fmt: skip
     assert page.write_report(tmp_path, made, {"verdict": 1}, {"eval.csv": "1\r\n"}) == tmp_path / "report.html"
     whole = (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -36,10 +51,11 @@ def test_every_report_has_one_order_and_leaves_empty_parts_out(tmp_path: Path) -
     assert "<title>a &lt; b</title>" in whole
     assert "landscape" in whole
     assert not {"i", "em", "s", "q", "u", "after"} & set(shown.tags)
-    words = "What?|Deployed: <q>.|<i>Better.|Best.|<u>s1|Results|0.9|<em>|Costs|Two|mode|a b|eval.csv, eval.json"
+    words = "What?|Few.|Deployed: <q>.|<i>Better.|Best.|Colours|<u>s1|Results|0.9|<em>|Costs|Two|mode|a b|eval.csv"
     order = [shown.text.index(part) for part in words.split("|")]
     assert order == sorted(order)
     assert "Empty" not in shown.text
+    assert shown.text.count("Few.") == 1, "a banner is no note, too"
     assert whole.index("<details>") > whole.index("&lt;em&gt;"), "pictures, the table and notes are not folded"
     assert (tmp_path / "eval.csv").read_bytes() == b"1\r\n"
     with pytest.raises(UnicodeEncodeError):
@@ -114,28 +130,28 @@ def opened(data: bytes) -> np.ndarray:
 
 def test_painting_tints_the_inside_draws_a_line_around_it_and_leaves_the_rest() -> None:
     before = IMAGE.copy()
-    painted = paint_mask(IMAGE, MASK, ORANGE, opacity=0.5)
+    painted = paint_mask(IMAGE, MASK, AFTER, opacity=0.5)
     np.testing.assert_array_equal(IMAGE, before)
-    inside = np.round((128 + np.array(ORANGE)) / 2)
+    inside = np.round((128 + np.array(AFTER)) / 2)
     np.testing.assert_array_equal(painted[MASK], np.broadcast_to(inside, (MASK.sum(), 3)))
     outline = find_boundaries(MASK, mode="outer")
-    np.testing.assert_array_equal(painted[outline], np.broadcast_to(ORANGE, (outline.sum(), 3)))
+    np.testing.assert_array_equal(painted[outline], np.broadcast_to(AFTER, (outline.sum(), 3)))
     np.testing.assert_array_equal(painted[~MASK & ~outline], IMAGE[~MASK & ~outline])
-    np.testing.assert_array_equal(paint_mask(IMAGE, MASK, ORANGE, opacity=0)[MASK], IMAGE[MASK])
-    pixels = opened(draw_mask(IMAGE, MASK, BLUE))
-    assert np.abs(pixels[20:60, 29] - BLUE).max() < 40
-    assert np.abs(opened(draw_mask(IMAGE, None, BLUE)) - 128).max() < 6
+    np.testing.assert_array_equal(paint_mask(IMAGE, MASK, AFTER, opacity=0)[MASK], IMAGE[MASK])
+    pixels = opened(draw_mask(IMAGE, MASK, TRUTH))
+    assert np.abs(pixels[20:60, 29] - TRUTH).max() < 40
+    assert np.abs(opened(draw_mask(IMAGE, None, TRUTH)) - 128).max() < 6
 
 
 def test_thin_lines_survive_shrinking() -> None:
     line = np.zeros((900, 1200), bool)
     line[455:458] = True
-    assert (paint_mask(IMAGE, line, BLUE, opacity=1) == BLUE).all(axis=2).any(axis=0).all()
+    assert (paint_mask(IMAGE, line, TRUTH, opacity=1) == TRUTH).all(axis=2).any(axis=0).all()
     large, line = np.full((1000, 2000, 3), 128, np.uint8), np.zeros((1000, 2000), bool)
     line[500:502] = True
-    pixels = opened(draw_mask(large, line, BLUE))
+    pixels = opened(draw_mask(large, line, TRUTH))
     assert max(pixels.shape) == PANEL
-    assert (np.abs(pixels - BLUE).max(axis=2) < 60).any(axis=0).mean() > 0.9
+    assert (np.abs(pixels - TRUTH).max(axis=2) < 60).any(axis=0).mean() > 0.9
 
 
 def test_errors_glow_where_they_are_expected_in_the_colours_of_the_scale() -> None:
@@ -153,22 +169,20 @@ def test_errors_glow_where_they_are_expected_in_the_colours_of_the_scale() -> No
 
 
 def test_a_picture_holds_every_mask_with_its_caption_and_the_legend() -> None:
-    colours = {"truth": (0, 200, 90), "<after>": BLUE}
-    made = overlays.picture("best: s1", IMAGE, [("true mask", MASK, BLUE), ("none", None, BLUE)], colours)
-    shown = Page(made)
-    assert shown.tags.count("img") == 3
-    assert shown.text.endswith("imagetrue masknoneMasks, tinted and outlined: \u25a0 truth, \u25a0 <after>.")
-    assert made.index("rgb(0, 200, 90)") < made.index(" truth,") < made.index("rgb(60, 150, 255)")
-    bare, errors = (overlays.picture("t", IMAGE, [], {}, with_errors) for with_errors in (None, ("e", MASK * 0.5)))
-    assert Page(bare).text == "timage"
-    assert "te" in Page(errors).text.replace("image", "")
+    shown = Page(overlays.picture("best: s1", IMAGE, [("true mask", MASK, TRUTH), ("none", None, AFTER)]))
+    assert (shown.tags.count("img"), shown.text) == (3, "best: s1imagetrue masknone")
+    assert Page(overlays.picture("t", IMAGE, [], ("e", MASK * 0.5))).text == "timagee"
+    made = overlays.legend({"truth": TRUTH, "<after>": AFTER})
+    assert Page(made).text == "Masks, tinted and outlined: \u25a0 truth, \u25a0 <after>."
+    assert made.index(f"rgb{TRUTH}") < made.index(" truth<") < made.index(f"rgb{AFTER}")
+    errors = overlays.legend({"truth": TRUTH}, errors=True)
     assert "probability that the mask is wrong" in errors
-    assert Page(errors).tags.count("img") == 3, "image, errors, and the scale"
+    assert Page(errors).tags == ["p", "span", "span", "p", "img"], "with the scale"
 
 
 def test_plots_are_repeatable_and_methods_at_one_place_share_a_label() -> None:
     lines = page.slopes(np.array([0.2, 0.8]), np.array([0.4, 0.6]), "best").axes[0].lines
-    assert [line.get_color() for line in lines] == ["tab:green", "tab:red", "black"]
+    assert [line.get_color() for line in lines] == ["tab:blue", "tab:red", "black"]
     same = [(0.0, Estimate(0.5, 0.4, 0.6, 9)), *[(9.0, Estimate(0.9, None, None, 1))] * 2]
     assert [text.get_text() for text in page.dice_over_minutes(same).axes[0].texts] == ["0", "1, 2"]
     assert page.png(page.proxy_over_gold({0: (0.5, 0.6)})) == page.png(page.proxy_over_gold({0: (0.5, 0.6)}))
@@ -187,3 +201,33 @@ def test_curves_show_what_was_logged_and_smooth_long_lines() -> None:
     assert list(shown) == ["proxy", "gold"]
     np.testing.assert_allclose(shown["gold"], [[0, 15, 30], [0.5, 0.35, 0.2]])
     assert page.curves([{"step": 1, "loss/mask": 0.1}], panels, "step") is None
+
+
+# Colours of red, green, blue light in linear RGB, as seen without long, middle or short cones (Machado et al. 2009).
+SEEN = {
+    "all": np.eye(3),
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
+}
+
+
+@pytest.mark.parametrize("vision", SEEN)
+def test_everybody_tells_the_colours_of_masks_apart(vision: str) -> None:
+    """CIEDE2000; 2.3 is just noticeable, and green beside orange has 6 without long cones."""
+
+    def lab(colour: tuple[int, int, int]) -> np.ndarray:
+        light = np.array(colour) / 255
+        linear = np.where(light <= 0.04045, light / 12.92, ((light + 0.055) / 1.055) ** 2.4)
+        seen = np.clip(np.array(SEEN[vision]) @ linear, 0, 1)
+        return np.asarray(rgb2lab(np.where(seen <= 0.0031308, seen * 12.92, 1.055 * seen ** (1 / 2.4) - 0.055)))
+
+    for palette in ((TRUTH, BEFORE, AFTER), (AGREE, MISSED, FALSE)):
+        assert min(deltaE_ciede2000(lab(a), lab(b)) for a, b in combinations(palette, 2)) > 15
+    for grey in (40, 90, 130, 170, 215):
+        assert min(deltaE_ciede2000(lab(a), lab((grey,) * 3)) for a in (TRUTH, BEFORE, AFTER)) > 15
+
+
+def test_a_mask_against_the_truth_shows_what_is_missed_and_what_is_false() -> None:
+    mask, truth = np.array([[1, 1, 0, 0]], bool), np.array([[1, 0, 1, 0]], bool)
+    assert overlays.compare_masks(mask, truth)[0].tolist() == [list(of) for of in (AGREE, FALSE, MISSED, (0, 0, 0))]

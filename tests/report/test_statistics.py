@@ -85,8 +85,10 @@ def test_estimates_in_words():
     estimate = mean_interval(np.array([0.25, 0.75]), ["a", "a"])
     assert estimate == Estimate(0.5, None, None, 1)
     assert (str(estimate), estimate.signed, estimate.point()) == ("0.50", "+0.50", "0.50")
-    assert str(Estimate(0.5, 0.25, 0.75, 6)) == "0.500 [0.250, 0.750]"
-    assert Estimate(-0.5, -0.75, 0.25, 6).signed == "-0.500 [-0.750, +0.250]"
+    assert str(Estimate(0.5, 0.25, 0.75, 20)) == "0.500 [0.250, 0.750]"
+    assert Estimate(-0.5, -0.75, 0.25, 20).signed == "-0.500 [-0.750, +0.250]"
+    few = Estimate(0.0625, -0.004, 0.75, 19)
+    assert (str(few), few.signed, few.point("+")) == ("0.06 [-0.00, 0.75]", "+0.06 [-0.00, +0.75]", "+0.06")
     assert mean_interval(np.linspace(0, 1, 5), NAMES[:5]).low is None, "five patients have no interval"
 
 

@@ -100,8 +100,8 @@ def test_the_verdict_on_a_policy(gain, p, enough, rival, sentence):
 @pytest.mark.parametrize(
     ("gain", "p", "sentence"),
     [
-        (UP, 0.04, f"Better: Dice +0.030 [+0.010, +0.050] on 8 groups, p 0.040; a {RARE}."),
-        (DOWN, 0.04, "Worse: Dice -0.030 [-0.050, -0.010] on 8 groups, p 0.040."),
+        (UP, 0.04, f"Better: Dice +0.03 [+0.01, +0.05] on 8 groups, p 0.040; a {RARE}."),
+        (DOWN, 0.04, "Worse: Dice -0.03 [-0.05, -0.01] on 8 groups, p 0.040."),
         (Estimate(-1, None, None, 1), 1.0, "Cannot tell: Dice -1.00 on 1 groups, p 1.000."),
     ],
 )
@@ -144,15 +144,15 @@ def test_one_table_in_all_formats(capsys):
     )
     assert table.csv().splitlines() == [
         "row,Dice,gain",
-        'fixed & <b>,"0.500 [0.500, 0.500]",',
-        'PPO & <b>,"0.600 [0.485, 0.715]",0.1',
-        'oracle & <b>,"0.750 [0.750, 0.750]",0.25',
+        'fixed & <b>,"0.50 [0.50, 0.50]",',
+        'PPO & <b>,"0.60 [0.48, 0.72]",0.1',
+        'oracle & <b>,"0.75 [0.75, 0.75]",0.25',
     ]
     assert table.html() == (
         '<div class="scroll"><table><thead><tr><th>row</th><th>Dice</th><th>gain</th></tr></thead><tbody>\n'
-        "<tr><td>fixed &amp; &lt;b&gt;</td><td>0.500 <span>[0.500, 0.500]</span></td><td>None</td></tr>\n"
-        "<tr><td>PPO &amp; &lt;b&gt;</td><td>0.600 <span>[0.485, 0.715]</span></td><td>0.1</td></tr>\n"
-        "<tr><td>oracle &amp; &lt;b&gt;</td><td>0.750 <span>[0.750, 0.750]</span></td><td>0.25</td></tr>\n"
+        "<tr><td>fixed &amp; &lt;b&gt;</td><td>0.50 <span>[0.50, 0.50]</span></td><td>None</td></tr>\n"
+        "<tr><td>PPO &amp; &lt;b&gt;</td><td>0.60 <span>[0.48, 0.72]</span></td><td>0.1</td></tr>\n"
+        "<tr><td>oracle &amp; &lt;b&gt;</td><td>0.75 <span>[0.75, 0.75]</span></td><td>0.25</td></tr>\n"
         "</tbody></table></div>"
     )
     assert table.tex().splitlines()[:5] == [
@@ -160,9 +160,9 @@ def test_one_table_in_all_formats(capsys):
         r"\toprule",
         r"row & Dice & gain \\",
         r"\midrule",
-        r"fixed \& $<$b> & 0.500 [0.500, 0.500] & None \\",
+        r"fixed \& $<$b> & 0.50 [0.50, 0.50] & None \\",
     ]
     table.show("title")
     shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "title" in shown
-    assert "oracle & <b> 0.750 [0.750, 0.750] 0.25" in shown
+    assert "oracle & <b> 0.75 [0.75, 0.75] 0.25" in shown

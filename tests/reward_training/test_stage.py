@@ -16,6 +16,7 @@ from rl_reward_network.cli.reward import agreement_lines
 from rl_reward_network.data.windows import LabelledImages
 from rl_reward_network.inputs.doctor import check_reward_network
 from rl_reward_network.models.reward_network import DiceInterval, RewardNetwork, RewardNetworkConfig
+from rl_reward_network.report.overlays import compare_masks
 from rl_reward_network.reward_training import calibration
 from rl_reward_network.reward_training import stage as reward_stage
 from rl_reward_network.reward_training import train as training
@@ -374,9 +375,9 @@ def test_the_sheet_shows_each_source_in_turn_with_its_true_numbers():
     for row, shown in zip(rows, examples, strict=True):
         image, mask, predicted, errors = row.pictures
         assert image is shown.image
-        assert np.array_equal(errors, mask ^ shown.truth)
+        assert np.array_equal(errors, compare_masks(mask, shown.truth))
         assert row.titles[2] == f"true Dice {true_dice(mask[None], shown.truth)[0]:.2f}"
-        np.testing.assert_allclose(predicted, errors, atol=0.01)
+        np.testing.assert_allclose(predicted, mask ^ shown.truth, atol=0.01)
     assert np.array_equal(rows[5].pictures[1], examples[5].masks[1]), "the second mask of that source"
     assert rows[3].titles[1].endswith(", no interval"), "the ridge filter's has none"
     for row in rows[:3]:

@@ -22,7 +22,7 @@ from rl_reward_network.models.reward_network import RewardNetwork, RewardNetwork
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 from rl_reward_network.models.sa2va.video_sa2va import SequenceAnswer, answer_sequence, masks_with_memory
-from rl_reward_network.report.overlays import GREEN, ORANGE
+from rl_reward_network.report.overlays import AFTER, TRUTH
 from rl_reward_network.rewards.learned import ImageScorer
 from rl_reward_network.segment import sequence
 from rl_reward_network.segment.maker import MaskMaker, Target, load_mask_maker, prompt_of, save_mask, write_mask
@@ -396,8 +396,8 @@ def test_numbers_of_each_frame_and_a_strip_are_written(written: CheckedSequence)
     assert predicted == []
     strip = np.asarray(Image.open(written.target.results[1]))
     assert strip.shape == (40, 180, 3)
-    assert (strip[30, 29:32] == ORANGE).all(axis=-1).any(), "right border of the first mask"
-    assert (strip[19:22, 50] == GREEN).all(axis=-1).any(), "lower border of the truth"
+    assert (strip[30, 29:32] == AFTER).all(axis=-1).any(), "right border of the first mask"
+    assert (strip[19:22, 50] == TRUTH).all(axis=-1).any(), "lower border of the truth"
     np.testing.assert_array_equal(strip[:, 120:], list(written.frames.frames())[2], "an empty mask draws nothing")
 
 

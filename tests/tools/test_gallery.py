@@ -16,7 +16,7 @@ from rl_reward_network.inputs.segmenter import Sa2VASegmenter
 from rl_reward_network.methods.compare import ComparePlan, run_compare_stage
 from rl_reward_network.methods.methods import METHODS, TRAINED
 from rl_reward_network.methods.training import REWARD_NET
-from rl_reward_network.report.overlays import GREEN, ORANGE
+from rl_reward_network.report.overlays import AFTER, TRUTH
 from rl_reward_network.run import COMPARE_RUN, Run
 from tests.conftest import tube_series
 from tools import gallery
@@ -68,7 +68,7 @@ def test_a_sheet_has_every_method_of_its_group(comparison: Comparison, tmp_path:
     written = Image.open(tmp_path / "methods.png")
     assert (written.size, written.mode) == (sheet.size, "P")
     colours = {colour for _, colour in written.convert("RGB").getcolors() or []}
-    assert {GREEN, ORANGE} <= colours
+    assert {TRUTH, AFTER} <= colours
 
 
 def test_a_mask_that_was_not_measured_is_not_shown(comparison: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def test_the_truth_is_drawn_over_the_mask_and_the_shape_is_kept() -> None:
     assert (shown.pixels[[0, -1]] == 255).all(), "above and below a wide image"
     assert (shown.pixels[40, 20] == (146, 118, 70)).all(), "tinted"
     assert (shown.pixels[40, 55] == 100).all(), "missed: only an outline"
-    assert (shown.pixels[40, [49, 60]] == GREEN).all()
+    assert (shown.pixels[40, [49, 60]] == TRUTH).all()
 
 
 def test_frames_are_shown_with_masks_and_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

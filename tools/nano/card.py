@@ -15,7 +15,7 @@ from rl_reward_network.embedded.datasets import read_looks
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.models.sa2va.loading_sa2va import WHOLE_MODEL
-from rl_reward_network.report.overlays import GREEN, ORANGE, paint_mask
+from rl_reward_network.report.overlays import AFTER, TRUTH, paint_mask
 from rl_reward_network.rewards.metrics import dice
 from tools.nano.pictures import PROMPT_TARGETS, TARGETS
 from tools.nano.score import RegionScores, VesselScores
@@ -146,7 +146,7 @@ def _strip(inputs: RunInputs, sample: Sample, look: str) -> np.ndarray:
 def _tile(image: np.ndarray, mask: np.ndarray | None, truth: np.ndarray, title: str) -> np.ndarray:
     """uint8 (TILE, TILE, 3): the image with its title and, unless `mask` is None, the mask and the outlined truth."""
     if mask is not None:
-        image = paint_mask(paint_mask(image, mask, ORANGE, opacity=0.5), truth, GREEN, opacity=0)
+        image = paint_mask(paint_mask(image, mask, AFTER, opacity=0.5), truth, TRUTH, opacity=0)
     picture = Image.fromarray(image).resize((TILE, TILE), Image.Resampling.LANCZOS)
     ImageDraw.Draw(picture).text((5, 3), title, fill=(255, 255, 255), stroke_width=2, stroke_fill=(0, 0, 0))
     return np.asarray(picture)
