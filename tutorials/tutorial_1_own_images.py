@@ -133,6 +133,6 @@ figure.tight_layout()
 # ---------
 #
 # - ``sa2va-rl improve full`` trains longer, and with images without masks by a mean teacher, too.
-# - Segment a folder: ``sa2va-rl segment new/ --model_path RUN --output masks`` leaves masks, a table and a contact sheet.
+# - Segment a folder: ``sa2va-rl segment new/ --model_path RUN --output masks`` leaves masks, a table and a sheet.
 # - Score masks of any tool: ``sa2va-rl evaluate --predictions masks --data_root roots``.
 # - Where no image has a mask, a reward network and a prompt policy are what is left: the second tutorial.

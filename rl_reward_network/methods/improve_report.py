@@ -193,6 +193,6 @@ def _items(judged: Judged, chosen: str) -> list[ReportItem]:
     for title, number in picks(judged.values[chosen]["dice"]).items():
         sample = judged.samples[number]
         before, after = (judged.mask(row, number) for row in (START, chosen))
-        dice = (f"Dice {rounded(judged.values[row]['dice'][number], patients)}" for row in (START, chosen))
-        items.append(ReportItem(title, sample.load_image(), sample.load_mask(), before, after, ("", *dice)))
+        start, end = (f"Dice {rounded(judged.values[row]['dice'][number], patients)}" for row in (START, chosen))
+        items.append(ReportItem(title, sample.load_image(), sample.load_mask(), before, after, ("", start, end)))
     return items

@@ -210,6 +210,7 @@ def _write(
     origin: page.Origin,
 ) -> Path:
     results, metrics = scores.results, list(scores.results.rows[0].values)
+    names = [row.name for row in results.rows]
     pictures = [_picture(scores, predictions, samples[number], number, named) for number in worst(scores)]
     sources = {row.name: one.source for row, one in zip(results.rows, predictions, strict=True)}
     sentence = " ".join(verdict.sentence for verdict in scores.verdicts)
