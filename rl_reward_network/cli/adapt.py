@@ -16,12 +16,12 @@ from typing import Annotated
 
 import tyro
 
-from rl_reward_network.cli.app import show_ending
+from rl_reward_network.cli.app import open_run, show_ending
 from rl_reward_network.flags import Rare, check_at_least
 from rl_reward_network.grpo.plan import Chosen, PlanArgs, check_acts
 from rl_reward_network.inputs.config import RegionConfig, RunConfig
 from rl_reward_network.ppo.settings import Mode
-from rl_reward_network.run import ADAPT_RUN, Run, check_folder
+from rl_reward_network.run import ADAPT_RUN, check_folder
 
 
 @dataclass(frozen=True)
@@ -72,17 +72,14 @@ def main(args: Args) -> None:
     inputs = open_grpo_inputs(args.inputs, args.regions)
     check_labels(inputs, args.max_labelled)
     plan = make_adapt_plan(inputs, args.mode, not args.no_side_network, args.max_labelled)
-    begin = Run.resume if args.resume else Run.create
-    run = begin(ADAPT_RUN, args.inputs.output_dir, settings_of(inputs, plan), args.run_folder)
+    run = open_run(ADAPT_RUN, args, settings_of(inputs, plan))
     run.announce()
     print(f"data: {inputs.summary}")
     if run.finished:
         print(f"nothing to resume: this run is finished; its results are in {run}")
         return
     result = run_adapt_stage(inputs, plan, run)
-    print("\n" + "\n".join(result.lines))
-    if result.report is None:
-        line = "Nothing was better beyond chance on the validation patients: use the model as it is."
-    else:
-        line = f"adapted model: {run / ADAPTED}\nreport: {result.report}"
-    show_ending(line, args.inputs.output_dir)
+    as_it_was = ["Nothing was better beyond chance on the validation patients: use the model as it is."]
+    note = "\n".join([*result.lines, *(as_it_was if result.report is None else [])])
+    made = {} if result.report is None else {"adapted model": run / ADAPTED, "report": result.report}
+    show_ending(made, args.inputs.output_dir, run / ADAPTED if made else None, note=note)
