@@ -19,9 +19,11 @@ def typed() -> str:
 
 def how_to_go_on() -> str:
     """How a command that was stopped is started again."""
-    if TYPED not in os.environ and sys.argv[1:2] and sys.argv[1] not in RESUMED:
-        return "Run the same command again"
-    return f"Go on by: {typed()}{'' if '--resume' in typed() else ' --resume'}"
+    command = "".join(sys.argv[1:2])
+    if TYPED not in os.environ and command not in RESUMED:
+        return "Run the same command again, with --resume where it has that flag"
+    begun = command in (*RESUMED, "evaluate")  # a shell file is in a command before its run, or in that after it
+    return f"Go on by: {typed()}{' --resume' if begun and '--resume' not in typed() else ''}"
 
 
 def _report_stop(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -103,14 +103,15 @@ def _without_config(words: list[str]) -> tuple[list[str], list[str]]:
 def _help(args_type: Any, words: list[str], prog: str, whole: bool) -> None:
     """Print the common flags and the number of the others, or all, with the defaults of the mode; end the process."""
     hidden: set[str] | None = None if whole else set()
-    defaults = {}
+    defaults = dict[str, Any]()
     if hasattr(args_type, "presets"):
         with silence(), suppress(SystemExit, ValueError):  # words that name no mode, or cannot be parsed
             defaults = {"default": parse(args_type, words).presets()}
     config = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes)  # no --no_no_gap beside --no_gap
-    rules = help_rules(args_type, hidden)
+    rules, about = help_rules(args_type, hidden), " ".join((args_type.__doc__ or "").split())
+    settings = {"prog": prog, "description": about, "config": config, "registry": rules, "use_underscores": True}
     try:
-        tyro.cli(args_type, args=HELP[:1], prog=prog, config=config, registry=rules, use_underscores=True, **defaults)
+        tyro.cli(args_type, args=HELP[:1], **settings, **defaults)
     finally:
         if hidden:
             print(f"{len(hidden)} more flags: {prog} {HELP_ALL}")
