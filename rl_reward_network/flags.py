@@ -80,14 +80,23 @@ def parse(args_type: Callable[..., Args], words: Sequence[str], mode: str | None
     method `presets`, which returns the defaults of their mode, those are the defaults. A flag that is True, False or
     left to a preset means True where no value follows it.
     """
-    switches, spelled = {name for name, flag in flags_of(args_type).items() if _switch(flag)}, list[str]()
-    for word, following in pairwise([*words, ""]):
-        alone = word.startswith("--") and word[2:].replace("-", "_") in switches
-        spelled += [word, "True"] if alone and following not in ("True", "False", "None") else [word]
+    switches, spelled = {f"--{name}" for name, flag in flags_of(args_type).items() if _switch(flag)}, list[str]()
+    for word, following in pairwise([*main_names(args_type, words), ""]):
+        alone = word in switches and following not in ("True", "False", "None")
+        spelled += [word, "True"] if alone else [word]
     settings |= {"config": (tyro.conf.FlagConversionOff,), "use_underscores": True, "args": spelled}
     default: Any = tyro.MISSING_NONPROP if mode is None else args_type(mode)
     args = tyro.cli(args_type, default=default, **settings)
     return tyro.cli(args_type, default=args.presets(), **settings) if hasattr(args, "presets") else args
+
+
+def main_names(args_type: Any, words: Sequence[str]) -> Iterator[str]:
+    """The words of a command line, each flag by its own name in place of another one, and with underscores."""
+    names = {alias: name for name, flag in flags_of(args_type).items() for alias in (name, *flag.aliases)}
+    for word in words:
+        flag, equals, value = word.partition("=")
+        name = names.get(flag.removeprefix("--").replace("-", "_")) if flag.startswith("--") else None
+        yield word if name is None else f"--{name}{equals}{value}"
 
 
 def _switch(flag: Flag) -> bool:

@@ -71,7 +71,8 @@ def test_every_name_in_the_table_of_groups_is_a_flag_or_a_field() -> None:
 
 
 def test_rare_flags_are_parsed_as_all_others() -> None:
-    assert tyro.cli(Outer, args=["--play", "0.25", "--depth", "2"]) == Outer(Inner(3, 0.25), 2)
+    for words in ("--play 0.25 --depth 2", "--play=0.25 --depth=2", "--slack 0.25 --depth 2"):
+        assert parse(Outer, words.split()) == Outer(Inner(3, slack=0.25), 2)
 
 
 def test_changed_flags_are_named() -> None:

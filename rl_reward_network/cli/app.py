@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from rl_reward_network.atomic_io import FULL, REFUSED, check_writable, write_remedy
 from rl_reward_network.cli.run_file import Given, read_config, run_yaml, silence
-from rl_reward_network.flags import check_finite, flags_of, help_rules, parse
+from rl_reward_network.flags import check_finite, flags_of, help_rules, main_names, parse
 from rl_reward_network.run import Kind, Run
 
 ONLY_CHECK = "SA2VA_RL_ONLY_CHECK"  # set by the shell files, which check all flags before they begin
@@ -81,6 +81,7 @@ def _parsed(args_type: Any, prog: str, words: Sequence[str] | None, ignore_unkno
             given = read_config(Path(file), args_type, prog, ignore_unknown)
     words = [*given.words, *words]
     if ignore_unknown:
+        words = list(main_names(args_type, words))
         return tyro.cli(args_type, args=words, prog=prog, return_unknown_args=True, use_underscores=True)[0]
     return parse(args_type, words, given.mode, prog=prog)
 

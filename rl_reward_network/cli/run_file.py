@@ -24,7 +24,7 @@ from rl_reward_network.models.default import DEFAULT_MODEL
 
 ALWAYS = ("model_path", "data_root", "output_dir", "seed")  # also where they are the default
 MAYBE_PATHS = ("model_path", "dataset_name", "patients_csv", "deepspeed")  # texts that may be a path
-SPELLINGS = {"true": "True", "false": "False", "null": "None", "~": "None", "none": "None", "": "None"}
+SPELLINGS = {"true": "True", "false": "False", "null": "None", "~": "None", "": "None"}
 
 
 class Given(NamedTuple):
@@ -111,7 +111,8 @@ def _check_types(file: Path, args_type: Any, prog: str, mode: str | None, given:
         return
     for name, words in given.items():
         if not taken([f"--{name}", *words]):
-            kind = str(getattr(flags[name].kind, "__name__", flags[name].kind)).replace("typing.", "")
+            kind = flags[name].kind.__name__ if isinstance(flags[name].kind, type) else flags[name].kind
+            kind = str(kind).replace("typing.", "")
             raise ValueError(f"{file}: {name} is {' '.join(words)}, expected {kind}; see {prog} --help-all")
 
 
