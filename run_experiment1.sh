@@ -10,6 +10,6 @@ mode="${1:-}"
 check_mode "$mode" run_experiment1.sh
 shift
 reward=(--reward dice)
-[[ " $* " != *" --reward"[\ =]* ]] || reward=()
+[[ " $* " != *" --reward"[\ =]* && " $* " != *" --config"[\ =]* ]] || reward=()  # the file of a run names its own
 export SA2VA_RL_CALLED_AS="bash $0"
 exec bash "$root/run_step2_finetune.sh" "$mode" "$@" ${reward[@]+"${reward[@]}"}

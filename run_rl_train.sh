@@ -8,12 +8,13 @@ set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 source "$root/scripts/common.sh"
 ! help_asked "$@" || show_help grpo "$@"
-mode=full
+mode=(full)
+[[ " $* " != *" --config"[\ =]* ]] || mode=()  # that of the file
 if [[ -n "${1:-}" && "$1" != -* ]]; then
-  mode="$1"
+  mode=("$1")
+  check_mode "$1" run_rl_train.sh
   shift
 fi
-check_mode "$mode" run_rl_train.sh
 check_flags "$@"
 processes="${NPROC:-1}"
 if [[ ! "$processes" =~ ^[1-9][0-9]*$ ]]; then
@@ -28,7 +29,7 @@ fi
 show_one_gpu
 ensure_environment ""
 input_flags regions_lamplight "$@"
-flags=("$mode" "${INPUT_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@")
+flags=(${mode[@]+"${mode[@]}"} "${INPUT_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@")
 command=(rl_reward_network.cli grpo "${flags[@]}")
 LOCAL_RANK=$((processes - 1)) check_command grpo "${flags[@]}"  # the last process needs its GPU, too
 [[ "$processes" -eq 1 ]] || command=(torch.distributed.run --standalone --nproc_per_node "$processes" -m "${command[@]}")

@@ -10,7 +10,7 @@ resumed run therefore equals that of an uninterrupted run.
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,9 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
 
-from rl_reward_network.atomic_io import append_line, whole_file
+from rl_reward_network.atomic_io import append_line, read_json, whole_file
 
+VALIDATED = ("val/dice", "val/gt_dice", "custom/val_gt_dice")  # Dice in validation, of steps 1, GRPO and 2
 GOLD_FALL, EVALUATIONS = 0.02, 3  # fall of Dice below its peak, and number of evaluations in a row
 
 
@@ -39,7 +41,15 @@ class Curves:
     def __init__(self, run_dir: Path, resume_from: Mapping[str, int], board_step: int | None = None) -> None:
         self.path = run_dir / "metrics.jsonl"
         self.rows = keep_rows(self.path, resume_from)
-        self.board = None if board_step is None else SummaryWriter(str(run_dir / "logs"), purge_step=board_step + 1)
+        config = read_json(run_dir / "config.json") if (run_dir / "config.json").exists() else {}
+        self.board, self.tracker = None, None
+        report_to = config.get("inputs", {}).get("report_to")
+        if board_step is not None and report_to != "none":
+            if report_to == "wandb":
+                self.tracker = _tracker(run_dir, config["settings"])  # first: it listens to the writer
+            self.board = SummaryWriter(str(run_dir / "logs"), purge_step=board_step + 1)
+            if not any(resume_from.values()) or min(resume_from.values()) < 0:
+                _add_settings(self.board, config.get("settings", {}))
 
     def add_row(self, row: Mapping[str, Any]) -> None:
         """Append one line to metrics.jsonl, and flush the event file, so that a checkpoint has all points before it.
@@ -58,14 +68,53 @@ class Curves:
             for tag, value in values.items():
                 self.board.add_scalar(tag, value, step)
 
+    def add_picture(self, tag: str, picture: np.ndarray | None, step: int) -> None:
+        """Add a picture, uint8 (H, W, 3), to TensorBoard."""
+        if self.board is not None and picture is not None:
+            self.board.add_image(tag, picture, step, dataformats="HWC")
+
+    def add_text(self, tag: str, text: str, step: int) -> None:
+        """Add a text in Markdown to TensorBoard."""
+        if self.board is not None:
+            self.board.add_text(tag, text, step)
+
     def column(self, name: str) -> list[float]:
         """The values of one field, of the rows that have it, without null."""
         return [row[name] for row in self.rows if row.get(name) is not None]
 
     def close(self) -> None:
-        """Close the event file."""
+        """Close the event file, and end the run of a tracker."""
         if self.board is not None:
             self.board.close()
+        if self.tracker is not None:
+            self.tracker.finish()
+
+
+def _tracker(run_dir: Path, settings: Mapping[str, Any]) -> Any:
+    """A run of Weights & Biases under the folder's name, which takes all that TensorBoard gets."""
+    import wandb  # an optional dependency
+
+    about = {"name": run_dir.name, "dir": str(run_dir), "config": dict(settings)}
+    return wandb.init(project="rl_reward_network", sync_tensorboard=True, **about)
+
+
+def _add_settings(board: SummaryWriter, settings: Mapping[str, Any]) -> None:
+    """Show the settings that a run began with in TensorBoard's tabs HPARAMS, beside its validation, and TEXT."""
+    flat = {name: value for name, value in _flat(settings) if value is not None}
+    shown = {name: value if isinstance(value, bool | int | float) else str(value) for name, value in flat.items()}
+    for summary in hparams(shown, dict.fromkeys(VALIDATED, 0.0)):
+        board._get_file_writer().add_summary(summary)
+    lines = "\n".join(f"| {name} | {value} |" for name, value in flat.items())
+    board.add_text("settings", f"| setting | value |\n|---|---|\n{lines}", 0)
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings and those inside them, by dotted names."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def keep_rows(path: Path, resume_from: Mapping[str, int]) -> list[dict[str, Any]]:

@@ -1,63 +1,163 @@
-"""Flags: two levels of help (`--help` shows the common flags of a command, `--help-all` every flag), and ranges.
+"""Flags: their names and places, two levels of help (`--help` and `--help-all`) in groups by purpose, and ranges.
 
 The ranges hold for the same settings in Python, where `check_finite` is not called.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import pairwise
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
-from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
+from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
 RARE = "rare"  # metadata of a flag that only `--help-all` shows
 Value = TypeVar("Value")
 Args = TypeVar("Args")
 Rare = Annotated[Value, RARE]
+OTHERS = "training"  # the group of flags that no group names
+GROUPS = {  # of the help, in this order: flags, or fields whose settings belong to it
+    "data": "inputs max_labelled dataset_name max_regions",
+    "model": "model_path image_resize quantization adapters no_side_network side_network prompting regions",
+    OTHERS: "seed",
+    "reward": "rewards reward reward_net reward_steps shuffle_rewards score_weights",
+    "output": "config name output_dir run_folder resume report_to log_completions",
+    "hardware": "gpu dtype segment_batch use_flash_attn feature_cache_gib gradient_checkpointing deepspeed",
+}
+GROUP_OF = {name: group for group, names in GROUPS.items() for name in names.split()}
 
 
-def parse(args_type: Callable[..., Args], words: Sequence[str], **settings: Any) -> Args:
+@dataclass(frozen=True)
+class Flag:
+    """A flag of a command."""
+
+    path: tuple[str, ...]  # of its value in the arguments
+    kind: Any  # without annotations
+    marks: tuple[Any, ...] = ()  # its annotations
+
+    @property
+    def aliases(self) -> list[str]:
+        """Its other names, with underscores."""
+        given = [alias for mark in self.marks for alias in getattr(mark, "aliases", None) or ()]
+        return [alias.removeprefix("--").replace("-", "_") for alias in given]
+
+    def value(self, args: Any) -> Any:
+        """Its value in the arguments of the command."""
+        for name in self.path:
+            args = getattr(args, name)
+        return args
+
+
+def flags_of(args_type: Any) -> dict[str, Flag]:
+    """Name, with underscores -> flag, of a dataclass and of the settings inside it."""
+    found = dict[str, Flag]()
+    for name, annotated in get_type_hints(args_type, include_extras=True).items():
+        kind, marks = _taken_apart(annotated)
+        if is_dataclass(kind):
+            found |= {inner: replace(flag, path=(name, *flag.path)) for inner, flag in flags_of(kind).items()}
+        elif tyro.conf.Suppress not in marks:
+            found[_shown(name, marks)] = Flag((name,), kind, marks)
+    return found
+
+
+def _taken_apart(annotated: Any) -> tuple[Any, tuple[Any, ...]]:
+    """A type and its annotations."""
+    apart = get_origin(annotated) is Annotated
+    return (get_args(annotated)[0], annotated.__metadata__) if apart else (annotated, ())
+
+
+def _shown(field: str, marks: Sequence[Any]) -> str:
+    """The name of a field as a flag."""
+    names = [name for mark in marks if (name := getattr(mark, "name", None)) and hasattr(mark, "aliases")]
+    return str(names[-1]).replace("-", "_") if names else field
+
+
+def parse(args_type: Callable[..., Args], words: Sequence[str], mode: str | None = None, **settings: Any) -> Args:
     """The arguments of a command, a dataclass, from its flags, with further arguments of `tyro.cli`.
 
-    Where they have a method `presets`, which returns the defaults of their mode, those are the defaults. A flag that is
-    True, False or left to a preset means True where no value follows it.
+    Of a flag that is given twice the last counts; `mode` is that of words without one. Where the arguments have a
+    method `presets`, which returns the defaults of their mode, those are the defaults. A flag that is True, False or
+    left to a preset means True where no value follows it.
     """
-    switches, spelled = _switches(args_type), list[str]()
-    for word, following in pairwise([*words, ""]):
-        alone = word.startswith("--") and word[2:].replace("-", "_") in switches
-        spelled += [word, "True"] if alone and following not in ("True", "False", "None") else [word]
-    args = tyro.cli(args_type, args=spelled, **settings)
-    return tyro.cli(args_type, args=spelled, default=args.presets(), **settings) if hasattr(args, "presets") else args
+    switches, spelled = {f"--{name}" for name, flag in flags_of(args_type).items() if _switch(flag)}, list[str]()
+    for word, following in pairwise([*main_names(args_type, words), ""]):
+        alone = word in switches and following not in ("True", "False", "None")
+        spelled += [word, "True"] if alone else [word]
+    settings |= {"config": (tyro.conf.FlagConversionOff,), "use_underscores": True, "args": spelled}
+    default: Any = tyro.MISSING_NONPROP if mode is None else args_type(mode)
+    args = tyro.cli(args_type, default=default, **settings)
+    return tyro.cli(args_type, default=args.presets(), **settings) if hasattr(args, "presets") else args
 
 
-def _switches(args_type: Any) -> set[str]:
-    """Names of the fields of a dataclass that are bool or None, also inside nested settings."""
-    names = set[str]()
-    for name, kind in get_type_hints(args_type).items():
-        names |= {name} if kind == bool | None else _switches(kind) if is_dataclass(kind) else set()
-    return names
+def main_names(args_type: Any, words: Sequence[str]) -> Iterator[str]:
+    """The words of a command line, each flag by its own name in place of another one, and with underscores."""
+    names = {alias: name for name, flag in flags_of(args_type).items() for alias in (name, *flag.aliases)}
+    for word in words:
+        flag, equals, value = word.partition("=")
+        name = names.get(flag.removeprefix("--").replace("-", "_")) if flag.startswith("--") else None
+        yield word if name is None else f"--{name}{equals}{value}"
 
 
-def common_flags(hidden: set[tuple[type, str]]) -> ConstructorRegistry:
-    """Rules for `tyro.cli` that leave `Rare` fields out of the help text; class and name of each go to `hidden`."""
-    registry, open_types = ConstructorRegistry(), set[type]()
+def _switch(flag: Flag) -> bool:
+    return flag.kind in (bool, bool | None)
+
+
+def help_rules(args_type: Any, hidden: set[str] | None = None) -> ConstructorRegistry:
+    """Rules for the help of `tyro.cli`: flags in groups by purpose, each under one name, its text in whole lines.
+
+    With `hidden`, `Rare` flags are left out, and their names are added to it. Commands without settings inside their
+    arguments have one group.
+    """
+    registry, groups, grouped = ConstructorRegistry(), dict[type, tuple[StructFieldSpec, ...]](), list[bool]()
 
     @registry.struct_rule
-    def without_rare(info: StructTypeInfo) -> Any:
-        if info.type in open_types:
+    def by_purpose(info: StructTypeInfo) -> Any:
+        if info.type in groups:
+            return StructConstructorSpec(dict, groups[info.type])
+        if info.type is not args_type or grouped:
             return None  # tyro continues with its own rules
-        open_types.add(info.type)
-        spec = ConstructorRegistry.get_struct_spec(info)
-        open_types.remove(info.type)
-        if not isinstance(spec, StructConstructorSpec):
-            return spec
-        rare = {field.name for field in spec.fields if RARE in getattr(field.type, "__metadata__", ())}
-        hidden.update((info.type, name) for name in rare)
-        return replace(spec, fields=tuple(field for field in spec.fields if field.name not in rare))
+        grouped.append(True)
+        of_groups: dict[str, list[StructFieldSpec]] = {"": [], **{name: [] for name in GROUPS}}
+        for group, field in _leaves(info):
+            _, marks = _taken_apart(field.type)
+            if hidden is not None and RARE in marks:
+                hidden.add(field.name)
+            else:
+                of_groups[group].append(_in_whole_lines(field))
+        shown = of_groups.pop("")
+        for name, members in of_groups.items():
+            if members:
+                kind = type(name, (), {"__doc__": ""})
+                groups[kind] = tuple(members)
+                shown.append(StructFieldSpec(name, kind, tyro.MISSING_NONPROP))
+        return StructConstructorSpec(dict, tuple(shown))
 
     return registry
+
+
+def _leaves(info: StructTypeInfo, within: str = "") -> Iterator[tuple[str, StructFieldSpec]]:
+    """Each flag of a dataclass and of the settings in its field `within`, with its group; "" is none."""
+    spec = ConstructorRegistry.get_struct_spec(info)
+    assert isinstance(spec, StructConstructorSpec)
+    nested = within or any(is_dataclass(_taken_apart(field.type)[0]) for field in spec.fields)
+    for field in spec.fields:
+        kind, marks = _taken_apart(field.type)
+        if is_dataclass(kind):
+            yield from _leaves(StructTypeInfo.make(field.type, field.default, False), field.name)
+        elif not nested or tyro.conf.Positional in marks:
+            yield "", field
+        else:
+            yield GROUP_OF.get(_shown(field.name, marks)) or GROUP_OF.get(within, OTHERS), field
+
+
+def _in_whole_lines(field: StructFieldSpec) -> StructFieldSpec:
+    """A field whose description is not broken as in the source, without the other names of its flag."""
+    kind, marks = _taken_apart(field.type)
+    kept = [replace(mark, aliases=None) if getattr(mark, "aliases", None) else mark for mark in marks]
+    text = field.helptext() if callable(field.helptext) else field.helptext
+    annotated: Any = Annotated[(kind, *kept)] if kept else kind
+    return replace(field, type=annotated, helptext=" ".join((text or "").split()))
 
 
 def changed(settings: Any, *names: str) -> list[str]:

@@ -1,6 +1,7 @@
 """The folder of a run: its name, settings and state, and how a run is found, resumed, refused and locked.
 
-    <output_dir>/<kind>_<time>_<digest of the settings>/
+    <output_dir>/<kind>_<time>_<name, or digest of the settings>/
+        run.yaml        what starts it again
         config.json     written first: what is trained, with which settings, by which version
         ...             checkpoints, curves and results of the stage
         done.json       written last: a run without it was interrupted
@@ -22,7 +23,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import lru_cache
 from importlib.metadata import version
@@ -32,9 +33,10 @@ from typing import Any, Literal
 from filelock import Timeout
 
 from rl_reward_network import __version__
-from rl_reward_network.atomic_io import locked, read_json, write_json
+from rl_reward_network.atomic_io import locked, read_json, whole_file, write_json
 
 CONFIG, DONE = "config.json", "done.json"  # the first and the last file of a run
+AGAIN = "run.yaml"  # what starts it again, by --config
 CHECKPOINT = "checkpoint.pt"  # of a training that is no Trainer's, which writes checkpoint-<step>/
 FINAL = "final_model"  # of step 2 and GRPO
 AGREEMENT = "agreement.json"  # of step 1: its test
@@ -81,6 +83,7 @@ class Run:
 
     path: Path
     kind: Kind
+    again: str = field(default="", compare=False, repr=False)  # the text of `AGAIN`, which `begin` writes
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
@@ -89,11 +92,23 @@ class Run:
         return str(self.path)
 
     @classmethod
-    def create(cls, kind: Kind, output_dir: Path, settings: Mapping[str, Any], folder: Path | None = None) -> "Run":
-        """A new run in `folder`, which must hold none, or in `<kind>_<time>_<digest>` of `output_dir`; for `begin`."""
+    def create(
+        cls,
+        kind: Kind,
+        output_dir: Path,
+        settings: Mapping[str, Any],
+        folder: Path | None = None,
+        name: str | None = None,
+        again: str = "",
+    ) -> "Run":
+        """A new run for `begin`, in `folder`, which must hold none, or in `output_dir`.
+
+        There it is `<kind>_<time>_<name>`, with the digest of the settings in place of a name. `again` is the text of
+        run.yaml, which starts the run again.
+        """
         # to the microsecond: runs that a script starts together must not share a folder
-        name = f"{kind.prefix}_{datetime.now():%Y%m%d_%H%M%S_%f}_{digest(settings)}"
-        run = cls(folder or output_dir / name, kind)
+        called = f"{kind.prefix}_{datetime.now():%Y%m%d_%H%M%S_%f}_{name or digest(settings)}"
+        run = cls(folder or output_dir / called, kind, again)
         run.check_new()
         return run
 
@@ -166,6 +181,9 @@ class Run:
         """Make the folder with `settings` and `facts` in its config.json, which is returned; refuses one with a run."""
         self.check_new()
         config = {"stage": self.kind.stage, "settings": settings, **facts, **provenance()}
+        if self.again:
+            with whole_file(self / AGAIN) as temporary:
+                temporary.write_text(self.again, encoding="utf-8")
         write_json(self / CONFIG, config)
         return config
 
@@ -335,7 +353,7 @@ def began(folder: Path) -> datetime:
     """When a run began: by its name, since copied files have another time; else by its config.json, or its folder."""
     found = TIME.findall(folder.name)
     try:
-        return datetime.strptime(f"{found[-1][0]}_{found[-1][1] or 0}", "%Y%m%d_%H%M%S_%f")
+        return datetime.strptime(f"{found[0][0]}_{found[0][1] or 0}", "%Y%m%d_%H%M%S_%f")
     except (IndexError, ValueError):
         dated = folder / CONFIG
         return datetime.fromtimestamp((dated if dated.exists() else folder).stat().st_mtime)
@@ -399,10 +417,10 @@ def portable(path: Path, run: Path) -> str:
 
 
 def reward_run_files(run: Path, named: str | None) -> dict[str, Path]:
-    """Name -> path, maybe gone: run and pictures of the reward network, `named` as in the config.json of `run`."""
+    """Name -> path, maybe gone: run and report of the reward network, `named` as in the config.json of `run`."""
     path, _, _ = (named or "").rpartition(", of ")
     folder = (run / path).parent
-    return {"run of the reward network": folder, "pictures of its errors": folder / "sheet.png"} if path else {}
+    return {"run of the reward network": folder, "report of the reward network": folder / "report.html"} if path else {}
 
 
 def provenance() -> dict[str, Any]:

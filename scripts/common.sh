@@ -3,6 +3,17 @@
 export PYTHONUNBUFFERED=1  # messages appear at once, on the screen and in the log
 [[ ! -t 1 ]] || export SA2VA_RL_TERMINAL="${SA2VA_RL_TERMINAL:-$(tty <&1)}"  # for progress bars, which are in no log
 
+# What the user typed, with the variables that were set, for a line that says how an interrupted run goes on.
+if [[ -z "${SA2VA_RL_TYPED:-}" ]]; then
+  export SA2VA_RL_TYPED=""
+  for variable in MODEL_PATH DATA_ROOT UNLABELLED_ROOT REWARD_NET OUTPUT_DIR GPU SEED N_ENVS SEGMENT_BATCH EVAL_IMAGES \
+    NPROC SA2VA_RL_REWARDS; do
+    [[ -z "${!variable:-}" ]] || SA2VA_RL_TYPED+="$variable=$(printf %q "${!variable}") "
+  done
+  SA2VA_RL_TYPED+="$(printf '%q ' bash "$0" "$@")"
+  SA2VA_RL_TYPED="${SA2VA_RL_TYPED% }"
+fi
+
 # The beginning of a shell file: help, the mode, the packages, and the flags that the environment variables stand for.
 prepare() {  # $1: command of sa2va-rl; then all that the user typed
   local command="$1"  # -> MODE, INPUT_FLAGS
@@ -198,11 +209,13 @@ show_one_gpu() {  # -> CUDA_VISIBLE_DEVICES, GPU
 }
 
 # Environment variables as flags; unset variables give none, so the commands keep their defaults. Where neither data nor
-# a model are named, the data are the embedded ones of that name, below $EMBEDDED_DATA.
+# a model are named, the data are the embedded ones of that name, below $EMBEDDED_DATA. A file of --config names both.
 input_flags() {  # $1: angiograms or regions_lamplight; then the user's flags
   INPUT_FLAGS=(--output_dir "${OUTPUT_DIR:-$root/outputs}")
   EMBEDDED_DATA=""
-  if ! names_data "$@" && ! names_a_model "$@"; then
+  if [[ " $* " == *" --config"[\ =]* ]]; then
+    [[ -n "${OUTPUT_DIR:-}" ]] || INPUT_FLAGS=()
+  elif ! names_data "$@" && ! names_a_model "$@"; then
     EMBEDDED_DATA="$root/data"
     [[ -w "$root" ]] || EMBEDDED_DATA="${OUTPUT_DIR:-$root/outputs}/data"
     INPUT_FLAGS+=(--data_root "$EMBEDDED_DATA/$1")

@@ -1,13 +1,18 @@
 import json
 import math
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from rl_reward_network.atomic_io import write_json
 from rl_reward_network.curves import Best, Curves, keep_rows, load_checkpoint, over_optimised, save_checkpoint
 
 
@@ -79,6 +84,51 @@ def test_without_a_board_step_there_is_no_event_file(tmp_path: Path) -> None:
     curves.add_row({"step": 1})
     curves.close()
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
+
+
+class FakeTracker:
+    """In place of wandb: how its run was begun, and whether it ended."""
+
+    def __init__(self) -> None:
+        self.begun: list[dict[str, Any]] = []
+        self.finished = 0
+
+    def init(self, **how: Any) -> "FakeTracker":
+        self.begun.append(how)
+        return self
+
+    def finish(self) -> None:
+        self.finished += 1
+
+
+@pytest.mark.parametrize("report_to", ["tensorboard", "wandb", "none", None])  # None: of a run before 1.0
+def test_a_run_reports_to_what_its_settings_name(
+    report_to: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, fake = tmp_path / "run", FakeTracker()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    settings = {"mode": "quick", "training": {"learning_rate": 0.5, "optim": None}, "prompts": ["a"]}
+    write_json(run / "config.json", {"settings": settings, "inputs": {"report_to": report_to}})
+    with closing(Curves(run, {"step": 0}, board_step=0)) as curves:
+        curves.add_picture("val/masks", np.zeros((4, 6, 3), np.uint8), 0)
+        curves.add_picture("val/masks", None, 1)
+        curves.add_text("words", "a", 0)
+    assert (run / "logs").exists() == (report_to != "none")
+    expected = {"project": "rl_reward_network", "name": "run", "dir": str(run), "sync_tensorboard": True}
+    assert fake.begun == ([expected | {"config": settings}] if report_to == "wandb" else [])
+    assert fake.finished == len(fake.begun)
+    if report_to != "none":
+        events = EventAccumulator(str(run / "logs")).Reload()
+        assert [(image.step, image.width, image.height) for image in events.Images("val/masks")] == [(0, 6, 4)]
+        table = events.Tensors("settings/text_summary")[0].tensor_proto.string_val[0].decode()
+        assert "| training.learning_rate | 0.5 |" in table
+        assert "optim" not in table
+        begun = HParamsPluginData.FromString(
+            events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+        )
+        hyperparameters = begun.session_start_info.hparams
+        assert hyperparameters["training.learning_rate"].number_value == 0.5
+        assert hyperparameters["mode"].string_value == "quick"
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, Path.touch])

@@ -18,6 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from rl_reward_network.cli.main import main
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import open_inputs
+from rl_reward_network.reward_training.masks import SEGMENTER, SOURCES
 from tests.conftest import SMALLEST, refusing, shell, write_tiny_data
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -70,7 +71,7 @@ def test_every_stage_left_its_artefacts(finished: Path) -> None:
 
 def test_the_screen_ends_with_where_the_results_are(finished: Path) -> None:
     printed = (finished / "printed.txt").read_text().strip().splitlines()
-    unchanged, curves, report, log = printed[-4:]
+    unchanged, curves, report, use, log = printed[-5:]
     assert unchanged.startswith("No weight of Sa2VA was changed. What trains weights: bash run_rl_train.sh full")
     tensorboard = shlex.split(curves.removeprefix("curves of all runs: "))
     inspected = subprocess.run([*tensorboard, "--inspect", "--tag", "custom/gt_dice"], capture_output=True, text=True)
@@ -79,6 +80,7 @@ def test_the_screen_ends_with_where_the_results_are(finished: Path) -> None:
     assert any("mean over patients" in line for line in printed)
     assert any("recall" in line for line in printed)
     assert (finished / report.removeprefix("report: ")) == the_run(finished) / "evaluation" / "report.html"
+    assert use == f"segment new images: sa2va-rl segment IMAGES --model_path {the_run(finished).relative_to(finished)}"
     text = (finished / log.removeprefix("log: ")).read_text()
     assert "pre-flight" in text
     assert report in text
@@ -175,11 +177,24 @@ def test_a_second_run_uses_the_reward_network_and_every_mask(here: Path, capfd: 
     shutil.rmtree(here / "outputs" / "again")
 
 
+def test_a_run_is_started_again_by_its_file_of_settings(here: Path) -> None:
+    """From another folder; with a name, which ends that of the folder."""
+    file, first = the_run(here) / "run.yaml", (the_run(here) / "tables.json").read_text()
+    with pytest.MonkeyPatch.context() as elsewhere:
+        elsewhere.chdir("/")
+        main(["prompts", "--config", str(file), "--name", "once.more"])
+    (again,) = (here / "outputs").glob("sa2va_rl_finetune_*_once.more")
+    assert (again / "tables.json").read_text() == first
+    name = "name: once.more\n"
+    assert (again / "run.yaml").read_text().replace(name, "") == file.read_text()
+    shutil.rmtree(again)
+
+
 def test_a_finished_run_is_nothing_to_resume(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     finetune("--resume")
     printed = capfd.readouterr().out
     assert "nothing to resume: this run is finished" in printed
-    assert printed.strip().splitlines()[-1] == f"prompt policy: {the_run(Path()) / 'final_model'}"
+    assert printed.strip().splitlines()[-2] == f"prompt policy: {the_run(Path()) / 'final_model'}"
 
 
 @pytest.mark.slow  # by the test above, and test_shell_files.py: the policy that is printed is evaluated
@@ -188,7 +203,7 @@ def test_the_shell_file_resumes_what_is_finished_by_evaluating_it(finished: Path
     done = shell(command, finished, **ENVIRONMENT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "nothing to resume: this run is finished" in done.stdout
-    report = done.stdout.strip().splitlines()[-2]
+    report = done.stdout.strip().splitlines()[-3]
     assert (finished / report.removeprefix("report: ")) == the_run(finished) / "evaluation" / "report.html"
 
 
@@ -201,8 +216,14 @@ def test_a_run_is_not_gone_on_with_under_other_settings(here: Path, capfd: pytes
 
 def test_step_1_ends_with_where_its_network_is(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     main(["reward", "quick", "--steps", "2", "--model_path", "model", "--data_root", "data", "--output_dir", "one"])
-    last = capfd.readouterr().out.strip().splitlines()[-1]
-    assert (here / last.removeprefix("reward network: ") / "model.safetensors").exists()
+    printed = capfd.readouterr().out
+    *_, report, network, use = printed.strip().splitlines()
+    assert (here / network.removeprefix("reward network: ") / "model.safetensors").exists()
+    html = (here / report.removeprefix("report: ")).read_text()
+    shown = [source for source in SOURCES if f"{source}: " in printed.replace("interval, ", "")]
+    assert shown == [SEGMENTER], "the report has the others"
+    assert all(f"<summary>{source}</summary>" in html for source in SOURCES if source != SEGMENTER)
+    assert use.endswith(f"--model_path {Path(network.removeprefix('reward network: ')).parent}")
 
 
 @pytest.mark.slow  # by the test above, and test_shell_files.py
@@ -221,7 +242,7 @@ def test_the_other_commands_of_the_readme_run_at_their_smallest(
     for command, last in (
         (["segment", image, "--model_path", "model", "--prompt", "X", "--output_dir", "o"], "written: "),
         (["convert", "model", "ours"], "ours: "),
-        (["evaluate", "--model_path", f"{here}/outputs/sa2va_*/final_model"], "report: "),
+        (["evaluate", "--model_path", f"{here}/outputs/sa2va_*/final_model"], "segment new images: "),
     ):
         main(command)
         assert capfd.readouterr().out.strip().splitlines()[-1].startswith(last)

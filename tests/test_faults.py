@@ -6,6 +6,7 @@ python -m pytest -m slow tests/test_faults.py
 import csv
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -23,7 +24,8 @@ from rl_reward_network.ppo.policy import load_policy
 from tests.conftest import write_tiny_data
 
 ROOT = Path(__file__).resolve().parents[1]
-STOPPED = "stopped; finished files are kept. Run the same command again, with --resume where it has that flag"
+STOPPED = "stopped; finished files are kept. "
+SAME = "Run the same command again, with --resume where it has that flag"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 COMMAND = [sys.executable, "-P", "-m", "rl_reward_network.cli"]
 INPUTS = ["--model_path", "model", "--data_root", "data", "--gpu", "-1"]
@@ -90,7 +92,8 @@ def stopped(command: list[str], user: Path, seconds: float, with_ctrl_c: bool) -
     code, said = process.wait(), (user / "output").read_text()
     if code != 0 and with_ctrl_c:  # 0: it was over before
         assert (code, said.count("Traceback")) == (-signal.SIGINT, 0), "the shell must know that it was interrupted"
-        assert said.rstrip().endswith(STOPPED), said
+        again = said.rpartition(STOPPED)[2].strip()
+        assert again in (SAME, f"Go on by: sa2va-rl {shlex.join(command[4:])} --resume"), said
 
 
 @pytest.mark.slow
@@ -124,7 +127,7 @@ def test_ctrl_c_in_the_imports_ends_in_one_message(user: Path) -> None:
     process.send_signal(signal.SIGINT)
     said = (process.wait(), (user / "output").read_text(errors="replace"))[1]
     assert process.returncode == -signal.SIGINT
-    assert STOPPED in said
+    assert f"{STOPPED}Go on by: sa2va-rl {shlex.join(command[5:])} --resume" in said
     assert "Traceback" not in said
 
 

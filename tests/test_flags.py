@@ -1,13 +1,14 @@
-"""Two levels of help, and which flags differ from their defaults."""
+"""Two levels of help in groups, and which flags differ from their defaults."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from importlib import import_module
 from typing import Annotated
 
 import pytest
 import tyro
-from tyro.constructors import ConstructorRegistry
 
-from rl_reward_network.flags import RARE, Rare, changed, check_at_least, common_flags, parse
+from rl_reward_network.cli.main import COMMANDS
+from rl_reward_network.flags import GROUP_OF, RARE, Rare, changed, check_at_least, flags_of, help_rules, parse
 
 
 @dataclass
@@ -15,7 +16,10 @@ class Inner:
     """Settings of a part."""
 
     size: int = 1
-    """Common."""
+    """Common, in
+    two lines."""
+    max_labelled: int = 0
+    """Of the group that the table names."""
     slack: Annotated[float, tyro.conf.arg(aliases=["--play"]), RARE] = 0.5
     """Rare, with another name."""
     turned_round: Rare[bool | None] = None
@@ -31,25 +35,44 @@ class Outer:
     """Rare."""
 
 
-def help_of(settings: type, capsys: pytest.CaptureFixture[str], registry: ConstructorRegistry | None = None) -> str:
+@dataclass(frozen=True)
+class Switched:
+    """A command."""
+
+    on: bool = False
+    """Off by default."""
+
+
+def help_of(capsys: pytest.CaptureFixture[str], hidden: set[str] | None = None) -> str:
+    rules, config = help_rules(Outer, hidden), (tyro.conf.OmitArgPrefixes,)
     with pytest.raises(SystemExit):
-        tyro.cli(settings, args=["--help"], registry=registry)
+        tyro.cli(Outer, args=["--help"], registry=rules, config=config, use_underscores=True)
     return capsys.readouterr().out
 
 
-def test_rare_flags_are_hidden_and_come_back(capsys: pytest.CaptureFixture[str]) -> None:
-    hidden: set[tuple[type, str]] = set()
-    short = help_of(Outer, capsys, common_flags(hidden))
-    assert hidden == {(Inner, "slack"), (Inner, "turned_round"), (Outer, "depth")}
-    assert "--size" in short
-    assert "Common." in short
-    assert "(default: 3)" in short
-    assert not any(name in short for name in ("--slack", "--play", "--depth"))
-    assert all(name in help_of(Outer, capsys) for name in ("--size", "--slack", "--play", "--depth"))
+def test_rare_flags_are_hidden_and_come_back_each_in_its_group_under_one_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    hidden: set[str] = set()
+    short, whole = help_of(capsys, hidden), help_of(capsys)
+    assert hidden == {"slack", "turned_round", "depth"}
+    assert "Common, in two lines. (default: 3)" in short
+    assert not any(name in short for name in ("--slack", "--depth"))
+    assert all(name in whole for name in ("--size", "--slack", "--depth", "--turned_round"))
+    assert "--play" not in whole
+    data, training = whole.partition(" data options ")[2].split(" training options ")
+    assert ("--max_labelled" in data, "--size" in data, "--size" in training) == (True, False, True)
+
+
+def test_every_name_in_the_table_of_groups_is_a_flag_or_a_field() -> None:
+    args = [import_module(f"rl_reward_network.cli.{command}").Args for command in COMMANDS]
+    names = {name for one in args for name in (*flags_of(one), *(field.name for field in fields(one)))}
+    assert GROUP_OF.keys() <= names
 
 
 def test_rare_flags_are_parsed_as_all_others() -> None:
-    assert tyro.cli(Outer, args=["--play", "0.25", "--depth", "2"]) == Outer(Inner(3, 0.25), 2)
+    for words in ("--play 0.25 --depth 2", "--play=0.25 --depth=2", "--slack 0.25 --depth 2"):
+        assert parse(Outer, words.split()) == Outer(Inner(3, slack=0.25), 2)
 
 
 def test_changed_flags_are_named() -> None:
@@ -64,6 +87,11 @@ def test_counts_are_one_or_more_or_not_given() -> None:
     for value in (0, -3):
         with pytest.raises(ValueError, match=f"size is {value}, expected 1 or more"):
             check_at_least(Inner(size=value), 1, "size")
+
+
+def test_a_switch_can_be_turned_off_and_the_last_word_counts() -> None:
+    words = ("", "--on", "--on --on False", "--on False --on")
+    assert [parse(Switched, one.split()).on for one in words] == [False, True, False, True]
 
 
 @pytest.mark.parametrize(

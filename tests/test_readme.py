@@ -148,7 +148,7 @@ def test_every_flag_of_a_command_is_in_its_help(name: str, capsys: pytest.Captur
     lines = [line for line in lines_of("sa2va-rl", *name.split()) if f"{name} {line[:1]}" not in further_words()]
     lines += [line[1:] for file, command in SHELL_FILES.items() if command == name for line in lines_of("bash", file)]
     lines += [line for line in torchrun_lines() if line[0] == name]
-    used = {flag.replace("_", "-") for line in lines for flag in flags(line)}
+    used = {f"--{flag[2:].replace('-', '_')}" for line in lines for flag in flags(line)}
     if used:
         text = help_of(name, capsys)
         assert [flag for flag in used if flag not in text] == []

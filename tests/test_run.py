@@ -64,6 +64,9 @@ def test_a_run_from_its_beginning_to_its_end(tmp_path: Path, kind: Kind) -> None
     assert re.fullmatch(rf"{kind.prefix}_\d{{8}}_\d{{6}}_\d{{6}}_[0-9a-f]{{8}}", run.path.name)
     assert Run.create(kind, tmp_path, WANTED).path.name[-8:] == run.path.name[-8:]
     assert Run.create(kind, tmp_path, {}).path.name[-8:] != run.path.name[-8:]
+    assert re.fullmatch(
+        rf"{kind.prefix}_\d{{8}}_\d{{6}}_\d{{6}}_a-b", Run.create(kind, tmp_path, {}, name="a-b").path.name
+    )
     assert (run.state, list(tmp_path.iterdir())) == ("new", [])
     with run.lock():
         assert run.state == "new"
@@ -96,6 +99,9 @@ def test_the_newest_run_of_equal_settings_is_found(tmp_path: Path, kind: Kind) -
         assert Run.find(kind, tmp_path, WANTED, "finished") == first
         assert Run.find(kind, tmp_path, WANTED, also=lambda run: run != second) == first
         assert Run.find(kind, tmp_path, {**WANTED, "seed": 1}) is None
+    dated = begun(kind, tmp_path / f"{kind.prefix}_20260101_000005_000000_20250101_000000")  # by --name
+    assert run_folders(tmp_path, kind.prefix)[0] == dated.path
+    (dated / "config.json").unlink()
     named = begun(kind, tmp_path / f"{kind.prefix}_mine")
     assert run_folders(tmp_path, kind.prefix)[0] == named.path
     assert len(run_folders(tmp_path)) == 5
@@ -334,7 +340,7 @@ def test_paths_inside_the_project_move_with_it_and_others_stay(tmp_path: Path) -
 def test_the_run_of_a_reward_network_is_found_by_its_name(tmp_path: Path) -> None:
     files = reward_run_files(tmp_path / "run", "../reward_net_1/best_reward_net, of 2026-11-23 14:02")
     folder = tmp_path / "reward_net_1"
-    assert [path.resolve() for path in files.values()] == [folder, folder / "sheet.png"]
+    assert [path.resolve() for path in files.values()] == [folder, folder / "report.html"]
     assert reward_run_files(tmp_path, None) == {}, "no network, or a run of 0.6"
     assert reward_run_files(tmp_path, "not from a folder") == {}
 

@@ -25,7 +25,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, installed: None) -> tuple
 def test_it_ends_in_a_model_a_table_and_a_report(finished: tuple[Path, str]) -> None:
     folder, printed = finished
     (run,) = (folder / "outputs").glob("sa2va_grpo_*")
-    report, log = printed.strip().splitlines()[-2:]
+    report, _, log = printed.strip().splitlines()[-3:]
     assert (folder / report.removeprefix("report: ")) == run / "evaluation" / "report.html"
     assert "METEOR (" in printed, "the table names the variant"
     for text in ("IoU of mask'", "cIoU", f"fine-tuned model: {Path('outputs') / run.name / 'final_model'}"):

@@ -27,7 +27,8 @@ FAKE = """#!/usr/bin/env bash
 words="$*"
 check="${SA2VA_RL_ONLY_CHECK:-}"
 called="${SA2VA_RL_CALLED_AS:-}"
-printf '%s|%s|%s|%s|%s\\n' "$words" "$check" "${LOCAL_RANK:-}" "$called" "${CUDA_VISIBLE_DEVICES-unset}" >> "$CALLS"
+printf '%s|%s|%s|%s|%s|%s\\n' "$words" "$check" "${LOCAL_RANK:-}" "$called" "${CUDA_VISIBLE_DEVICES-unset}" \\
+  "${SA2VA_RL_TYPED:-}" >> "$CALLS"
 [[ "$words" != *"pip install"* || -z "${NO_NETWORK:-}" ]] || exit 1
 [[ "$words" != *"benchmarks.speed gpu"* ]] || printf 'bar: 5%%|#\r%s %s\n' "$HOME/mine" "$VIRTUAL_ENV/lib"
 [[ "$words" != *"benchmarks.speed real_size"* || -z "${SLOW:-}" ]] || exec sleep 60
@@ -54,7 +55,7 @@ def called(tmp_path: Path) -> Called:
         )
         if done.stdout.strip().splitlines()[-1:] and (log := done.stdout.strip().splitlines()[-1]).startswith("log: "):
             (tmp_path / log.removeprefix("log: ")).unlink()
-        names = ("words", "check", "rank", "called_as", "visible")
+        names = ("words", "check", "rank", "called_as", "visible", "typed")
         return done, [dict(zip(names, line.split("|"), strict=True)) for line in calls.read_text().splitlines()]
 
     return call
@@ -91,6 +92,7 @@ def test_wrong_flags_are_refused_before_anything_is_made(called: Called, tmp_pat
     assert (done.returncode, modules(calls), done.stderr) == (2, [f"{COMMANDS[file]}*"], "error: --wrong\n")
     assert "--seed 3 --wrong" in calls[0]["words"]
     assert calls[0]["called_as"] == f"bash {ROOT / file}"
+    assert calls[0]["typed"] == f"OUTPUT_DIR=elsewhere/runs SEED=3 bash {ROOT / file} quick --wrong"
     assert sorted({*tmp_path.iterdir()} - {tmp_path / "calls"}) == before
 
 
@@ -124,6 +126,15 @@ def test_grpo_is_full_where_no_mode_is_named(called: Called, words: list[str], m
     done, calls = called("run_rl_train.sh", *words)
     assert done.returncode == 0
     assert calls[0]["words"].startswith(f"-m rl_reward_network.cli grpo {mode} --output_dir ")
+
+
+@pytest.mark.parametrize("file", COMMANDS)
+def test_a_file_of_settings_names_data_and_folders_unless_variables_do(called: Called, file: str) -> None:
+    mode, given = ([], "") if file == "run_rl_train.sh" else (["quick"], "quick ")
+    variables = {"OUTPUT_DIR": "out", "MODEL_PATH": "m"}
+    for environment, flags in (({}, ""), (variables, "--output_dir out --model_path m ")):
+        _, calls = called(file, *mode, "--config", "run.yaml", SA2VA_RL_ONLY_CHECK="1", **environment)
+        assert calls[0]["words"] == f"-m rl_reward_network.cli {COMMANDS[file]} {given}{flags}--config run.yaml"
 
 
 def test_several_processes_train_and_one_does_all_else(called: Called) -> None:

@@ -181,6 +181,6 @@ def test_prompts_runs_on_the_embedded_data_in_the_working_folder(binaries: Path,
     config = json.loads((run_dir / "config.json").read_text())
     assert (config["version"], config["commit"]) == (__version__, None), "not the commit of the user's repository"
     report = run([binaries / "sa2va-rl", "evaluate", "--model_path", run_dir, "--images", "2"], empty)
-    assert report.splitlines()[-1].startswith("report: ")
+    assert report.splitlines()[-2].startswith("report: ")
     doctor = run([binaries / "sa2va-rl", "doctor", "--gpu", "-1"], empty)
     assert "rendered angiograms" in doctor

@@ -9,8 +9,9 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, suppress
 from functools import partialmethod
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -18,7 +19,9 @@ import tyro
 from tqdm import tqdm
 
 from rl_reward_network.atomic_io import FULL, REFUSED, check_writable, write_remedy
-from rl_reward_network.flags import check_finite, common_flags, parse
+from rl_reward_network.cli.run_file import Given, read_config, run_yaml, silence
+from rl_reward_network.flags import check_finite, flags_of, help_rules, main_names, parse
+from rl_reward_network.run import Kind, Run
 
 ONLY_CHECK = "SA2VA_RL_ONLY_CHECK"  # set by the shell files, which check all flags before they begin
 CALLED_AS = "SA2VA_RL_CALLED_AS"  # the shell file that the user called, for the hint at --help
@@ -64,37 +67,65 @@ def run(
 
 
 def _parsed(args_type: Any, prog: str, words: Sequence[str] | None, ignore_unknown: bool) -> Any:
-    """The parsed flags; `--help` and `--help-all` end the process."""
-    settings: dict[str, Any] = {
-        "prog": os.environ.get(CALLED_AS) or prog,
-        "config": (tyro.conf.FlagCreatePairsOff,),  # no --no-no-gap beside --no-gap
-    }
-    words = sys.argv[1:] if words is None else words
+    """The parsed flags and settings of --config; `--help` and `--help-all` end the process."""
+    prog, words = os.environ.get(CALLED_AS) or prog, list(sys.argv[1:] if words is None else words)
     if asked := {*HELP, HELP_ALL} & set(words):
-        settings |= _defaults(args_type, [word for word in words if word not in asked], settings)
-        if HELP_ALL in asked:
-            return tyro.cli(args_type, args=HELP[:1], **settings)
-        return _short_help(args_type, settings)
+        return _help(args_type, [word for word in words if word not in asked], prog, whole=HELP_ALL in asked)
+    given = Given(None, [])
+    if ignore_unknown or "config" in flags_of(args_type):
+        words, files = _without_config(words)
+        for file in files[-1:]:
+            given = read_config(Path(file), args_type, prog, ignore_unknown)
+    words = [*given.words, *words]
     if ignore_unknown:
-        return tyro.cli(args_type, args=words, return_unknown_args=True, **settings)[0]
-    return parse(args_type, words, **settings)
+        words = list(main_names(args_type, words))
+        return tyro.cli(args_type, args=words, prog=prog, return_unknown_args=True, use_underscores=True)[0]
+    return parse(args_type, words, given.mode, prog=prog)
 
 
-def _defaults(args_type: Any, words: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """For the help: the defaults of the mode that the words name, where there are such and the words can be parsed."""
-    if not hasattr(args_type, "presets"):
-        return {}
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-        try:
-            return {"default": tyro.cli(args_type, args=words, **settings).presets()}
-        except (SystemExit, ValueError):
-            return {}
+def _without_config(words: list[str]) -> tuple[list[str], list[str]]:
+    """The words without the flag --config, and the files that it names."""
+    others, files, rest = list[str](), list[str](), iter(words)
+    for word in rest:
+        if word.startswith("--config="):
+            files.append(word.partition("=")[2])
+        elif word == "--config":
+            files.append(next(rest, ""))
+        else:
+            others.append(word)
+    if "" in files:
+        raise ValueError("--config: no file is named; give the run.yaml of a run, or leave it out")
+    return others, files
+
+
+def _help(args_type: Any, words: list[str], prog: str, whole: bool) -> None:
+    """Print the common flags and the number of the others, or all, with the defaults of the mode; end the process."""
+    hidden: set[str] | None = None if whole else set()
+    defaults = dict[str, Any]()
+    if hasattr(args_type, "presets"):
+        with silence(), suppress(SystemExit, ValueError):  # words that name no mode, or cannot be parsed
+            defaults = {"default": parse(args_type, words).presets()}
+    config = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes)  # no --no_no_gap beside --no_gap
+    rules, about = help_rules(args_type, hidden), " ".join((args_type.__doc__ or "").split())
+    settings: dict[str, Any] = {
+        "prog": prog,
+        "description": about,
+        "config": config,
+        "registry": rules,
+        "use_underscores": True,
+    }
+    try:
+        tyro.cli(args_type, args=HELP[:1], **settings, **defaults)
+    finally:
+        if hidden:
+            print(f"{len(hidden)} more flags: {prog} {HELP_ALL}")
 
 
 def _checked(args: Any) -> Any:
     """The parsed flags, whose numbers are finite and whose folders can be written into."""
     if args is not None:  # after --help
         check_finite(args)
+        _check_inputs(getattr(args, "inputs", None), getattr(args, "run_folder", None))
         folders = [getattr(getattr(args, "inputs", None), "output_dir", None), getattr(args, "run_folder", None)]
         for path in filter(None, (getattr(args, name, None) for name in WRITTEN)):
             folders.append(path if path.is_dir() else path.parent)
@@ -103,14 +134,26 @@ def _checked(args: Any) -> Any:
     return args
 
 
-def _short_help(args_type: Any, settings: dict[str, Any]) -> None:
-    """Print the common flags and the number of the others, and end the process."""
-    hidden: set[tuple[type, str]] = set()
-    try:
-        tyro.cli(args_type, args=HELP[:1], registry=common_flags(hidden), **settings)
-    finally:
-        if hidden:
-            print(f"{len(hidden)} more flags: {settings['prog']} {HELP_ALL}")
+def _check_inputs(inputs: Any, run_folder: Path | None) -> None:
+    """Raise a ValueError for two names of one run, or for a tracker that is not installed."""
+    if getattr(inputs, "name", None) is not None and run_folder is not None:
+        raise ValueError("--name and --run_folder both name the run's folder; leave one of them out")
+    if getattr(inputs, "report_to", None) == "wandb" and find_spec("wandb") is None:
+        raise ValueError(
+            "--report_to wandb: the package is not installed; pip install -e '.[tracking]', or leave the flag out"
+        )
+
+
+def open_run(kind: Kind, args: Any, settings: Mapping[str, Any], **find: Any) -> Run:
+    """The run of a command: that which --resume continues, see `Run.resume`, or a new one, which gets run.yaml.
+
+    `args` are those of the command, with the fields `inputs`, `resume` and, if it has the flag, `run_folder`.
+    """
+    folder, output_dir = getattr(args, "run_folder", None), args.inputs.output_dir
+    if args.resume:
+        return Run.resume(kind, output_dir, settings, folder, **find)
+    command = type(args).__module__.rpartition(".")[2]
+    return Run.create(kind, output_dir, settings, folder, args.inputs.name, run_yaml(args, command))
 
 
 def _outcome(call: Callable[[], object]) -> str | None:
@@ -134,10 +177,19 @@ def _thread_failed(failed: threading.ExceptHookArgs) -> None:
         threading.__excepthook__(failed)
 
 
-def show_ending(line: str, output_dir: Path, frozen: bool = False) -> None:
-    """Print that Sa2VA is as it was if `frozen`, how to see the curves of all runs, and `line`: what was made where."""
+def show_ending(
+    made: Mapping[str, object], output_dir: Path, model: Path | None = None, frozen: bool = False, note: str = ""
+) -> None:
+    """Print the last lines of a run: that Sa2VA is as it was if `frozen`, how to look at it, what was `made`, its use.
+
+    `made` is name -> path, `note` a sentence of results, `model` what `sa2va-rl segment --model_path` takes, if any.
+    """
     tensorboard = shlex.join([sys.executable, "-m", "tensorboard.main", "--logdir", str(output_dir), "--port", "6009"])
-    print("\n" + "\n".join([*([UNCHANGED] if frozen else []), f"curves of all runs: {tensorboard}", line]))
+    lines = [*filter(None, [note]), *([UNCHANGED] if frozen else []), f"curves of all runs: {tensorboard}"]
+    lines += [f"{name}: {path}" for name, path in made.items()]
+    if model is not None:
+        lines.append(f"segment new images: sa2va-rl segment IMAGES --model_path {shlex.quote(str(model))}")
+    print("\n" + "\n".join(lines))
 
 
 class Lines:

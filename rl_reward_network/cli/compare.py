@@ -10,21 +10,19 @@ runs of the same settings under <output_dir> are reused, and interrupted ones ar
 on validation patients; the test patients are for the report alone.
 """
 
-import os
-import shlex
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from rl_reward_network.cli.app import show_ending
+from rl_reward_network.cli import typed
+from rl_reward_network.cli.app import open_run, show_ending
 from rl_reward_network.flags import Rare
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
 from rl_reward_network.methods import GROUPS, Group
 from rl_reward_network.ppo.settings import Mode
-from rl_reward_network.run import COMPARE_RUN, Run, check_folder
+from rl_reward_network.run import COMPARE_RUN, check_folder
 
 if TYPE_CHECKING:
     from rl_reward_network.methods.compare import ComparePlan
@@ -85,12 +83,9 @@ def main(args: Args) -> None:
     from rl_reward_network.methods.compare import run_compare_stage, settings_of
 
     inputs = open_inputs(args.inputs, args.prompting)
-    begin = Run.resume if args.resume else Run.create
-    run = begin(COMPARE_RUN, args.inputs.output_dir, settings_of(inputs, plan), args.run_folder)
+    run = open_run(COMPARE_RUN, args, settings_of(inputs, plan))
     run.announce()
     print(f"data: {inputs.summary}")
-    called, words = os.environ.get("SA2VA_RL_CALLED_AS"), sys.argv
-    typed = f"{called} {shlex.join(words[2:])}" if called else f"sa2va-rl {shlex.join(words[1:])}"
-    lines = run_compare_stage(inputs, plan, args.reward_net, run, typed)
-    print("\n" + "\n".join(lines))
-    show_ending(f"report: {run / 'report.html'}", args.inputs.output_dir)
+    lines = run_compare_stage(inputs, plan, args.reward_net, run, typed())
+    made = {"best method": run / "best", "cheapest method": run / "cheapest", "report": run / "report.html"}
+    show_ending(made, args.inputs.output_dir, run / "best", note="\n".join(lines))

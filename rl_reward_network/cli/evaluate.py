@@ -81,7 +81,7 @@ def main(args: Args) -> None:
     final_model = grpo_model(folder)
     report = _evaluate_grpo(final_model, args) if final_model else _evaluate_policy(folder, args)
     output_dir = report.resolve().parents[2]  # <output_dir>/<run>/evaluation/report.html
-    show_ending(f"report: {report}", output_dir, frozen=not final_model)
+    show_ending({"report": report}, output_dir, report.parents[1], frozen=not final_model)
 
 
 def _score(args: Args) -> None:

@@ -11,15 +11,14 @@ no labels. With --resume the newest run of these settings is resumed.
 
 import os
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rl_reward_network.atomic_io import read_json
-from rl_reward_network.cli.app import show_ending
+from rl_reward_network.cli.app import open_run, show_ending
 from rl_reward_network.flags import Rare
 from rl_reward_network.grpo.plan import PlanArgs, check_together, make_plan
-from rl_reward_network.run import FINAL, GRPO_RUN, Run, check_folder
+from rl_reward_network.run import FINAL, GRPO_RUN, check_folder
 
 if TYPE_CHECKING:
     from rl_reward_network.grpo.inputs import GRPOInputs
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
 class Args(PlanArgs):
     """Fine-tune Sa2VA's LoRA weights by GRPO in two loops."""
 
-    wandb: Rare[bool] = False
-    """Send what TensorBoard shows, sample images and captions included, to Weights & Biases as well (pip install -e
-    '.[tracking]'); nothing is sent otherwise."""
     log_completions: Rare[bool] = False
     """At each line of metrics.jsonl write the sampled captions and masks with their rewards and advantages to
     completions/ in the run's folder, as parquet."""
@@ -53,8 +49,6 @@ def check(args: Args) -> None:
         check_bits()
     check_config(args.inputs, args.regions)
     check_folder(args.run_folder, GRPO_RUN, args.resume)
-    if args.wandb and find_spec("wandb") is None:
-        raise ValueError("--wandb: the package is not installed; pip install -e '.[tracking]', or leave the flag out")
     if config := args.rewards.judge_config(args.inputs.output_dir):
         from rl_reward_network.rewards.judge import Judge
 
@@ -79,13 +73,12 @@ def main(args: Args) -> None:
     judge = _judge(args)
     if judge is not None:
         plan = replace(plan, judge=args.rewards.judge_facts(judge.config.model))
-    begin = Run.resume if args.resume else Run.create
-    run = begin(GRPO_RUN, args.inputs.output_dir, wanted_settings(inputs, plan), args.run_folder)
+    run = open_run(GRPO_RUN, args, wanted_settings(inputs, plan))
     connect(inputs.device == "cpu")
     names = [str(run)]  # of the first process, in all: names have the time
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         broadcast_object_list(names)
-    run = Run(Path(names[0]), GRPO_RUN)
+    run = replace(run, path=Path(names[0]))
     why = why_not_judged(inputs.pick("test"), network is not None)
     if _first_process():
         run.announce(evaluate=not why)
@@ -93,11 +86,11 @@ def main(args: Args) -> None:
     if run.finished:
         print("nothing to resume: this run is finished")
     else:
-        run_grpo_stage(inputs, plan, run, judge, network, args.wandb, args.log_completions)
+        run_grpo_stage(inputs, plan, run, judge, network, args.log_completions)
     if _first_process():
-        lines = [f"fine-tuned model: {run / FINAL}", notice(read_json(run / FINAL / "config.json"))]
-        lines += [f"no evaluation: {why}"] if why else []
-        show_ending("\n".join(filter(None, lines)), args.inputs.output_dir)
+        lines = [notice(read_json(run / FINAL / "config.json")), f"no evaluation: {why}" if why else ""]
+        note = "\n".join(filter(None, lines))
+        show_ending({"fine-tuned model": run / FINAL}, args.inputs.output_dir, run.path, note=note)
 
 
 def _first_process() -> bool:

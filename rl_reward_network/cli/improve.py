@@ -18,12 +18,12 @@ from typing import Annotated
 
 import tyro
 
-from rl_reward_network.cli.app import show_ending
+from rl_reward_network.cli.app import open_run, show_ending
 from rl_reward_network.flags import Rare, check_at_least
 from rl_reward_network.grpo.plan import Chosen, PlanArgs, check_acts
 from rl_reward_network.grpo.settings import Mode
 from rl_reward_network.inputs.config import RegionConfig, RunConfig
-from rl_reward_network.run import IMPROVE_RUN, Run, check_folder
+from rl_reward_network.run import IMPROVE_RUN, check_folder
 
 
 @dataclass(frozen=True)
@@ -73,15 +73,13 @@ def main(args: Args) -> None:
 
     inputs = open_improve_inputs(args.inputs, args.regions)
     plan = make_improve_plan(inputs, args.mode, args.steps)
-    begin = Run.resume if args.resume else Run.create
-    run = begin(IMPROVE_RUN, args.inputs.output_dir, settings_of(inputs, plan), args.run_folder)
+    run = open_run(IMPROVE_RUN, args, settings_of(inputs, plan))
     run.announce()
     print("\n".join([f"data: {inputs.summary}", *plan_lines(inputs, plan)]), flush=True)
     if run.finished:
         print(f"nothing to resume: this run is finished; its results are in {run}")
         return
     result = run_improve_stage(inputs, plan, run, shlex.join(["sa2va-rl", *sys.argv[1:]]))
-    lines = [result.deployed_line, result.verdict, result.test_line, f"report: {run / 'report.html'}"]
-    model = run / IMPROVED if result.chosen != START else args.inputs.model_path
-    lines.append(f"segment new images: sa2va-rl segment IMAGES --model_path {model}")
-    show_ending("\n".join(filter(None, lines)), args.inputs.output_dir)
+    note = "\n".join(filter(None, (result.deployed_line, result.verdict, result.test_line)))
+    model = run / IMPROVED if result.chosen != START else Path(args.inputs.model_path)
+    show_ending({"report": run / "report.html"}, args.inputs.output_dir, model, note=note)

@@ -24,6 +24,7 @@ WANTS = {  # what a user wants -> its commands
         "evaluate": "measure a trained model or policy on test patients, or masks of any tool",
         "merge": "merge LoRA weights into a whole checkpoint",
         "convert": "convert a checkpoint between the official layout and ours",
+        "env": "versions of packages, system and GPU, for a bug report",
     },
 }
 COMMANDS = {name: summary for commands in WANTS.values() for name, summary in commands.items()}

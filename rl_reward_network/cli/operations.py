@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from rl_reward_network.cli.app import show_ending
+from rl_reward_network.cli.app import open_run, show_ending
 from rl_reward_network.flags import Rare
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
 from rl_reward_network.ppo.settings import Mode, PPOSettings, operation_settings
 from rl_reward_network.rewards.table import LEARNED, RewardName
-from rl_reward_network.run import FINAL, POST_RUN, Run, check_folder
+from rl_reward_network.run import FINAL, POST_RUN, check_folder
 
 if TYPE_CHECKING:
     from rl_reward_network.ppo.prompts import PolicyPlan
@@ -72,12 +72,11 @@ def main(args: Args) -> None:
     settings = run_settings(inputs, plan)
     if args.reward_net is not None and plan.reward in LEARNED:
         settings["reward_net"] = RewardNetwork.from_pretrained(args.reward_net).fingerprint
-    begin = Run.resume if args.resume else Run.create
-    run = begin(POST_RUN, args.inputs.output_dir, settings, args.run_folder)
+    run = open_run(POST_RUN, args, settings)
     run.announce()
     print(f"data: {inputs.summary}")
     if run.finished:
         print("nothing to resume: this run is finished")
     else:
         run_policy_stage(inputs, plan, args.reward_net, run)
-    show_ending(f"post-processing policy: {run / FINAL}", args.inputs.output_dir, frozen=True)
+    show_ending({"post-processing policy": run / FINAL}, args.inputs.output_dir, run.path, frozen=True)

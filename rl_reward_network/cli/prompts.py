@@ -6,13 +6,13 @@ A reward network of the same mode, data and model under <output_dir> is used; wi
 Experiment 1 is the same with a reward of labels.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from rl_reward_network.cli.app import show_ending
+from rl_reward_network.cli.app import open_run, show_ending
 from rl_reward_network.cli.reward import show_agreement
 from rl_reward_network.flags import Rare, changed
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
@@ -108,7 +108,7 @@ def main(args: Args) -> None:
         print(f"reward network: {named(RewardNetwork.from_pretrained(reward_net))}")
         run_policy_stage(inputs, plan, reward_net, run)
         print(inputs.bank.counts())
-    show_ending(f"prompt policy: {run / FINAL}", args.inputs.output_dir, frozen=True)
+    show_ending({"prompt policy": run / FINAL}, args.inputs.output_dir, run.path, frozen=True)
 
 
 def _run(args: Args, inputs: "RunInputs", plan: "PolicyPlan", rewards: "RewardPlan") -> Run:
@@ -125,7 +125,7 @@ def _run(args: Args, inputs: "RunInputs", plan: "PolicyPlan", rewards: "RewardPl
             only_step_1 = not args.reward_net and not find_reward_network(inputs, rewards)
             if _holds_a_run(args.run_folder) or not (only_step_1 and find_unfinished(inputs, rewards)):
                 raise
-    return Run.create(plan.kind, output_dir, settings, args.run_folder)
+    return open_run(plan.kind, replace(args, resume=False), settings)
 
 
 def _step_1(inputs: "RunInputs", plan: "RewardPlan", resume: bool) -> Path:

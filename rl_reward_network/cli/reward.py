@@ -6,37 +6,19 @@ It learns to segment the images of `reward` patients, is calibrated on masks of 
 patients. With --unlabelled_root each U-Net is a mean teacher on these images.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from rl_reward_network.atomic_io import read_json
-from rl_reward_network.cli.app import show_ending
+from rl_reward_network.cli.app import open_run, show_ending
 from rl_reward_network.flags import Rare
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
 from rl_reward_network.run import AGREEMENT, BEST_REWARD_NET, REWARD_RUN, Run
 
 if TYPE_CHECKING:
     from rl_reward_network.reward_training.stage import RewardPlan
-
-HEADS = {
-    "mae": "MAE",
-    "pearson": "r",
-    "spearman": "rho",
-    "within_image_spearman": "rho img",
-    "top1_regret": "regret",
-    "auroc_poor": "AUROC",
-    "pearson_middle": "r .7-.9",
-}
-
-LEGEND = (
-    "Predicted against true Dice. MAE: mean absolute error; r: Pearson; rho: Spearman; rho img: rho among the masks of "
-    "one image; regret: Dice lost by the mask with the highest score; AUROC: tells Dice < 0.7 from the rest; r .7-.9: "
-    "Pearson of masks with Dice in between. Rows: mean of the members; one of them; mean - k * spread, the reward; "
-    "two constants: mean of the training masks, and of these masks."
-)
 
 
 @dataclass(frozen=True)
@@ -81,69 +63,30 @@ def main(args: Args) -> None:
     from rl_reward_network.reward_training.stage import run_reward_stage, run_settings
 
     inputs = open_inputs(args.inputs, args.prompting)
-    settings, output_dir = run_settings(inputs, plan), args.inputs.output_dir
-    if args.resume:
-        run = Run.resume(REWARD_RUN, output_dir, settings, state="interrupted")
-    else:
-        run = Run.create(REWARD_RUN, output_dir, settings)
+    run = open_run(REWARD_RUN, args, run_settings(inputs, plan), state="interrupted")
     run.announce()
     print(f"data: {inputs.summary}")
     run_reward_stage(inputs, plan, run)
     show_agreement(run)
-    lines = f"pictures of its errors: {run / 'sheet.png'}\nreward network: {run / BEST_REWARD_NET}"
-    show_ending(lines, output_dir, frozen=True)
+    made = {"report": run / "report.html", "reward network": run / BEST_REWARD_NET}
+    show_ending(made, args.inputs.output_dir, run.path, frozen=True)
 
 
 def show_agreement(run: Run) -> None:
-    """Print agreement.json: the images used, the tables, and the other results of the test."""
+    """Print what agreement.json says of Sa2VA's masks, and the network as a segmenter; the report has the rest."""
     from rich.console import Console
     from rich.table import Table
 
+    from rl_reward_network.reward_training.masks import SEGMENTER
+    from rl_reward_network.reward_training.report import HEADS, LEGEND, agreement_lines
+
     result, console = read_json(run / AGREEMENT), Console()
-    for source, rows in result["tables"].items():
-        table = Table(title=f"{source}: {result['masks'][source]} masks of test patients")
-        for name in ("", *HEADS.values()):
-            table.add_column(name, no_wrap=bool(name))
-        for name, row in rows.items():
-            table.add_row(name, *("-" if row[column] is None else f"{row[column]:.3f}" for column in HEADS))
-        console.print(table, end="\n\n")
+    table = Table(title=f"{SEGMENTER}: {result['masks'][SEGMENTER]} masks of test patients")
+    for name in ("", *HEADS.values()):
+        table.add_column(name, no_wrap=bool(name))
+    for name, row in result["tables"][SEGMENTER].items():
+        table.add_row(name, *("-" if row[column] is None else f"{row[column]:.3f}" for column in HEADS))
+    console.print(table, end="\n\n")
     console.print(LEGEND)
-    for line in agreement_lines(result):
+    for line in agreement_lines(result, (SEGMENTER,)):
         console.print(line, soft_wrap=True)
-
-
-def agreement_lines(result: dict[str, Any]) -> Iterator[str]:
-    """The lines below the tables, from agreement.json."""
-    for source, row in result["intervals"].items():
-        if row["refusal"]:
-            yield f"90 % interval, {source}: none can be given ({row['refusal']})"
-        else:
-            held = f"holds the true Dice of {row['coverage']:.1%}, median half width {row['half_width']:.3f}"
-            yield f"90 % interval, {source}: {held}"
-    if (ascent := result["ascent"])["raised"] is not None:
-        yield (
-            f"ten steps up the score raise the true Dice of {ascent['raised']:.1%} of shifted true masks, "
-            f"in the mean from {ascent['dice_before']:.3f} to {ascent['dice_after']:.3f}"
-        )
-    empty = result["without_foreground"]
-    if result["own_dice"] is None:
-        yield f"no true mask of the {empty} test images has foreground: how well the network segments is unknown"
-    else:
-        left_out = f" ({empty} with an empty true mask are left out)" if empty else ""
-        yield (
-            f"the network's own segmentation of the test images has Dice {result['own_dice']:.3f}{left_out}; where "
-            "Sa2VA's prompts stay below that, a plain segmenter serves these images better than any choice among them"
-        )
-    yield (
-        f"its own segmentation gets a higher number than the true mask on {result['own_above_truth']:.0%} of them, "
-        f"means {result['predicted_own']:.3f} and {result['predicted_truth']:.3f}; {result['outside']} of them are "
-        "outside its domain, where no number is given"
-    )
-    yield from result["notes"]
-    for name, n in result["used"].items():
-        yield f"{name}: {n['images']} images of {n['patients']} patients, {n['series']} series"
-    if n := result.get("unlabelled"):
-        yield f"without masks, by a mean teacher: {n['images']} images of {n['patients']} patients"
-    yield f"masks of Sa2VA: {result['bank']['computed']} computed, {result['bank']['reused']} read from the bank"
-    seconds = ", ".join(f"{name} {value:.0f}" for name, value in result["seconds"].items())
-    yield f"seconds: {seconds}" + (" (it was interrupted)" if result["resumed"] else "")

@@ -113,23 +113,23 @@ class GRPOLogs(TrainerCallback):
 
     Args:
         run, rollouts: run folder; returns the last rollouts, for the pictures.
-        wandb: send the same curves to Weights & Biases, under the run folder's name.
         judge: its first failure is printed as a warning, later ones are counted beside the bar.
         sampled: returns the last scored completions, which are written at each line.
         timings: returns the seconds of each phase since the last line, for curves and `TIMINGS`.
+        looks: returns a picture of masks at the last validation, uint8 (H, W, 3), or None.
     """
 
     def __init__(
         self,
         run: Path,
         rollouts: Callable[[], Rollouts],
-        wandb: bool = False,
         judge: Judge | None = None,
         sampled: Callable[[], SampledBatch] | None = None,
         timings: Callable[[], Mapping[str, float]] | None = None,
+        looks: Callable[[], np.ndarray | None] | None = None,
     ) -> None:
-        self.run, self.rollouts, self.wandb, self.judge = run, rollouts, wandb, judge
-        self.sampled, self.timings = sampled, timings
+        self.run, self.rollouts, self.judge = run, rollouts, judge
+        self.sampled, self.timings, self.looks = sampled, timings, looks
         self.calls, self.has_warned = 0, False
         self.curves: Curves | None = None  # on the first process alone
         self.bar: tqdm[Any] | None = None
@@ -138,10 +138,6 @@ class GRPOLogs(TrainerCallback):
         """Open the files; a resumed run drops lines and points after the step of its checkpoint."""
         if not state.is_world_process_zero:
             return
-        if self.wandb:
-            import wandb  # an optional dependency
-
-            wandb.init(project="rl_reward_network", name=self.run.name, dir=str(self.run), sync_tensorboard=True)
         last = state.global_step or -1  # a new run has a line of step 0, its first validation
         self.curves = Curves(self.run, {"step": last}, board_step=last)
         name = "GRPO" if args.objective == "grpo" else args.objective.replace("_", " ")
@@ -159,6 +155,8 @@ class GRPOLogs(TrainerCallback):
         self.curves.add_scalars(logs, state.global_step)
         self.curves.add_row({"step": state.global_step, **logs})
         if TRAINING not in logs:  # a validation
+            if self.looks is not None:
+                self.curves.add_picture("val/masks", self.looks(), state.global_step)
             return
         if self.timings is not None:
             spent = dict(self.timings())
@@ -170,7 +168,7 @@ class GRPOLogs(TrainerCallback):
         if self.sampled is not None:
             self.sampled().write(self.run, state.global_step)
         if self.calls % PICTURES_EVERY == 0:
-            self._pictures(self.curves.board, state.global_step)
+            self._pictures(self.curves, state.global_step)
         self.calls += 1
 
     def _failures(self, logs: dict[str, float]) -> list[str]:
@@ -188,14 +186,14 @@ class GRPOLogs(TrainerCallback):
             )
         return [f"judge failed {count}x: {reason[:REASON_LENGTH]}"]
 
-    def _pictures(self, board: Any, step: int) -> None:
+    def _pictures(self, curves: Curves, step: int) -> None:
         rollouts = self.rollouts()
         for loop, columns in rollouts.columns.items():
             count = len(columns["prompts"])
             rows = list(range(0, count, count // rollouts.prompts))[:MAX_GROUPS]
-            board.add_image(f"{loop}/samples", picture_row(columns, rows), step, dataformats="HWC")
+            curves.add_picture(f"{loop}/samples", picture_row(columns, rows), step)
             text = "\n\n".join(f"{columns['captions'][row]} -> {columns['completions'][row]}" for row in rows)
-            board.add_text(f"{loop}/completions", text, step)
+            curves.add_text(f"{loop}/completions", text, step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Close the files."""

@@ -92,7 +92,6 @@ def run_grpo_stage(
     run: Run,
     judge: Judge | None = None,
     network: RewardNetwork | None = None,
-    wandb: bool = False,
     log_completions: bool = False,
 ) -> None:
     """Train in `run`: config.json, split.json, metrics.jsonl, timings.jsonl, logs/, checkpoint-*/; then final_model/.
@@ -126,7 +125,7 @@ def run_grpo_stage(
             run.begin(settings, facts)
         trainer.accelerator.wait_for_everyone()
         before = digests(trainer.sa2va)
-        _train(trainer, run.path, resume, wandb, log_completions)
+        _train(trainer, run.path, resume, log_completions)
         _check_trained(trainer, before)
         _save(inputs, run.path, trainer, resume)
         if writes:
@@ -231,10 +230,11 @@ def _training_prompts(inputs: GRPOInputs, plan: GRPOPlan, rewards: LoopRewards, 
     return prompts if objective == "grpo" else labelled
 
 
-def _train(trainer: Sa2VAGRPOTrainer, folder: Path, resume: bool, wandb: bool, log_completions: bool) -> None:
+def _train(trainer: Sa2VAGRPOTrainer, folder: Path, resume: bool, log_completions: bool) -> None:
     """Run the Trainer's loop, from the last checkpoint of a run that is resumed."""
     validation, sampled = trainer.validation, (lambda: trainer.sampled) if log_completions else None
-    logs = GRPOLogs(folder, lambda: trainer.last_rollouts, wandb, trainer.judge, sampled, lambda: trainer.timings)
+    looks = None if validation is None else (lambda: validation.shown)
+    logs = GRPOLogs(folder, lambda: trainer.last_rollouts, trainer.judge, sampled, lambda: trainer.timings, looks)
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
     for added in filter(None, (logs, validation)):

@@ -23,6 +23,7 @@ from rl_reward_network.grpo.prompts import TrainingItem
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.ema import swapped
 from rl_reward_network.models.lora import trainable_state
+from rl_reward_network.report.overlays import SHOWN, mask_sheet
 from rl_reward_network.report.statistics import known_means
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.table import learned_reward
@@ -108,6 +109,7 @@ class ValidationCallback(TrainerCallback):
         self.proxy: list[float] = []
         self.gold: list[float] = []  # the criterion
         self.criterion: str | None = None
+        self.shown: np.ndarray | None = None  # picture of masks at the last look at the model, uint8 (H, W, 3)
         self.looks: list[list[float]] = []  # Dice of each prompt, a look of the model or of its teacher after another
         self.best_weights: dict[str, Tensor] = {}
         self.best_is_teacher = self.has_warned = False
@@ -220,6 +222,8 @@ class ValidationCallback(TrainerCallback):
 
     def _means(self, measured: Measured) -> dict[str, float]:
         self.looks.append(measured.values["dice"].tolist())
+        masks = zip(self.prompts, map(unpacked, measured.masks[:SHOWN]), strict=False)
+        self.shown = mask_sheet([(*prompt.load(), mask) for prompt, mask in masks])
         columns = {tag: measured.values[name] for name, tag in TAGS.items() if name in measured.values}
         groups = [prompt.group_id for prompt in self.prompts]
         means = {tag: known_means(column, groups) for tag, column in columns.items()}

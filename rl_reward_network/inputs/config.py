@@ -1,6 +1,7 @@
 """Settings of the inputs of a run: model, data, seeds, device. Imports no torch, so that `--help` is fast."""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,6 +14,9 @@ from rl_reward_network.embedded.datasets import DEFAULT_DATA, DEFAULT_FOLDER, re
 from rl_reward_network.flags import RARE, Rare, check_at_least, check_range
 from rl_reward_network.models.default import DEFAULT_MODEL
 
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # of a run
+NOT_OF_A_RUN = ("config", "run_folder", "resume")  # flags that are left out of run.yaml
+Tracker = Literal["tensorboard", "wandb", "none"]  # named as transformers' setting report_to
 DEFAULT_REGIONS = region_folder(DEFAULT_FOLDER)
 Settings = TypeVar("Settings")
 
@@ -61,8 +65,22 @@ class RunConfig:
     default ones val and test have at least 6 patients each from 20 labelled ones on. Data with a field `split` keep
     their own split."""
 
+    config: Path | None = None
+    """YAML file of settings, such as the run.yaml that every run leaves in its folder: the defaults of all flags, by
+    their names. Flags on the command line win."""
+    name: str | None = None
+    """Ends the name of the run's folder, <kind>_<time>_NAME; letters, digits and ._-"""
+    report_to: Tracker = "tensorboard"
+    """Where curves, hyperparameters and sample images go, beside metrics.jsonl: tensorboard, files in logs/; wandb,
+    the same to Weights & Biases as well (pip install -e '.[tracking]'); none."""
+
     def __post_init__(self) -> None:
         check_at_least(self, 0, "seed", "split_seed")
+        if self.name is not None and not re.fullmatch(NAME, self.name):
+            raise ValueError(
+                f"--name is {self.name!r}, expected at most 64 letters, digits, '.', '_' and '-' that begin with a "
+                "letter or a digit, since it is part of the name of a folder"
+            )
         check_at_least(self, -1, "gpu")
         if not (min(self.fractions) > 0 and abs(sum(self.fractions) - 1) < 1e-6):
             raise ValueError(

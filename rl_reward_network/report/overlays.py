@@ -12,6 +12,7 @@ from skimage.segmentation import find_boundaries
 from rl_reward_network.report import page
 
 PANEL = 400  # pixels of the longer side of a picture in a report
+SHOWN, SHEET_SIDE = 4, 160  # images in a picture of TensorBoard, and the pixels of each side: logs stay small
 TINT = 0.3  # default opacity of a mask's inside
 COVERED = 64  # of 255: the share of a pixel that a shrunk mask must cover; nearest neighbour would lose thin vessels
 GREY = 128  # of 255: brightness of the image below the colours of the scale
@@ -78,6 +79,19 @@ def _shrunk(mask: np.ndarray, image: np.ndarray) -> np.ndarray:
         return mask
     grey = Image.fromarray(np.where(mask, np.uint8(255), np.uint8(0)))
     return np.asarray(grey.resize(image.shape[1::-1], Image.Resampling.BOX)) > COVERED
+
+
+def mask_sheet(rows: Sequence[tuple[np.ndarray, np.ndarray | None, np.ndarray | None]]) -> np.ndarray | None:
+    """uint8 (n * side, 3 * side, 3): image, true mask and mask now of n rows, for TensorBoard; None without rows.
+
+    A row is an image, uint8 (H, W, 3), the true mask and another, bool (H, W) or None.
+    """
+    lines = []
+    for image, truth, mask in rows:
+        small = np.asarray(Image.fromarray(image).resize((SHEET_SIDE, SHEET_SIDE)))
+        masks = ((truth, TRUTH), (mask, AFTER))
+        lines.append([small, *(small if one is None else paint_mask(small, one, colour) for one, colour in masks)])
+    return np.concatenate([np.concatenate(line, axis=1) for line in lines]) if lines else None
 
 
 def draw_mask(image: np.ndarray, mask: np.ndarray | None, colour: Colour) -> bytes:

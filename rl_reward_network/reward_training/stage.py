@@ -44,6 +44,7 @@ from rl_reward_network.reward_training.masks import (
     source_masks,
     true_dice,
 )
+from rl_reward_network.reward_training.report import write_network_report
 from rl_reward_network.reward_training.train import (
     PRESETS,
     RewardTrainingConfig,
@@ -108,8 +109,8 @@ def reward_plan(
 def run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Run) -> RewardNetwork:
     """Train a reward network in `run`, test it on test patients, and return it.
 
-    Writes best_reward_net/, sheet.png, agreement.json, cost.json, config.json, split.json, metrics.jsonl and logs/. An
-    interrupted run is resumed from its last checkpoint.
+    Writes best_reward_net/, sheet.png, report.html, agreement.json, cost.json, config.json, split.json, metrics.jsonl
+    and logs/. An interrupted run is resumed from its last checkpoint.
 
     Raises:
         ValueError: a split has no labelled image, `run` is of another version, or another process works in it.
@@ -159,6 +160,7 @@ def run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Run) -> RewardNet
             "resumed": resumed,
             "peak_memory_gib": peak,
         }
+        write_network_report(run, {**about, **result}, run / "sheet.png")
         write_json(run / AGREEMENT, {**about, **result})
     return network.to("cpu")
 

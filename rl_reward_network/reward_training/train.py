@@ -30,6 +30,7 @@ from rl_reward_network.data.windows import WINDOW, LabelledImages, draw_batch, p
 from rl_reward_network.models.ema import EMA, consistency_losses, fade_in, swapped
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig, UNet, soft_overlap
 from rl_reward_network.models.weights import mixed_precision
+from rl_reward_network.report.overlays import SHOWN, mask_sheet
 from rl_reward_network.report.statistics import group_means
 from rl_reward_network.reward_training.masks import true_dice
 from rl_reward_network.rewards.learned import foreground_prob
@@ -118,8 +119,10 @@ def train_reward_network(
             if step % config.eval_every and step != config.steps:
                 continue
             scores = [] if val is None else each(lambda member, step=step: member.validate(val, step))
-            if scores:
+            if val is not None:
                 curves.add_scalars(_means("val", scores), step)
+                if curves.board is not None:
+                    curves.add_picture("val/masks", own_masks(network, val), step)
             for index, (loss, score) in enumerate(zip_longest(losses, scores)):
                 curves.add_row({"member": index, "step": step, "train": loss, "val": score})
             # The checkpoint has no random state, because each batch has a seed.
@@ -288,6 +291,13 @@ def own_scores(network: RewardNetwork, data: LabelledImages) -> dict[str, float]
     groups = data.groups or [str(number) for number in range(len(dice))]
     means = group_means(np.array([dice, soft_dice]), groups).mean(axis=1)
     return {"dice": float(means[0]), "soft_dice": float(means[1])}
+
+
+def own_masks(network: RewardNetwork, data: LabelledImages) -> np.ndarray | None:
+    """A picture of the network's own segmentation of the first images, see `mask_sheet`."""
+    network.eval()
+    rows = zip(data.images[:SHOWN], data.truths[:SHOWN], strict=True)
+    return mask_sheet([(image, truth, foreground_prob(network, image) > 0.5) for image, truth in rows])
 
 
 def _require_finite(value: float, step: int) -> None:

@@ -229,9 +229,7 @@ def _write(
         {"More images with a low Dice": "".join(pictures[PICTURED:])},
         settings={name: os.path.relpath(source, output) for name, source in sources.items()},
         origin=origin,
-        legend=legend(
-            {"truth": TRUTH, **{row.name: BEFORE for row in results.rows[:-1]}, results.rows[-1].name: AFTER}
-        ),
+        legend=legend({"truth": TRUTH, **dict.fromkeys(names[:-1], BEFORE), names[-1]: AFTER}),
         banner="".join(few_patients_note(results.patients, "patients")),
     )
     lines = results.per_image(lambda row, n: [row.name, *page.digits(row.values[metric][n] for metric in metrics)])

@@ -13,8 +13,10 @@ import pytest
 from tqdm import tqdm
 from tqdm.auto import tqdm as of_transformers
 
+from rl_reward_network.cli import TYPED, how_to_go_on
 from rl_reward_network.cli import app as cli
 from rl_reward_network.cli.main import main
+from rl_reward_network.flags import GROUPS
 
 ROOT = Path(__file__).resolve().parents[2]
 AS_FILES = ("train_sa2va_rl", "finetune_sa2va_with_rl", "train_reward_network", "evaluate_rl_finetuned_sa2va")
@@ -76,7 +78,7 @@ def test_commands_run_as_files_from_any_folder(
     assert stop.value.code == 0
     text = capsys.readouterr().out
     assert text.startswith(f"usage: python {file} ")
-    assert "--model-path" in text
+    assert "--model_path" in text
     assert sys.path[0] == str(ROOT)
 
 
@@ -84,6 +86,7 @@ HEAVY = ("torch", "transformers", "stable_baselines3", "datasets", "accelerate",
 SEEN = f"""
 import sys
 from rl_reward_network.cli.main import main
+from rl_reward_network.flags import GROUPS
 try:
     main(sys.argv[1:])
 except SystemExit as stop:
@@ -103,14 +106,18 @@ def test_help_shows_the_common_flags_at_once_and_help_all_every_flag(command: st
     assert short.rstrip().endswith("loaded: 0 []")
     assert whole.rstrip().endswith("loaded: 0 []")
     assert f"sa2va-rl {command} --help-all" in short
-    common, every = (  # in a text beside them flags may have underscores
-        {flag.replace("_", "-") for flag in re.findall(r"(?<=\W)--[a-z][\w-]+", text)} - {"--help", "--help-all"}
-        for text in (short, whole)
+    assert str(import_module(f"rl_reward_network.cli.{command}").Args.__doc__) in short
+    common, every = (
+        set(re.findall(r"(?<=\W)--[a-z][\w-]+", text)) - {"--help", "--help-all"} for text in (short, whole)
     )
     assert common < every
-    assert len(common) <= 26
-    assert {"--model-path", "--data-root", "--resume", "--seed"} <= common
-    assert "--split-seed" in every - common
+    assert not any("-" in flag[2:] for flag in every), "as the documents spell them"
+    assert len(common) <= 27
+    assert {"--model_path", "--data_root", "--resume", "--seed", "--config", "--name", "--report_to"} <= common
+    assert "--split_seed" in every - common
+    titles = re.findall(r"─ (\w+) options ─", short)
+    assert titles == [name for name in GROUPS if name in titles]
+    assert {"data", "model", "training", "output", "hardware"} <= set(titles)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +129,10 @@ def test_help_shows_the_common_flags_at_once_and_help_all_every_flag(command: st
         (("prompts", "quick", "--n_envs", "0"), "error: n_envs is 0"),
         (("reward", "--seed", "-1", "quick"), "seed is -1"),
         (("reward",), "quick"),
+        (("reward", "quick", "--name", "a/b"), "error: --name is 'a/b', expected"),
+        (("grpo", "--name", "a", "--run_folder", "b"), "error: --name and --run_folder both"),
+        (("operations", "quick", "--report_to", "wandb"), r"error: --report_to wandb: the package is not installed"),
+        (("adapt", "--config", "none.yaml"), "error: --config none.yaml: cannot be read"),
     ],
 )
 def test_wrong_flags_are_refused_at_once(words: tuple[str, ...], message: str) -> None:
@@ -220,3 +231,22 @@ def test_every_command_calms_them(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "\r" not in done.stderr
     assert "%|" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "said"),
+    [
+        ("grpo quick", {}, "Go on by: sa2va-rl grpo quick --resume"),
+        ("grpo --resume", {"SA2VA_RL_REWARDS": "a b.py"}, "by: SA2VA_RL_REWARDS='a b.py' sa2va-rl grpo --resume"),
+        ("reward full", {TYPED: "SEED=3 bash run_x.sh full"}, "Go on by: SEED=3 bash run_x.sh full --resume"),
+        ("data --folder d", {TYPED: "SEED=3 bash run_x.sh full"}, "Go on by: SEED=3 bash run_x.sh full"),
+        ("segment a.png", {}, "Run the same command again, with --resume where it has that flag"),
+    ],
+)
+def test_what_is_stopped_says_how_it_goes_on(
+    words: str, variables: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["sa2va-rl", *words.split()])
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert how_to_go_on().endswith(said)

@@ -1,7 +1,10 @@
 """`sa2va-rl`: the overview, and how long the help of each command takes."""
 
+import getpass
 import json
 import os
+import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +71,16 @@ def test_the_overview_is_one_screen_and_names_every_command(capsys: pytest.Captu
         assert [line[:-1] for line in lines if line.endswith(":")] == list(WANTS), "grouped by what a user wants"
     main(["--version"])
     assert capsys.readouterr().out == f"{__version__}\n"
+
+
+def test_env_is_a_table_without_names_of_user_machine_and_folders(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["env"])
+    printed = capsys.readouterr().out
+    rows = dict(line.strip("| ").split(" | ", 1) for line in printed.splitlines()[2:])
+    assert rows["rl-reward-network"].startswith(f"{__version__}, commit ")
+    assert rows.keys() >= {"python", "torch", "transformers", "peft", "stable-baselines3", "gymnasium", "numpy", "CPU"}
+    private = {getpass.getuser(), socket.gethostname(), str(ROOT), str(Path.home())}
+    assert not [name for name in private if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", printed)]
 
 
 def test_an_unknown_command_is_refused_with_the_list(capsys: pytest.CaptureFixture[str]) -> None:

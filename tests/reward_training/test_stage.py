@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from PIL import Image
 
 from rl_reward_network.atomic_io import read_json
-from rl_reward_network.cli.reward import agreement_lines
 from rl_reward_network.data.windows import LabelledImages
 from rl_reward_network.inputs.doctor import check_reward_network
 from rl_reward_network.models.reward_network import DiceInterval, RewardNetwork, RewardNetworkConfig
@@ -31,6 +30,7 @@ from rl_reward_network.reward_training.masks import (
     RewardExample,
     true_dice,
 )
+from rl_reward_network.reward_training.report import agreement_lines
 from rl_reward_network.reward_training.stage import (
     CAUTIOUS,
     MEAN,
@@ -214,7 +214,7 @@ def test_a_run_says_what_it_used_and_how_far_it_can_be_trusted(inputs, reward_ru
     assert result["used"]["reward"] == used
     assert {path.name for path in reward_run.path.iterdir()} == {
         *("agreement.json", "best_reward_net", "checkpoint.pt", "config.json", "cost.json", "done.json", "logs"),
-        *(".lock", "metrics.jsonl", "sheet.png", "split.json"),
+        *(".lock", "metrics.jsonl", "report.html", "sheet.png", "split.json"),
     }
     info = RewardNetwork.from_pretrained(reward_run / "best_reward_net").training_info
     assert set(info["train_groups"]) <= set(inputs.split.groups["reward"])
