@@ -221,9 +221,8 @@ def verdict_lines(rows: Sequence[MethodRow], choice: Choice, images: TestImages,
             f"{cheapest.price_words}."
         )
     lines += few_patients_note(best.to_base.groups)
-    lines.append(f"Deploy the best: sa2va-rl segment --run {shlex.quote(f'{folder}/best')} image.png")
-    if cheapest is not best:
-        lines.append(f"Deploy the cheapest: sa2va-rl segment --run {shlex.quote(f'{folder}/cheapest')} image.png")
+    for words in ("best", "cheapest") if cheapest is not best else ("best",):
+        lines.append(f"Deploy the {words}: sa2va-rl segment image.png --model_path {shlex.quote(f'{folder}/{words}')}")
     if OWN in by_name:
         lines.append(_plain_segmenter_line(by_name, images))
     return tuple(lines)
