@@ -178,12 +178,17 @@ class Predicted(NamedTuple):
         return f"{self.dice:.3f}{interval}, score {self.score:.3f}"
 
 
-def predicted_quality(network: RewardNetwork, scorer: ImageScorer, mask: np.ndarray, source: str) -> Predicted:
-    """What a reward network, applied to an image, predicts for a mask, bool (H, W), of a source."""
+def predicted_quality(
+    network: RewardNetwork, scorer: ImageScorer, mask: np.ndarray, source: str | None = SEGMENTER
+) -> Predicted:
+    """What a reward network, applied to an image, predicts for a mask (H, W), bool or float in [0, 1].
+
+    Its interval is that of masks of a `source`, which are bool; None: of masks of which it knows nothing.
+    """
     if scorer.outside:
         return Predicted(None, None, None, None, scorer.outside)
     quality = scorer.quality(mask[None].astype(np.float32))
-    limits = given_interval(network.config, scorer, mask, source)
+    limits = "" if source is None else given_interval(network.config, scorer, mask, source)
     low, high = (None, None) if isinstance(limits, str) else limits
     return Predicted(float(quality["dice"][0]), low, high, float(quality["score"][0]), None)
 

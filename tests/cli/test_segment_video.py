@@ -87,7 +87,7 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(tmp_path, capsys, monkey
         ([good, mixed], {"truth": tmp_path / "empty"}, r"--truth .*empty/good: no mask there"),
         ([good], {"bit_depth": 99}, "bit_depth: got 99"),
         ([good], {"policy": tmp_path}, r"--video and --policy: .*one prompt"),
-        ([good], {"run": tmp_path}, r"--video and --run: .*one prompt"),
+        ([good], {"soft": True}, r"--video and --soft"),
         ([good], {"max_tiles": 2}, r"--video and --max_tiles"),
     )
     for paths, flags, message in cases:
