@@ -84,7 +84,7 @@ def load(path: str | Path = DEFAULT_MODEL, device: str | None = None, **options:
     """Load what makes masks: a Sa2VA (folder, hub id), a reward network's folder, or the folder of a finished run.
 
     `device` is by default the first GPU if there is one. `options` are those of `segment.maker.load_maker`: reward_net,
-    policy, bit_depth, max_tiles, dtype, image_resize. Raises as it does.
+    bit_depth, max_tiles, dtype and image_resize. Raises as it does.
     """
     return Model(load_maker(str(path), device=device, **options))
 

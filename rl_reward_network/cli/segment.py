@@ -32,6 +32,7 @@ from rl_reward_network.flags import Rare, changed, check_at_least
 from rl_reward_network.models.default import DEFAULT_MODEL
 
 if TYPE_CHECKING:
+    from rl_reward_network.segment.maker import Found
     from rl_reward_network.segment.results import Segmented
     from rl_reward_network.segment.sequence import SegmentedSequence
 
@@ -45,6 +46,9 @@ WARNINGS = {  # of images -> what to know
     "empty mask": "; look at these images: the model has found nothing",
     "outside": "; the segmenter was not trained on such images, see results.csv",
 }
+
+
+ALONE = ("plain segmenter", "method", "policy")  # kinds whose masks do not come from one answer to one prompt
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,9 @@ def segment_sequences(args: Args) -> None:
 
     targets = sequence_targets(args.images, args.output, args.prompt)
     found, grey = what_is(args.model_path or DEFAULT_MODEL), window_of_bits(args.bit_depth)
-    prompt = args.prompt or found.prompt or ""
+    if found.kind in ALONE:
+        raise no_sequence(found)
+    prompt = args.prompt or str(found.prompt)
     names = [target.name for target in targets]
     if args.truth is not None and len(set(names)) < len(names):
         raise ValueError(
@@ -161,11 +167,8 @@ def segment_sequences(args: Args) -> None:
             measured = ", beyond each are 0.1 % of the pixels of some frames; --bit_depth sets them"
             print(f"{target.name}: grey of more than 8 bit, {used}{'' if grey else measured}")
     maker = load_maker(args.model_path, args.prompt, **loading(args))
-    if not isinstance(maker, MaskMaker) or maker.trained:
-        raise ValueError(
-            f"{found.path}: --video needs one Sa2VA with one prompt, and this is a {found.kind}; segment the frames as"
-            " images, without --video"
-        )
+    if not isinstance(maker, MaskMaker):  # a fusion of several
+        raise no_sequence(found)
     segment = SequenceMaker(maker, args.sam2_memory)
     print(f"prompt: {prompt}")
     results = []
@@ -174,6 +177,14 @@ def segment_sequences(args: Args) -> None:
         show_sequence(results[-1])
     show_dice([result.dice for result in results if result.dice])
     print("written: " + " ".join(str(target.folder) for target in targets))
+
+
+def no_sequence(found: "Found") -> ValueError:
+    """The error for what cannot segment a sequence."""
+    return ValueError(
+        f"{found.path}: --video needs one Sa2VA with one prompt, and this is a {found.kind}; segment the frames as"
+        " images"
+    )
 
 
 def show_sequence(result: "SegmentedSequence") -> None:
@@ -244,8 +255,9 @@ def show_table(results: "Sequence[Segmented]") -> None:
 def show_end(results: "Sequence[Segmented]") -> None:
     """Print where the files are, and name the images whose mask is missing, empty or of an unknown kind of image."""
     written = [result for result in results if result.segs != 0]
-    folders = ", ".join(sorted({str(result.target.mask.parent) for result in written}))
+    folders = sorted({str(result.target.mask.parent) for result in results})
+    sheet = " and contact_sheet.png" if len(results) > len(folders) else ""
     for words, meaning in WARNINGS.items():
         if names := [result.target.image.name for result in results if result.fault.startswith(words)]:
             print(f"{words}: {', '.join(names)}{meaning}")
-    print(f"written: {len(written)} masks and overlays, results.csv and contact_sheet.png in {folders}")
+    print(f"written: {len(written)} masks and overlays, results.csv{sheet} in {', '.join(folders)}")

@@ -155,8 +155,8 @@ def _write_table(path: Path, results: Sequence[tuple[Segmented, str]]) -> None:
     earlier = {row["mask"]: [row[name] for name in COLUMNS] for row in _rows(path)}
     lines = {name: line for name, line in earlier.items() if name and (path.parent / name).is_file()}
     lines |= {result.target.mask.name: _line(result, verdict) for result, verdict in results}
-    with whole_file(path) as temporary:  # names of images may be Latin-1
-        temporary.write_text(csv_text([COLUMNS, *lines.values()]), encoding="utf-8", errors="backslashreplace")
+    with whole_file(path) as temporary:
+        temporary.write_text(csv_text([COLUMNS, *lines.values()]), encoding="utf-8")
 
 
 def _line(result: Segmented, verdict: str) -> list[Any]:
@@ -175,7 +175,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
     """The rows of a results.csv that was written here; none of another file, or where there is none."""
     if not path.is_file():
         return []
-    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:  # it may be another's
         table = csv.DictReader(file)
         return list(table) if tuple(table.fieldnames or ()) == COLUMNS else []
 

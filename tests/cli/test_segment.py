@@ -162,6 +162,7 @@ def test_bad_files_are_refused_before_the_model_is_loaded(images, tmp_path, caps
 @pytest.mark.parametrize("flag", ["--output", "--output_dir", "--output-dir"])
 def test_the_command_line(images, tmp_path, capsys, monkeypatch, flag):
     parsed: list[segment.Args] = []
-    words = [str(images / "a.png"), str(images / "b.jpg"), flag, "out"]
+    words = [str(images / "a.png"), str(images / "b.jpg"), flag, "out", "--run", "a_run"]
     run(parsed.append, segment.Args, words=words)
+    assert parsed[0].model_path == "a_run"
     assert (parsed[0].images, parsed[0].output) == ((images / "a.png", images / "b.jpg"), Path("out"))

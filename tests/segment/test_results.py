@@ -1,7 +1,6 @@
 """What `segment` leaves beside the masks: the table, the soft masks, the contact sheet, COCO and nnU-Net files."""
 
 import csv
-import os
 from pathlib import Path
 from typing import Any
 
@@ -159,13 +158,6 @@ def test_no_name_is_cut_on_the_screen_and_empty_masks_are_named(
 def test_a_threshold_is_between_0_and_1(images: Path, value: float) -> None:
     with pytest.raises(ValueError, match=rf"--threshold {value}: expected a number between 0 and 1"):
         run(images, threshold=value)
-
-
-def test_a_name_that_is_no_utf8_has_a_row(images: Path) -> None:
-    latin = images / os.fsdecode("blätt.png".encode("latin-1"))
-    (images / NAMES[1]).rename(latin)
-    run(latin)
-    assert rows(images)[0]["file"] == r"bl\udce4tt.png"
 
 
 def test_results_are_checked_in_each_folder(tmp_path: Path) -> None:
