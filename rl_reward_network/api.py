@@ -35,7 +35,7 @@ class Segmentation:
     image: np.ndarray  # uint8 (H, W, 3), as the model saw it
     mask: np.ndarray  # bool (H, W); empty where the answer has no `[SEG]`
     soft: np.ndarray  # float32 (H, W) in [0, 1]
-    text: str  # the answer, special tokens kept; "" where no single answer makes the mask
+    text: str  # the answer, special tokens kept; "" where no Sa2VA is asked by one prompt
     prompt: str  # that was used, or what stands in its place
     predicted: Predicted | None  # by the reward network, with interval and reason; None without one
 

@@ -232,12 +232,12 @@ def show_image(result: "Segmented") -> None:
 def show_table(results: "Sequence[Segmented]") -> None:
     """Print a row for each image; long names are folded, not cut."""
     same_prompt = len({result.prompt for result in results}) == 1
-    has_answer = any(result.answer for result in results)  # not where several answers make a mask
+    has_answer = any(result.answer for result in results)
     columns = {
         "image": [result.target.image.name for result in results],
         "prompt": [] if same_prompt else [result.prompt for result in results],
         "mask": ["none" if result.segs == 0 else f"{result.share:.1%}" for result in results],
-        "[SEG]": [f"{result.segs}" for result in results] if has_answer else [],
+        "[SEG]": ["" if result.segs is None else f"{result.segs}" for result in results] if has_answer else [],
         "confidence": ["" if result.segs == 0 else f"{result.confidence:.3f}" for result in results],
         "predicted Dice [90 %]": [str(result.predicted or "") for result in results],
     }

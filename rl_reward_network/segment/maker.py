@@ -149,7 +149,7 @@ class Answered:
     """What a model says about one image."""
 
     prompt: str  # that was used, or chosen, or what stands in its place
-    answer: str  # special tokens kept; "" where no single answer makes the mask
+    answer: str  # special tokens kept, in a fusion that of the first Sa2VA; "" where no Sa2VA is asked by one prompt
     segs: int | None  # number of `[SEG]` in the answer, 0 where no answer has one; None where no single answer counts
     soft: np.ndarray  # float32 (H, W) in [0, 1], maximum over the `[SEG]`
     scorer: ImageScorer | None  # the reward network applied to the image
@@ -317,8 +317,9 @@ class Fusion:
         ]
         soft = np.asarray(np.mean([answer.soft for answer in answers], axis=0, dtype=np.float32))
         none = all(answer.segs == 0 for answer in answers)
+        text = next((answer.answer for answer in answers if answer.answer), "")  # of the first that can be asked
         outside = next((answer.outside for answer in answers if answer.outside), None)
-        return Answered(prompt, "", 0 if none else None, soft, scorer_of(self.network, image), outside)
+        return Answered(prompt, text, 0 if none else None, soft, scorer_of(self.network, image), outside)
 
 
 Maker = MaskMaker | PlainSegmenter | ComparedMethod | Fusion

@@ -138,10 +138,10 @@ def test_the_soft_mask_of_a_fusion_is_the_mean_of_its_members(parts: Path) -> No
     processor.max_tiles = 1
     own = [ImageScorer(RewardNetwork.from_pretrained(parts / name), IMAGE).foreground_prob for name in ("one", "two")]
     for prompt in (None, "The wire."):
-        answer = model.segment([IMAGE], [prompt or QUESTION], processor)[0][0].probabilities().max(axis=0)
+        answer = model.segment([IMAGE], [prompt or QUESTION], processor)[0][0]
         found = made.answer(IMAGE, prompt)
-        np.testing.assert_allclose(found.soft, np.mean([answer, *own], axis=0), atol=1e-6)
-        assert (found.prompt, found.segs) == (prompt or QUESTION, None)
+        np.testing.assert_allclose(found.soft, np.mean([answer.probabilities().max(axis=0), *own], axis=0), atol=1e-6)
+        assert (found.prompt, found.answer, found.segs) == (prompt or QUESTION, answer.answer, None)
 
 
 def test_the_only_member_of_a_fusion_is_that_model(parts: Path) -> None:
