@@ -41,6 +41,7 @@ CHECKPOINT = "checkpoint.pt"  # of a training that is no Trainer's, which writes
 FINAL = "final_model"  # of step 2 and GRPO
 AGREEMENT = "agreement.json"  # of step 1: its test
 BEST_REWARD_NET = "best_reward_net"  # of step 1: the trained network
+DEPLOYED = "deployed.json"  # names the models whose masks are averaged, of `improve`
 REWARD_NET = "reward_net"  # of step 2 and GRPO: a copy of the reward network, so that the run can be moved
 RUN_FILE = "SA2VA_RL_RUN_FILE"  # names the file into which a command writes the folder of its run, for shell files
 NONE_YET = "no checkpoint yet"

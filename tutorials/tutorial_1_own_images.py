@@ -42,7 +42,7 @@ def draw_roots(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     for _ in range(int(rng.integers(3, 6))):
         heading = np.pi / 2 + np.cumsum(rng.normal(0, 0.16, 90))
         steps = np.cumsum(np.column_stack([np.cos(heading), np.sin(heading)]) * 1.4, axis=0)
-        points = np.round(steps + (rng.uniform(20, SIDE - 20), 0)).astype(np.int32)
+        points = np.round(steps + np.array([rng.uniform(20, SIDE - 20), 0])).astype(np.int32)
         cv2.polylines(mask, [points], False, 255, int(rng.integers(3, 6)))
     light = rng.uniform(60, 95)
     image = soil + light * cv2.GaussianBlur(mask.astype(float), (0, 0), 0.8)[..., None] / 255

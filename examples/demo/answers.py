@@ -25,7 +25,15 @@ from rl_reward_network.models.reward_network import error_map
 from rl_reward_network.models.sa2va.pixels_sa2va import QUESTIONS, RegionPrompt, draw_region
 from rl_reward_network.report.overlays import AFTER, paint_mask
 from rl_reward_network.reward_training.calibration import given_interval
-from rl_reward_network.segment.maker import Answered, MaskMaker, default_model, load_mask_maker, save_mask
+from rl_reward_network.segment.files import save_mask
+from rl_reward_network.segment.maker import (
+    Answered,
+    MaskMaker,
+    default_model,
+    load_mask_maker,
+    predicted_quality,
+    scorer_of,
+)
 
 LONGEST_PROMPT = 2000  # characters; the time of an answer grows with the prompt
 DRAWN: dict[RegionPrompt, str] = {  # said with a caption of a Qwen-VL
@@ -105,13 +113,14 @@ class Answers:
         """Lines of predicted Dice, interval or why there is none, and spread; none without a reward network."""
         if result.scorer is None or self.maker.network is None:
             return []
-        if result.scorer.outside:
-            return [f"Predicted Dice: {self.maker.quality(result)}"]
+        predicted = predicted_quality(self.maker.network, result.scorer, result.mask, result.source)
+        if predicted.dice is None:
+            return [f"Predicted Dice: {predicted}"]
         spread = float(result.scorer.quality(result.mask[None].astype(np.float32))["std"][0])
         limits = given_interval(self.maker.network.config, result.scorer, result.mask)
         refused = isinstance(limits, str)
-        predicted = self.maker.quality(result).replace(" (no interval can be given)", "")
-        lines = [f"Predicted Dice{'' if refused else ' [90 % interval]'}: {predicted}"]
+        words = str(predicted).replace(" (no interval can be given)", "")
+        lines = [f"Predicted Dice{'' if refused else ' [90 % interval]'}: {words}"]
         lines.append(f"Spread between the networks: {spread:.3f}")
         return lines + [f"No 90 % interval: {limits}"] * refused
 
@@ -123,7 +132,7 @@ class Answers:
         image, maker = self.open(path)[0], self.maker
         limits = {"max_new_tokens": maker.max_new_tokens, "batch_size": len(self.prompts)}
         (answers,) = maker.model.segment([image], list(self.prompts), maker.processor, **limits)
-        masks, scorer = np.stack([answer.masks().any(axis=0) for answer in answers]), maker.scorer(image)
+        masks, scorer = np.stack([answer.masks().any(axis=0) for answer in answers]), scorer_of(maker.network, image)
         scores = [""] * len(masks)
         if scorer is not None and not scorer.outside:
             scores = [f"{dice:.3f} " for dice in scorer.quality(masks.astype(np.float32))["dice"]]

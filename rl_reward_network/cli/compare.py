@@ -2,7 +2,7 @@
 
     sa2va-rl compare quick --model_path MODEL --data_root DATA
     sa2va-rl compare quick --methods prompts post fusion
-    sa2va-rl segment --run outputs/compare_<time>/best image.png
+    sa2va-rl segment image.png --model_path outputs/compare_<time>/best
 
 Methods: prompt policies (experiments 1 and 3), post-processing (experiment 2), fusion with the reward network, and
 fine-tuned weights (supervised, GRPO). What a method needs is trained in this process, one run after the other; finished

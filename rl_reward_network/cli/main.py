@@ -10,7 +10,7 @@ WANTS = {  # what a user wants -> its commands
     "your images": {
         "doctor": "pre-flight table: packages, model, data, GPU, disk, and how to supply what is missing",
         "data": "render the embedded data sets; data import SOURCE: import your own images and masks",
-        "segment": "segment images with a checkpoint or with what a run has chosen",
+        "segment": "segment images with a model, or with what a run has made",
     },
     "better masks": {
         "improve": "better masks of your own images: trains what pays, and deploys only what is better",

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
@@ -18,6 +19,7 @@ from rl_reward_network.bit_depth import WHITEST, GreyWindow, common_window, grey
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")  # of images in a folder
 SMALLEST = 8  # pixels of a side; the observation of the prompt policy needs as many
 MOST_PIXELS = 178_956_970  # Pillow refuses more
+CHANNELS = (1, 3, 4)  # grey, RGB, RGB with alpha
 QUARTER_TURNS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
 OTHER_COLOURS = ("CMYK", "YCbCr", "LAB", "RGBX")  # modes whose channels are neither RGB nor alpha
 WHITE_IS_ZERO = 0  # of PhotometricInterpretation, TIFF 6.0
@@ -89,6 +91,49 @@ def load_for_model(
     used = grey or common_window([_grey(image, path)])
     source = "" if grey else ", beyond each are 0.1 % of its pixels; --bit_depth sets them"
     return _to_rgb(image, path, used), f"{path.name}: grey of more than 8 bit, {used}{source}"
+
+
+def as_image(image: Any) -> np.ndarray:
+    """Whatever stands for one image as uint8 (H, W, 3) RGB: a path, a picture of Pillow, an array or a tensor.
+
+    Arrays and tensors are grey (H, W), or have 1, 3 or 4 channels, last (H, W, C) or first (C, H, W); alpha is dropped.
+    Floats are 0 to 1, whole numbers 0 to 255; grey of up to 65535 gets its own window, as in `load_image`. A picture of
+    Pillow is turned by its EXIF orientation, as a file is. ValueError, in one sentence, for anything else.
+    """
+    if isinstance(image, str | Path):
+        return load_image(Path(image))
+    if isinstance(image, Image.Image):
+        if fault := _fault(image, MOST_PIXELS):
+            raise ValueError(f"the image: {fault}")
+        return _to_rgb(ImageOps.exif_transpose(image), "the image")
+    array = as_array(image)
+    if array.ndim == 3 and array.shape[2] not in CHANNELS and array.shape[0] in CHANNELS:
+        array = np.moveaxis(array, 0, 2)
+    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in CHANNELS) or not array.size:
+        raise ValueError(
+            f"the image has shape {array.shape}, expected one image: (H, W), or (H, W, C) or (C, H, W) with 1, 3 or 4"
+            " channels"
+        )
+    grey = array.ndim == 2 or array.shape[2] == 1
+    array = array.reshape(array.shape[:2]) if grey else array[..., :3]
+    floats, most = array.dtype.kind == "f", WHITEST if grey else 255
+    if array.dtype.kind not in "iuf" or not 0 <= array.min() <= array.max() <= (1 if floats else most):  # also NaN
+        raise ValueError(
+            f"the image holds {array.dtype} in {array.min()}..{array.max()}, expected floats in 0..1, or whole numbers"
+            f" in 0..{most}; scale it"
+        )
+    array = np.round(255 * array) if floats else array
+    return grey_to_rgb(array.astype(np.uint16)) if grey else array.astype(np.uint8)
+
+
+def as_array(values: Any) -> np.ndarray:
+    """An array of what is one, or a tensor of torch on any device; ValueError for anything else."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        values = (values.float() if values.is_floating_point() else values).numpy()  # NumPy has no bfloat16
+    if not isinstance(values, np.ndarray):
+        raise ValueError(f"got {type(values).__name__}, expected a path, a picture of Pillow, an array or a tensor")
+    return values
 
 
 def load_deep(path: Path) -> np.ndarray:

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 from pycocotools import mask as coco
 from scipy import ndimage
 
-from rl_reward_network.data.images import image_size, load_grid
+from rl_reward_network.data.images import as_array, image_size, load_grid
 
 ClassMasks = dict[str, np.ndarray]
 """Class -> bool (H, W); classes that an image does not have may be missing."""
@@ -105,6 +106,29 @@ def load_mask(path: Path, size: Size) -> np.ndarray:
             " it, or import the masks by sa2va-rl data import --label"
         )
     return next(iter(classes.values()), np.zeros(size, bool))
+
+
+def as_mask(mask: Any, size: Size) -> np.ndarray:
+    """Whatever stands for a mask of an image of this size as float32 (H, W): a path, a picture, an array or a tensor.
+
+    It holds True and False, 0 and 1, 0 and 255, or, in floats, probabilities in [0, 1], which stay as they are; a
+    further axis may have the length 1. ValueError, in one sentence, for anything else.
+    """
+    if isinstance(mask, str | Path):
+        return load_mask(Path(mask), size).astype(np.float32)
+    values = np.asarray(mask) if isinstance(mask, Image.Image) else as_array(mask)
+    if values.size != size[0] * size[1] or values.squeeze().shape != np.empty(size, bool).squeeze().shape:
+        raise ValueError(f"the mask has shape {values.shape}, but its image is {size[0]} x {size[1]} (H x W)")
+    values = values.reshape(size)
+    binary = values.dtype == bool or (values.dtype.kind in "iu" and set(np.unique(values)) <= {0, values.max()})
+    if binary and (values.dtype == bool or values.max() in (0, 1, 255)):
+        return (values > 0).astype(np.float32)
+    if values.dtype.kind != "f" or not 0 <= values.min() <= values.max() <= 1:  # also NaN
+        raise ValueError(
+            f"the mask holds {values.dtype} in {values.min()}..{values.max()}, expected True and False, 0 and 1, 0 and"
+            " 255, or floats in 0..1"
+        )
+    return values.astype(np.float32)
 
 
 def check_mask_size(path: Path, size: Size) -> None:

@@ -114,6 +114,41 @@ def load_trained(model: Any, trained: Path, config: dict[str, Any]) -> None:
     print(f"{trained.name}: the weights of the {'moving average' if of_teacher else 'model'}, as in a final_model")
 
 
+def load_merged(
+    model_path: Path, base_model: str | None = None, device: str = "cpu", dtype: Dtype = "auto"
+) -> tuple[Any, Sa2VAProcessor, Path]:
+    """A base model with what was trained beside it merged into it, and its processor, with the tiles of training.
+
+    Also the folder whose files belong to it: of what was trained, or of the base of an adapter. Arguments and errors as
+    `merge_run`.
+    """
+    if is_adapter(model_path):
+        base = _base_of_adapter(model_path, base_model)
+        model: Any = Sa2VAForConditionalGeneration.from_pretrained(base, dtype=torch.float32, device_map=device)
+        merge_adapter(model, model_path)
+        convert_weights(model, weight_dtype(device, dtype))
+        return model, Sa2VAProcessor.from_pretrained(base), located(base)
+    final_model = grpo_model(model_path)
+    if final_model is None:
+        raise ValueError(
+            f"{model_path}: neither the folder of a GRPO run nor an adapter of peft (adapter_config.json); name "
+            f"outputs/sa2va_grpo_<time>/{FINAL}, which exists after sa2va-rl grpo has finished"
+        )
+    config = trained_config(final_model)
+    path = base_model or located_model(final_model.parent, config, "--base_model")
+    model, processor = load_base(path, config["settings"]["model_fingerprint"], device, dtype)
+    if bits := config["settings"].get("quantization"):
+        print(f"note: {IN_BITS.format(bits=bits.removesuffix('bit'))}")
+    load_trained(model, final_model, config)
+    merge_lora(model)
+    trained = config["inputs"]  # as it was trained and evaluated
+    processor.max_tiles = model.config.max_tiles = trained["max_dynamic_patch"]
+    processor.set_image_resize(trained.get("image_resize"))
+    processor.region_prompt = trained.get("region_prompt", processor.region_prompt)
+    model.config.image_resize = processor.image_resize
+    return model, processor, final_model
+
+
 def merge_run(model_path: Path, output: Path, base_model: str | None = None, dtype: Dtype = "float32") -> None:
     """Write a full checkpoint, in our layout: a base model with what was trained beside it.
 
@@ -126,33 +161,13 @@ def merge_run(model_path: Path, output: Path, base_model: str | None = None, dty
     """
     if output.exists():
         raise ValueError(f"output {output} exists; give a new folder")
-    if is_adapter(model_path):
-        base = _base_of_adapter(model_path, base_model)
-        model: Any = Sa2VAForConditionalGeneration.from_pretrained(base, dtype=torch.float32)
-        merge_adapter(model, model_path)
-        convert_weights(model, weight_dtype("cpu", dtype))
-        return _write(model, Sa2VAProcessor.from_pretrained(base), output, located(base))
-    final_model = grpo_model(model_path)
-    if final_model is None:
-        raise ValueError(
-            f"{model_path}: neither the folder of a GRPO run nor an adapter of peft (adapter_config.json); name "
-            f"outputs/sa2va_grpo_<time>/{FINAL}, which exists after sa2va-rl grpo has finished"
-        )
-    config = trained_config(final_model)
-    path = base_model or located_model(final_model.parent, config, "--base_model")
-    model, processor = load_base(path, config["settings"]["model_fingerprint"], dtype=dtype)
-    if bits := config["settings"].get("quantization"):
-        print(f"note: {IN_BITS.format(bits=bits.removesuffix('bit'))}")
-    load_trained(model, final_model, config)
-    merge_lora(model)
-    trained = config["inputs"]  # as it was trained and evaluated
-    processor.max_tiles = model.config.max_tiles = trained["max_dynamic_patch"]
-    processor.set_image_resize(trained.get("image_resize"))
-    processor.region_prompt = trained.get("region_prompt", processor.region_prompt)
-    model.config.image_resize = processor.image_resize
-    evaluation = evaluation_folder(final_model) / "eval.json"  # the card shows results of a final_model only
-    results = read_json(evaluation) if final_model.name == FINAL and evaluation.exists() else None
-    _write(model, processor, output, final_model, card_text(config, results, merged=True))
+    model, processor, trained = load_merged(model_path, base_model, dtype=dtype)
+    card = ""
+    if not is_adapter(model_path):
+        evaluation = evaluation_folder(trained) / "eval.json"  # the card shows results of a final_model only
+        results = read_json(evaluation) if trained.name == FINAL and evaluation.exists() else None
+        card = card_text(trained_config(trained), results, merged=True)
+    _write(model, processor, output, trained, card)
 
 
 def _write(model: Any, processor: Sa2VAProcessor, output: Path, trained: Path, card: str = "") -> None:

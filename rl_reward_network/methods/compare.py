@@ -47,7 +47,7 @@ from rl_reward_network.rewards.learned import ForegroundMaps, ImageScorer
 from rl_reward_network.rewards.metrics import METRICS, calibration_error, dice, mask_metrics
 from rl_reward_network.run import BEST_REWARD_NET, POLICY_RUN, POST_RUN, Run, portable
 
-DEPLOYED = "method.json"
+METHOD_FILE = "method.json"
 BY_NAME = {method.name: method for method in METHODS}
 RESULTS = "method_results"  # beside the run folders: each method is measured once, as masks are computed once
 FIXED = {POLICY_RUN.stage: "best fixed prompt", POST_RUN.stage: "best fixed sequence"}  # of runs of a policy
@@ -87,8 +87,8 @@ def run_compare_stage(
     """Compare the methods in `run`, new or interrupted; what exists already is reused. Returns the verdict's sentences.
 
     Writes report.html, table.csv, table.tex, eval.json, eval.csv, and the folders best/ and cheapest/, which
-    `sa2va-rl segment --run` reads. `command` is as the user typed it, and `reward_net` as in `Job`. A ValueError if no
-    validation or test image is labelled, a run has another split, or `run` holds another comparison.
+    `sa2va-rl segment --model_path` reads. `command` is as the user typed it, and `reward_net` as in `Job`. A ValueError
+    if no validation or test image is labelled, a run has another split, or `run` holds another comparison.
     """
     samples = {
         "val": inputs.pick("val", VAL_IMAGES[plan.mode], labelled=True),
@@ -350,13 +350,16 @@ class DeployedMethod:
     network: RewardNetwork | None  # None where the method has none
     saved: dict[str, Any]  # the content of its file
 
-    def mask(self, image: np.ndarray) -> np.ndarray | None:
-        """bool (H, W): the mask of an image, uint8 (H, W, 3); None where Sa2VA was asked, and no answer has one."""
+    def soft(self, image: np.ndarray) -> np.ndarray | None:
+        """float (H, W): the soft mask of an image, uint8 (H, W, 3); None where Sa2VA was asked, and no answer has one.
+
+        Above 0.5 is the mask.
+        """
         scorer = None if self.network is None else partial(ImageScorer, self.network)
         view = ImageView(image, self.models(self.weights), scorer)
-        mask = np.asarray(self.method.predict(view, self.trained, self.parameter) > 0.5)
+        soft = self.method.predict(view, self.trained, self.parameter)
         answers = [answer.mask_logits for answer in view.answers.values()]
-        return None if answers and all((logits == NO_MASK_LOGIT).all() for logits in answers) else mask
+        return None if answers and all((logits == NO_MASK_LOGIT).all() for logits in answers) else soft
 
 
 def save_deployed(folder: Path, inputs: RunInputs, result: MethodResult, runs: Mapping[str, Path], run: Path) -> None:
@@ -377,15 +380,15 @@ def save_deployed(folder: Path, inputs: RunInputs, result: MethodResult, runs: M
         "grey_levels": inputs.grey_levels,
     }
     with whole_folder(folder) as temporary:
-        write_json(temporary / DEPLOYED, description)
+        write_json(temporary / METHOD_FILE, description)
 
 
 def load_deployed(folder: Path, device: str) -> DeployedMethod:
     """Load the method of `best/` or `cheapest/`; a ValueError if it, a run or the model is missing or trained again."""
-    path, comparison = folder / DEPLOYED, folder.resolve().parent
+    path, comparison = folder / METHOD_FILE, folder.resolve().parent
     if not path.exists():
         raise ValueError(
-            f"--run {folder}: holds no {DEPLOYED}; name the folder best or cheapest of a compare_<time> folder"
+            f"{folder}: holds no {METHOD_FILE}; name the folder best or cheapest of a compare_<time> folder"
         )
     saved: dict[str, Any] = read_json(path)
     if saved.get("method") not in BY_NAME:

@@ -62,7 +62,7 @@ from rl_reward_network.reward_training.stage import sized
 from rl_reward_network.reward_training.train import PRESETS, labelled_images, train_reward_network
 from rl_reward_network.rewards.learned import foreground_prob
 from rl_reward_network.rewards.metrics import mask_metrics
-from rl_reward_network.run import BEST_REWARD_NET, FINAL, GRPO_RUN, Run
+from rl_reward_network.run import BEST_REWARD_NET, DEPLOYED, FINAL, GRPO_RUN, Run
 
 OBJECTIVES = {SIDE: "supervised", TEACHER: "mean_teacher"}  # of the members that are Sa2VA
 STEPS = {  # member -> mode -> optimisation steps, whatever the model
@@ -75,7 +75,7 @@ SIDE_PIXELS = 512  # at most: side of what a new side network sees; smaller imag
 MANY_PATIENTS = 40  # labelled; from here on the val split decides
 MOST_IMAGES = 500  # of a segmenter, which keeps them in memory
 FEW_IMAGES = 10  # without masks; fewer teach a mean teacher nothing that masks do not
-RESULT, DEPLOYED = "improve.json", "deployed.json"
+RESULT = "improve.json"
 FORMAT_VERSION = 1
 CORE_SECONDS = {  # of a step on one CPU core, with the embedded model and images of 512 x 512 pixels
     (SEGMENTER, "quick"): 0.75,

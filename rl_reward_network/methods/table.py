@@ -238,7 +238,8 @@ def deploy_lines(choice: Choice, folder: str) -> tuple[str, ...]:
     names = ["best", *(["cheapest"] if choice.cheapest != choice.best else [])]
     titles = {"best": "the chosen method", "cheapest": "the cheapest"}
     return tuple(
-        f"Deploy {titles[name]}: sa2va-rl segment --run {shlex.quote(f'{folder}/{name}')} image.png" for name in names
+        f"Deploy {titles[name]}: sa2va-rl segment image.png --model_path {shlex.quote(f'{folder}/{name}')}"
+        for name in names
     )
 
 

@@ -127,7 +127,7 @@ def train_weights(
         learned: whether the reward network rewards, else labels do; unlabelled images then join, and a mean teacher's.
         after: run whose merged weights are trained further, in place of the base model.
     """
-    from rl_reward_network.grpo.inputs import open_grpo_inputs  # here, since `segment --run` needs no trainer
+    from rl_reward_network.grpo.inputs import open_grpo_inputs  # here, since a method is deployed without a trainer
     from rl_reward_network.grpo.stage import find_grpo_run, run_grpo_stage, wanted_settings
 
     settings = settings or GRPOSettings()

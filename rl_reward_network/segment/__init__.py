@@ -1,1 +1,1 @@
-"""Segment images with a checkpoint or a trained policy."""
+"""Segment images with a model, or with what a run has made."""

@@ -1,176 +1,209 @@
-"""`segment`: from image files to the files of their masks, which replace only masks of the same prompt.
+"""What makes masks, behind one function: `load_maker` loads a Sa2VA, a plain segmenter, a fusion or a run's choice.
 
-Load Sa2VA, choose the prompt, segment, write, predict the quality; or apply the method that a comparison has chosen.
+`what_is` says what a path is, from its files alone. Each kind is a small dataclass with `answer`, a reward network that
+predicts the quality of its masks, and the grey window of its images.
 """
 
-import re
 import warnings
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 from stable_baselines3.common.policies import ActorCriticPolicy
-from tqdm import tqdm
 
-from rl_reward_network.atomic_io import weights_fingerprint, whole_file
+from rl_reward_network.atomic_io import read_json, weights_fingerprint
 from rl_reward_network.bit_depth import GreyWindow, window_for
-from rl_reward_network.data.images import IMAGE_SUFFIXES, image_size, load_for_model
+from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.inputs.loading import located_model
-from rl_reward_network.methods.compare import load_deployed
+from rl_reward_network.methods.compare import BY_NAME, METHOD_FILE, DeployedMethod, load_deployed
+from rl_reward_network.methods.training import MERGED
 from rl_reward_network.models.default import DEFAULT_MODEL
+from rl_reward_network.models.lora import is_adapter
 from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.models.sa2va.checkpoint_sa2va import TRAINABLE
 from rl_reward_network.models.sa2va.generation_sa2va import Segmentation, image_features
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype, load_sa2va_model
 from rl_reward_network.ppo.policy import deployed_prompt, load_policy, policy_folder, read_policy_config
 from rl_reward_network.report.deployment import AS_IT_IS, Deployment
-from rl_reward_network.report.overlays import AFTER, paint_mask
 from rl_reward_network.reward_training.calibration import given_interval
+from rl_reward_network.reward_training.masks import OWN, SEGMENTER
 from rl_reward_network.rewards.learned import ImageScorer
-from rl_reward_network.run import REWARD_NET
+from rl_reward_network.run import BEST_REWARD_NET, CONFIG, DEPLOYED, FINAL, REWARD_NET
 
-PROMPT_KEY = "sa2va_prompt"  # of the text in a PNG that holds the prompt of the mask
 NO_MASK = "there is no mask, which is not an empty one: ask for a segmentation, or see sa2va-rl doctor"
-MAX_LETTERS = 60  # of a prompt in a file name
+NO_PROMPT = "the masks of this model do not depend on a prompt; leave it out"
 NO_POLICY = {"max_tiles": None, "max_new_tokens": 64}  # limits of an answer where no run has set them
+OWN_MASKS = "plain segmenter"  # stands where other masks have a prompt
+FORMAT_VERSION = 1  # of `DEPLOYED`
+KEPT = ("improved", "best", BEST_REWARD_NET, MERGED, FINAL)  # where a run has what it has made; first wins
+MOST_NAMES = 8  # in a message
+
+OF_ALL = ("device", "bit_depth")  # options that a Sa2VA and a plain segmenter share
+
+Kind = Literal["Sa2VA", "trained tensors", "plain segmenter", "fusion", "method", "policy"]
+Before = Callable[[str], None]
 
 
-class Target(NamedTuple):
-    """An image, and the paths of its mask and overlay."""
-
-    image: Path
-    mask: Path
-    overlay: Path
+# ---- what a path is ----
 
 
-def image_files(paths: Sequence[Path]) -> list[Path]:
-    """The images among files and folders, in this order; those of a folder by name, without masks written here."""
-    if not paths:
-        raise ValueError("no image: name images, or a folder of them")
-    images: list[Path] = []
-    for path in paths:
-        if not path.is_dir():
-            images.append(_checked(path))
-            continue
-        named = (file for file in sorted(path.iterdir()) if file.suffix.lower() in IMAGE_SUFFIXES)
-        found = [file for file in named if file.name[0] != "." and prompt_of(_checked(file)) is None]
-        if not found:
-            raise ValueError(f"{path}: holds no image ({', '.join(IMAGE_SUFFIXES)}); name the folder that holds them")
-        images += found
-    return images
+class Found(NamedTuple):
+    """What makes masks at a path."""
+
+    kind: Kind
+    path: str  # of its folder; the name of an embedded model, or a hub id
+    prompt: str | None  # the default one, or what stands in its place; None where a policy chooses
 
 
-def _checked(path: Path) -> Path:
-    if not (path.exists() or path.is_symlink()):
-        raise ValueError(f"{path}: no such file or folder; name images, or a folder of them")
-    image_size(path)
-    return path
+def what_is(path: str | Path) -> Found:
+    """What is at a path: a model's folder, name or hub id, or the folder of a run, in which its result is looked up.
 
-
-def targets(images: Sequence[Path], output: Path | None, prompt: str | None) -> list[Target]:
-    """The files to write: beside each image, in the folder `output`, or, for one image, the PNG `output`.
-
-    The words of the prompt, where it is given, become part of the names. A ValueError for an `output` that is a file
-    for several images or no PNG, and for two masks of one name.
+    No weights are read. A ValueError for a folder without anything that makes masks: it lists what is there.
     """
-    if output is not None and output.suffix.lower() in IMAGE_SUFFIXES and not output.is_dir():
-        if len(images) > 1 or output.suffix.lower() != ".png":
-            raise ValueError(f"--output {output}: give a folder, or, for a single image, a file name that ends in .png")
-        return [Target(images[0], output, output.with_name(f"{output.stem}_overlay.png"))]
-    result = []
-    for image in images:
-        paths = (f"{image.stem}_{words_of(prompt)}{kind}.png" for kind in ("mask", "overlay"))
-        result.append(Target(image, *((output or image.parent) / path for path in paths)))
-    mask, count = Counter(target.mask for target in result).most_common(1)[0]
-    if count > 1:
-        both = ", ".join(str(target.image) for target in result if target.mask == mask)
-        raise ValueError(f"{both}: their masks would have the same name, {mask}; give each an --output of its own")
-    return result
+    folder = Path(path)
+    if not folder.is_dir():
+        return Found("Sa2VA", str(path), PROMPTS[0])
+    if folder.name == FINAL and _kind_of(folder.parent / MERGED) == "Sa2VA" and (folder / TRAINABLE).is_dir():
+        folder = folder.parent / MERGED
+    for place in (folder, *(folder / name for name in KEPT)):
+        if kind := _kind_of(place):
+            return Found(kind, str(place), _prompt_of(kind, place))
+    if any(folder.glob("checkpoint-*")):
+        from rl_reward_network.grpo.final_model import grpo_model  # here, since the others need no trainer
+
+        if last := grpo_model(folder):
+            return Found("trained tensors", str(last), _question(last.parent))
+    there = sorted(file.name for file in folder.iterdir())
+    more = [f"{len(there) - MOST_NAMES} more"] if len(there) > MOST_NAMES else []
+    raise ValueError(
+        f"{folder}: nothing here makes masks; it holds {', '.join([*there[:MOST_NAMES], *more]) or 'no file'}, expected"
+        f" a Sa2VA checkpoint, a reward network, {DEPLOYED}, or the folder of a finished run of improve,"
+        " compare, reward, prompts or grpo"
+    )
 
 
-def words_of(prompt: str | None) -> str:
-    """The words of a prompt as part of a file name, with an underscore at the end; "" for None."""
-    return "" if prompt is None else ("-".join(re.findall(r"\w+", prompt.lower()))[:MAX_LETTERS] or "prompt") + "_"
+def _kind_of(folder: Path) -> Kind | None:
+    """What a folder itself is; None for a folder of something else, or none at all."""
+    if (folder / DEPLOYED).is_file():
+        return "fusion"
+    return _member_kind(folder)
 
 
-def check_free(target: Target, prompt: str) -> None:
-    """Raise a ValueError if a file exists that was not written here, or holds the mask of another prompt."""
-    for path in target[1:]:
-        if path.exists() and (existing := prompt_of(path)) != prompt:
-            what = "was not written by segment" if existing is None else f"is of another prompt, {existing!r}"
-            raise ValueError(f"{path}: exists already and {what}; choose another place by --output, or move the file")
-
-
-def prompt_of(path: Path) -> str | None:
-    """The prompt of a mask or overlay written here; None for any other file, an unreadable one, too."""
-    return text_of(path, PROMPT_KEY)
-
-
-def text_of(path: Path, name: str) -> str | None:
-    """A text in a PNG file; None where there is none, or the file is unreadable."""
-    try:
-        with Image.open(path) as image:
-            return image.info.get(name)
-    except (OSError, Image.DecompressionBombError):
+def _member_kind(folder: Path) -> Kind | None:
+    """As `_kind_of`, without the file of a fusion, which may lie beside its only member."""
+    if (folder / METHOD_FILE).is_file():
+        return "method"
+    if (folder / TRAINABLE).is_dir() or is_adapter(folder):
+        return "trained tensors"
+    config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else None
+    if not isinstance(config, dict):
         return None
+    if (folder / "policy.zip").is_file():
+        return "policy"
+    if "model_type" in config:
+        return "Sa2VA"
+    return "plain segmenter" if {"channels", "packing", "members"} <= config.keys() else None
 
 
-def write_mask(target: Target, image: np.ndarray, mask: np.ndarray | None, prompt: str) -> float:
-    """Write the mask, bool (H, W), and its outline on the image, uint8 (H, W, 3), with the prompt; returns its share.
-
-    None removes the files of an earlier mask: the answer of now has none, which is not an empty mask.
-    """
-    if mask is None:
-        for path in target[1:]:
-            path.unlink(missing_ok=True)
-        return 0.0
-    save_mask(target.mask, mask, prompt)
-    save_mask(target.overlay, paint_mask(image, mask, AFTER, opacity=0), prompt)
-    return float(mask.mean())
+def _prompt_of(kind: Kind, folder: Path) -> str | None:
+    """The prompt of the masks, or what stands in its place; None where a policy chooses."""
+    if kind == "fusion":
+        return str(read_deployed(folder)["prompt"])
+    if kind == "method":
+        method = BY_NAME.get(read_json(folder / METHOD_FILE).get("method"))
+        return None if method is None else method.title  # an unknown one is refused when it is loaded
+    return {"policy": None, "plain segmenter": OWN_MASKS}.get(kind, _question(folder.parent))
 
 
-def save_mask(path: Path, pixels: np.ndarray, prompt: str, more: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Write a mask, bool (H, W), as 0 and 255, or a picture, uint8 (H, W, 3), with its prompt and `more` texts."""
-    text = PngInfo()
-    for name, value in {PROMPT_KEY: prompt, **more}.items():
-        text.add_itxt(name, value)
-    values = np.where(pixels, np.uint8(255), np.uint8(0)) if pixels.dtype == bool else pixels
-    with whole_file(path) as temporary:
-        Image.fromarray(values).save(temporary, "PNG", pnginfo=text)
+def _question(run: Path) -> str:
+    """The question of a run for its masks; the default prompt where the folder is no such run."""
+    config = read_json(run / CONFIG) if (run / CONFIG).is_file() else None
+    inputs = config.get("inputs") if isinstance(config, dict) else None
+    return str(inputs.get("segment_question", PROMPTS[0])) if isinstance(inputs, dict) else PROMPTS[0]
 
 
-# ---- one prompt, or the policy's ----
+def read_deployed(folder: Path) -> dict[str, Any]:
+    """`deployed.json` of a folder; a ValueError for another format, or a member that is no folder."""
+    file, saved = folder / DEPLOYED, read_json(folder / DEPLOYED)
+    version = saved.get("format_version") if isinstance(saved, dict) else None
+    if version != FORMAT_VERSION:
+        raise ValueError(f"{file}: format_version is {version!r}, this version reads {FORMAT_VERSION}; update one")
+    if missing := [name for name in ("prompt", "members") if not saved.get(name)]:
+        raise ValueError(f"{file}: field {missing[0]} is missing; make the folder again: sa2va-rl improve")
+    for name in saved["members"]:
+        if not (folder / name).is_dir():
+            raise ValueError(f"{file}: members: {name} is no folder here; copy the whole folder again")
+    return dict(saved)
 
 
-@dataclass(frozen=True)
-class Segmented:
-    """The result for one image."""
-
-    target: Target  # nothing is written where `segs` is 0
-    prompt: str
-    answer: str
-    share: float  # of the image that the mask covers, [0, 1]
-    segs: int | None  # number of `[SEG]` in the answer; None where several answers make the mask
-    quality: str = ""  # Dice and score predicted by the reward network, or why it gives none; "" without one
+# ---- answers ----
 
 
 @dataclass(frozen=True, eq=False)
 class Answered:
-    """Sa2VA's answer to one prompt on one image."""
+    """What a model says about one image."""
 
-    prompt: str  # that was used, or chosen
-    answer: str  # special tokens kept
-    segs: int  # number of `[SEG]` in the answer
+    prompt: str  # that was used, or chosen, or what stands in its place
+    answer: str  # special tokens kept, in a fusion that of the first Sa2VA; "" where no Sa2VA is asked by one prompt
+    segs: int | None  # number of `[SEG]` in the answer, 0 where no answer has one; None where no single answer counts
     soft: np.ndarray  # float32 (H, W) in [0, 1], maximum over the `[SEG]`
-    mask: np.ndarray  # bool (H, W)
     scorer: ImageScorer | None  # the reward network applied to the image
+    outside: str | None = None  # why a plain segmenter does not know such images
+    source: str = SEGMENTER  # of the mask, for the reward network's interval
+
+    @property
+    def mask(self) -> np.ndarray:
+        """bool (H, W): where the soft mask is above 0.5."""
+        return np.asarray(self.soft > 0.5)
+
+
+class Predicted(NamedTuple):
+    """The quality of a mask as predicted by a reward network; None for what cannot be given."""
+
+    dice: float | None
+    low: float | None  # of the 90 % interval of the Dice
+    high: float | None
+    score: float | None
+    reason: str | None  # why no number can be given
+
+    def __str__(self) -> str:
+        if self.dice is None:
+            return f"none, {self.reason}"
+        interval = " (no interval can be given)" if self.low is None else f" [{self.low:.3f}, {self.high:.3f}]"
+        return f"{self.dice:.3f}{interval}, score {self.score:.3f}"
+
+
+def predicted_quality(
+    network: RewardNetwork, scorer: ImageScorer, mask: np.ndarray, source: str | None = SEGMENTER
+) -> Predicted:
+    """What a reward network, applied to an image, predicts for a mask (H, W), bool or float in [0, 1].
+
+    Its interval is that of masks of a `source`, which are bool; None: of masks of which it knows nothing.
+    """
+    if scorer.outside:
+        return Predicted(None, None, None, None, scorer.outside)
+    quality = scorer.quality(mask[None].astype(np.float32))
+    limits = "" if source is None else given_interval(network.config, scorer, mask, source)
+    low, high = (None, None) if isinstance(limits, str) else limits
+    return Predicted(float(quality["dice"][0]), low, high, float(quality["score"][0]), None)
+
+
+def scorer_of(network: RewardNetwork | None, image: np.ndarray) -> ImageScorer | None:
+    """A reward network applied to an image, uint8 (H, W, 3): its U-Nets run once; None without a network."""
+    return None if network is None else ImageScorer(network, image)
+
+
+def _refuse_prompt(prompt: str | None) -> None:
+    if prompt is not None:
+        raise ValueError(f"prompt {prompt!r}: {NO_PROMPT}")
+
+
+def _nothing(prompt: str) -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -186,49 +219,19 @@ class MaskMaker:
     network: RewardNetwork | None
     grey: GreyWindow | None = None  # window of grey above 8 bit; None: each image has its own
 
-    def __call__(self, target: Target) -> Segmented:
-        """Choose the prompt, segment, write, predict the quality; without `[SEG]` nothing is written."""
-        image, note = load_for_model(target.image, self.grey)
-        if note:
-            tqdm.write(note)
-        result = self.answer(image, before=lambda prompt: check_free(target, prompt))
-        share = write_mask(target, image, result.mask if result.segs else None, result.prompt)
-        quality = self.quality(result) if result.segs else ""
-        return Segmented(target, result.prompt, result.answer, share, result.segs, quality)
-
-    def answer(
-        self, image: np.ndarray, prompt: str | None = None, before: Callable[[str], None] = lambda prompt: None
-    ) -> Answered:
+    def answer(self, image: np.ndarray, prompt: str | None = None, before: Before = _nothing) -> Answered:
         """The answer to a prompt, or the policy's or own one, which `before` is told, on an image, uint8 (H, W, 3)."""
         features = image_features(self.model, self.processor, [image])  # used for both the policy and the masks
-        scorer = self.scorer(image)
+        scorer = scorer_of(self.network, image)
         prompt = prompt or self._choose(image, features, scorer)
         before(prompt)
-        answer, mask = self._segment(image, features, prompt)
-        soft = answer.probabilities().max(axis=0, initial=0.0)
-        return Answered(prompt, answer.answer, len(answer.mask_logits), soft, mask, scorer)
+        answer = self._segment(image, features, prompt)
+        return Answered(prompt, answer.answer, len(answer.mask_logits), _joined(answer), scorer)
 
-    def scorer(self, image: np.ndarray) -> ImageScorer | None:
-        """The reward network applied to an image, uint8 (H, W, 3): its U-Nets run once; None without a network."""
-        return None if self.network is None else ImageScorer(self.network, image)
-
-    def quality(self, result: Answered) -> str:
-        """The predicted Dice, its 90 % interval if one can be given, and score; or why not; empty without a network."""
-        scorer, mask = result.scorer, result.mask
-        if scorer is None or self.network is None:
-            return ""
-        if scorer.outside:
-            return f"none, {scorer.outside}"
-        quality = scorer.quality(mask[None].astype(np.float32))
-        limits = given_interval(self.network.config, scorer, mask)
-        interval = " (no interval can be given)" if isinstance(limits, str) else " [{:.3f}, {:.3f}]".format(*limits)
-        return f"{float(quality['dice'][0]):.3f}{interval}, score {float(quality['score'][0]):.3f}"
-
-    def _segment(self, image: np.ndarray, features: Sam2Features, prompt: str) -> tuple[Segmentation, np.ndarray]:
+    def _segment(self, image: np.ndarray, features: Sam2Features, prompt: str) -> Segmentation:
         limits: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "sam_features": [features]}
         answer: Segmentation = self.model.segment([image], [prompt], self.processor, **limits)[0][0]
-        joined = np.logical_or.reduce(answer.masks())  # several [SEG] are joined; none is an empty mask
-        return answer, joined
+        return answer
 
     def _choose(self, image: np.ndarray, features: Sam2Features, scorer: ImageScorer | None) -> str:
         if self.policy is None:
@@ -240,10 +243,162 @@ class MaskMaker:
                 raise ValueError(
                     "--policy: it tries several prompts, but its reward network is missing; give --reward_net"
                 )
-            mask = self._segment(image, features, prompts[index])[1].astype(np.float32)
+            mask = (_joined(self._segment(image, features, prompts[index])) > 0.5).astype(np.float32)
             return float(scorer.quality(mask[None])["score"][0])
 
         return str(prompts[deployed_prompt(self.policy, self.trained, image, pooled, score)])
+
+
+def _joined(answer: Segmentation) -> np.ndarray:
+    """float32 (H, W): the soft masks of several `[SEG]` are joined; none is an empty mask."""
+    return np.asarray(answer.probabilities().max(axis=0, initial=0.0))
+
+
+@dataclass(frozen=True)
+class PlainSegmenter:
+    """A reward network, or an ensemble of U-Nets, as a segmenter: its own map of the foreground."""
+
+    segmenter: RewardNetwork
+    network: RewardNetwork | None = None
+    grey: GreyWindow | None = None
+    prompt: str = OWN_MASKS
+
+    def answer(self, image: np.ndarray, prompt: str | None = None, before: Before = _nothing) -> Answered:
+        """The own mask of an image, uint8 (H, W, 3)."""
+        _refuse_prompt(prompt)
+        before(self.prompt)
+        seen = ImageScorer(self.segmenter, image)
+        scorer = seen if self.network is self.segmenter else scorer_of(self.network, image)
+        source = OWN if scorer is seen else SEGMENTER
+        return Answered(self.prompt, "", None, seen.foreground_prob, scorer, seen.outside, source)
+
+
+@dataclass(frozen=True)
+class ComparedMethod:
+    """The method that a comparison has chosen."""
+
+    method: DeployedMethod
+    network: RewardNetwork | None = None
+    grey: GreyWindow | None = None
+
+    @property
+    def prompt(self) -> str:
+        """The title of the method."""
+        return self.method.method.title
+
+    def answer(self, image: np.ndarray, prompt: str | None = None, before: Before = _nothing) -> Answered:
+        """The mask of an image, uint8 (H, W, 3)."""
+        _refuse_prompt(prompt)
+        before(self.prompt)
+        soft = self.method.soft(image)
+        segs, found = (0, np.zeros(image.shape[:2])) if soft is None else (None, soft)
+        return Answered(self.prompt, "", segs, found.astype(np.float32), scorer_of(self.network, image))
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """Several models, whose soft masks are averaged."""
+
+    members: tuple["Maker", ...]
+    prompt: str
+    network: RewardNetwork | None = None
+    grey: GreyWindow | None = None
+
+    def answer(self, image: np.ndarray, prompt: str | None = None, before: Before = _nothing) -> Answered:
+        """The mask of an image, uint8 (H, W, 3); those of the members that can be asked are asked the prompt."""
+        asked = [isinstance(member, MaskMaker) for member in self.members]
+        if not any(asked):
+            _refuse_prompt(prompt)
+        prompt = prompt or self.prompt
+        before(prompt)
+        answers = [
+            member.answer(image, prompt if ask else None) for member, ask in zip(self.members, asked, strict=True)
+        ]
+        soft = np.asarray(np.mean([answer.soft for answer in answers], axis=0, dtype=np.float32))
+        none = all(answer.segs == 0 for answer in answers)
+        text = next((answer.answer for answer in answers if answer.answer), "")  # of the first that can be asked
+        outside = next((answer.outside for answer in answers if answer.outside), None)
+        return Answered(prompt, text, 0 if none else None, soft, scorer_of(self.network, image), outside)
+
+
+Maker = MaskMaker | PlainSegmenter | ComparedMethod | Fusion
+
+
+# ---- loading ----
+
+
+def load_maker(path: str | None = None, prompt: str | None = None, policy: Path | None = None, **options: Any) -> Maker:
+    """Load what makes masks at a path, see `what_is`; by default the embedded model.
+
+    Args:
+        path: as in `what_is`; with a `policy` the model that it is applied to, None: that of its run.
+        prompt: in place of the default one.
+        policy: as in `load_mask_maker`.
+        options: `reward_net`, `device`, `bit_depth`, and of a Sa2VA alone `max_tiles`, `dtype` and `image_resize`; see
+            `load_mask_maker`.
+
+    Raises:
+        ValueError: as `what_is`; a prompt or an option that has no effect; damaged or missing files.
+    """
+    if policy is None:
+        found = what_is(path or DEFAULT_MODEL)
+        path, policy = (None, Path(found.path)) if found.kind == "policy" else (path, None)
+    if policy is not None:
+        if prompt is not None:
+            raise ValueError(f"prompt {prompt!r} and {policy}: the policy chooses the prompt; give one")
+        return load_mask_maker(path, PROMPTS[0], policy, **options)
+    if found.kind == "fusion":
+        return _load_fusion(Path(found.path), prompt, options)
+    return _load_kind(found.kind, found.path, prompt or found.prompt, prompt, options)
+
+
+def _load_kind(kind: Kind, path: str, default: str | None, prompt: str | None, options: dict[str, Any]) -> Maker:
+    """As `load_maker`, of a path of known kind that is neither a policy nor a fusion."""
+    if kind in ("Sa2VA", "trained tensors"):
+        return load_mask_maker(path, default or PROMPTS[0], **options)
+    _refuse_prompt(prompt)
+    return _load_promptless(kind, Path(path), **options)
+
+
+def _load_promptless(
+    kind: Kind,
+    folder: Path,
+    reward_net: Path | None = None,
+    device: str | None = None,
+    bit_depth: int | None = None,
+    **of_sa2va: Any,
+) -> Maker:
+    """A comparison's method, or a plain segmenter."""
+    if given := [name for name, value in of_sa2va.items() if value is not None]:
+        raise ValueError(f"{folder}: {given[0]} is for a Sa2VA, and this is a {kind}; leave it out")
+    device = device or first_device()
+    network = load_reward_network(reward_net, None, device)
+    if kind == "method":
+        method = load_deployed(folder, device)
+        return ComparedMethod(method, without_intervals(network), window_for(method.saved, bit_depth))
+    segmenter = RewardNetwork.from_pretrained(folder).to(device)
+    itself = network is not None and network.fingerprint == segmenter.fingerprint
+    grey = window_for({}, bit_depth)
+    return PlainSegmenter(segmenter, segmenter if itself else without_intervals(network), grey)
+
+
+def _load_fusion(folder: Path, prompt: str | None, options: dict[str, Any]) -> Maker:
+    """The model of `deployed.json`: its only member, or the fusion of several."""
+    saved, members = read_deployed(folder), list[Maker]()
+    judge = options.get("reward_net") or (folder / saved["reward_net"] if saved.get("reward_net") else None)
+    alone, default = len(saved["members"]) == 1, prompt or str(saved["prompt"])
+    for place in [folder / name for name in saved["members"]]:
+        kind = _member_kind(place)
+        if kind not in ("Sa2VA", "trained tensors", "plain segmenter"):
+            raise ValueError(f"{folder / DEPLOYED}: members: {place} is neither a Sa2VA nor a reward network")
+        of_kind = options if alone or kind != "plain segmenter" else {name: options.get(name) for name in OF_ALL}
+        given = {**of_kind, "reward_net": judge if alone else None}
+        members.append(_load_kind(kind, str(place), default, prompt if alone else None, given))
+    if alone:
+        (maker,) = members
+        return replace(maker, prompt=default) if isinstance(maker, PlainSegmenter) else maker
+    network = load_reward_network(judge, None, options.get("device") or first_device())
+    return Fusion(tuple(members), default, without_intervals(network), members[0].grey)
 
 
 def load_mask_maker(
@@ -257,17 +412,18 @@ def load_mask_maker(
     dtype: Dtype | None = None,
     image_resize: str | None = None,
 ) -> MaskMaker:
-    """Load policy, reward network and model, in this order: the largest last.
+    """Load policy, reward network and Sa2VA, in this order: the largest last.
 
     Args:
-        model_path, reward_net, max_tiles, dtype, image_resize: None is as in the policy's training; without a policy
-            the embedded model, no network, what the model's config says, and "auto".
+        model_path: a checkpoint, or what a GRPO run has trained, which is merged in memory; None as below.
+        reward_net, max_tiles, dtype, image_resize: None is as in the policy's training; without a policy the embedded
+            model, no network, what the model's config says, and "auto".
         prompt: used where no policy chooses.
         policy: a run of step 2, or its final_model folder.
         device: None is the first GPU if there is one, else the CPU.
         bit_depth: of grey images above 8 bit.
     """
-    device = device or ("cuda:0" if torch.cuda.is_available() else "cpu")
+    device = device or first_device()
     folder, trained, chooser = None, dict[str, Any](), None
     if policy is not None:
         folder = policy_folder(policy)
@@ -281,20 +437,32 @@ def load_mask_maker(
     network = load_reward_network(reward_net, folder, device)
     limits = trained.get("inputs", NO_POLICY)
     path = model_path or default_model(policy)
-    model, processor = load_sa2va_model(path, device, dtype=dtype or limits.get("dtype", "auto"))
+    model, processor = _load_sa2va(path, device, dtype or limits.get("dtype", "auto"))
     tiles = limits["max_tiles"] if max_tiles is None else max_tiles
     processor.max_tiles = tiles or processor.max_tiles
     processor.set_image_resize(image_resize or limits.get("image_resize"))
     weights = weights_fingerprint(model) if trained or network else ""
     if trained and not trained["model_fingerprint"].startswith(weights):
         warnings.warn(f"{folder}: trained on other weights, or on another kind of device, than these", stacklevel=2)
-    of_others = network and not str(network.training_info.get("model_fingerprint")).startswith(weights)
-    if network and of_others and network.config.intervals:
-        # Masks of a model that was trained on the score are worse than predicted.
-        print("intervals are left out: they were fitted to masks of other weights, or of another kind of device")
-        network.config = replace(network.config, intervals={})
+    if network and not str(network.training_info.get("model_fingerprint")).startswith(weights):
+        network = without_intervals(network)
     grey = window_for(limits, bit_depth)
     return MaskMaker(model, processor, limits["max_new_tokens"], prompt, trained, chooser, network, grey)
+
+
+def _load_sa2va(path: str, device: str, dtype: Dtype) -> tuple[Any, Any]:
+    """Model and processor of a checkpoint, or of what a GRPO run has trained beside one."""
+    folder = Path(path)
+    if folder.is_dir() and _member_kind(folder) == "trained tensors":
+        from rl_reward_network.grpo.final_model import load_merged  # here, since the others need no trainer
+
+        return load_merged(folder, device=device, dtype=dtype)[:2]
+    return load_sa2va_model(path, device, dtype=dtype)
+
+
+def first_device() -> str:
+    """The first GPU if there is one, else the CPU."""
+    return "cuda:0" if torch.cuda.is_available() else "cpu"
 
 
 def default_model(policy: Path | None) -> str:
@@ -312,21 +480,12 @@ def load_reward_network(path: Path | None, policy: Path | None, device: str) -> 
     return None if path is None else RewardNetwork.from_pretrained(path).to(device)
 
 
-# ---- the method of a comparison ----
+def without_intervals(network: RewardNetwork | None) -> RewardNetwork | None:
+    """The network without its intervals: they hold for masks of the weights that they were fitted to.
 
-
-def load_method_maker(run: Path, device: str | None, bit_depth: int | None) -> Callable[[Target], Segmented]:
-    """The method in the folder best/ or cheapest/ of a comparison, as a function that makes and writes a mask."""
-    method = load_deployed(run, device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
-    grey, title = window_for(method.saved, bit_depth), method.method.title
-    print(f"method: {title}")
-
-    def make(target: Target) -> Segmented:
-        check_free(target, title)
-        image, note = load_for_model(target.image, grey)
-        if note:
-            tqdm.write(note)
-        mask = method.mask(image)
-        return Segmented(target, title, "", write_mask(target, image, mask, title), 0 if mask is None else None)
-
-    return make
+    Masks of a model that was trained on the score are worse than predicted.
+    """
+    if network is not None and network.config.intervals:
+        print("intervals are left out: they were fitted to masks of other weights, or of another kind of device")
+        network.config = replace(network.config, intervals={})
+    return network

@@ -30,7 +30,7 @@ from rl_reward_network.data_import.files import files_below, json_files, listed,
 from rl_reward_network.data_import.items import OutlineMasks, id_text
 from rl_reward_network.inputs.loading import decode_files
 from rl_reward_network.rewards.metrics import ROUNDING
-from rl_reward_network.segment.maker import prompt_of, words_of
+from rl_reward_network.segment.files import prompt_of, words_of
 
 ARRAYS = (".npy", ".npz")
 SOFT_ARRAYS = ("soft", "probabilities", "mask")  # names of the array in a .npz with several

@@ -117,7 +117,7 @@ def score_predictions(
         changes = {metric: column - first[metric] for metric, column in columns.items()}
         rows.append(make_row(name, columns, {} if columns is first else {names[0]: changes}, groups))
     results = Results(tuple(rows), tuple((sample.sample_id, sample.group_id) for sample in scored), "dice")
-    notes += [*few_patients_note(results.patients, "patients"), *import_notes(data.data_root)]
+    notes += [*few_patients_note(results.patients, "patients"), *import_notes(data.data_root, samples)]
     notes += [note for one in predictions for note in one.notes]
     scores = Scores(results, tuple(notes))
     flags = {"predictions": tuple(sources), "data_root": given, "split": split, "only_predicted": only_predicted}

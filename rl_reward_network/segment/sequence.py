@@ -44,7 +44,8 @@ from rl_reward_network.report.overlays import AFTER, TRUTH, paint_mask
 from rl_reward_network.report.page import csv_text
 from rl_reward_network.rewards.learned import ImageScorer
 from rl_reward_network.rewards.metrics import dice, iou
-from rl_reward_network.segment.maker import NO_MASK, MaskMaker, prompt_of, save_mask, text_of, words_of
+from rl_reward_network.segment.files import prompt_of, save_mask, text_of, words_of
+from rl_reward_network.segment.maker import NO_MASK, MaskMaker
 
 RUN_KEY = "sa2va_sequence"  # of the text in a PNG that holds the key of its run
 RECORDING_KEY = "sa2va_recording"  # of the text that tells the sequence from others of the same name

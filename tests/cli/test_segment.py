@@ -17,10 +17,12 @@ from rl_reward_network.models.domain import STATISTICS, Domain
 from rl_reward_network.models.reward_network import DiceInterval, RewardNetwork, RewardNetworkConfig
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.segment import maker
-from rl_reward_network.segment.maker import image_files, prompt_of, targets
+from rl_reward_network.segment.files import image_files, prompt_of, targets
+from rl_reward_network.segment.results import segment_image, soft_dice
 from tests.conftest import tube_image
 
 NAMES = ["a.png", "b.jpg", "c.TIF"]
+WRITTEN = "written: 3 masks and overlays, results.csv and contact_sheet.png in"
 
 
 @pytest.fixture
@@ -50,16 +52,19 @@ def test_a_folder_is_segmented_with_one_model_load(images, tmp_path, capsys, mon
     )
     lines = segmented(capsys, images, output=tmp_path / "out")
     assert loads == ["once"]
-    assert names(tmp_path / "out") == sorted(f"{n[0]}_{kind}.png" for n in NAMES for kind in ("mask", "overlay"))
+    assert names(tmp_path / "out") == sorted(
+        [*(f"{n[0]}_{kind}.png" for n in NAMES for kind in ("mask", "overlay")), "contact_sheet.png", "results.csv"]
+    )
     assert names(images) == [*NAMES, "notes.txt"]
-    assert lines[-1] == f"written: 3 masks and overlays in {tmp_path / 'out'}"
+    assert lines[-1] == f"{WRITTEN} {tmp_path / 'out'}"
     rows = [line.split() for line in lines if line.split() and line.split()[0] in NAMES]
     model, processor = load_sa2va_model("sa2va-nano")
     for name, row in zip(NAMES, rows, strict=True):
         image = np.asarray(Image.open(images / name).convert("RGB"))
-        mask = model.segment([image], [PROMPTS[0]], processor)[0][0].masks().any(axis=0)
+        soft = model.segment([image], [PROMPTS[0]], processor)[0][0].probabilities().max(axis=0)
+        mask = soft > 0.5
         np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / "out" / f"{name[0]}_mask.png")), 255 * mask)
-        assert row == [name, f"{mask.mean():.1%}", "1"]
+        assert row == [name, f"{mask.mean():.1%}", "1", f"{soft_dice(soft, mask):.3f}"]
 
 
 def test_masks_of_two_prompts_have_different_names(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,8 +78,8 @@ def test_masks_of_two_prompts_have_different_names(images: Path, capsys: pytest.
     assert (images / "a_mask.png").read_bytes() == before
     assert prompt_of(images / "a_please-segment-the-catheter_mask.png") == "Please segment the catheter!"
     for _ in range(2):  # masks beside the images are not taken for images, and written again
-        assert segmented(capsys, images)[-1] == f"written: 3 masks and overlays in {images}"
-        assert len(names(images)) == 4 + 8
+        assert segmented(capsys, images)[-1] == f"{WRITTEN} {images}"
+        assert len(names(images)) == 4 + 8 + len(("contact_sheet.png", "results.csv"))
 
 
 def test_output_names_the_mask_of_a_single_image(images, tmp_path, capsys):
@@ -129,9 +134,10 @@ def test_a_policy_that_tries_prompts_needs_one_pass_of_the_u_nets(images, tmp_pa
         return 1
 
     monkeypatch.setattr(maker, "deployed_prompt", try_three)
-    done = make(targets([images / "a.png"], tmp_path / "out", None)[0])
+    done = segment_image(make, targets([images / "a.png"], tmp_path / "out", None)[0], None, 0.5, False)
     assert (done.prompt, len(scores), len(passes)) == (PROMPTS[1], 3, 1)
-    assert done.quality.endswith(f"score {scores[1]:.3f}")
+    assert done.predicted is not None
+    assert done.predicted.score == pytest.approx(scores[1])
 
 
 def test_bad_files_are_refused_before_the_model_is_loaded(images, tmp_path, capsys, monkeypatch):
@@ -156,6 +162,7 @@ def test_bad_files_are_refused_before_the_model_is_loaded(images, tmp_path, caps
 @pytest.mark.parametrize("flag", ["--output", "--output_dir", "--output-dir"])
 def test_the_command_line(images, tmp_path, capsys, monkeypatch, flag):
     parsed: list[segment.Args] = []
-    words = [str(images / "a.png"), str(images / "b.jpg"), flag, "out"]
+    words = [str(images / "a.png"), str(images / "b.jpg"), flag, "out", "--run", "a_run"]
     run(parsed.append, segment.Args, words=words)
+    assert parsed[0].model_path == "a_run"
     assert (parsed[0].images, parsed[0].output) == ((images / "a.png", images / "b.jpg"), Path("out"))

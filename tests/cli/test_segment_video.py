@@ -72,6 +72,7 @@ def test_the_dice_of_several_sequences_has_an_interval(tmp_path: Path, capsys: p
 def test_what_is_wrong_is_said_before_a_model_is_loaded(tmp_path, capsys, monkeypatch):
     monkeypatch.delattr(maker, "load_sa2va_model")
     (tmp_path / "empty").mkdir()
+    RewardNetwork(RewardNetworkConfig(channels=(4,), packing=2, members=1)).save_pretrained(tmp_path / "net")
     good = write_folder(tmp_path / "good", levels(2))
     mixed = write_folder(tmp_path / "mixed", levels(3))
     Image.fromarray(levels(1, (20, 31))[0]).save(mixed / "f2.png")
@@ -87,7 +88,8 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(tmp_path, capsys, monkey
         ([good, mixed], {"truth": tmp_path / "empty"}, r"--truth .*empty/good: no mask there"),
         ([good], {"bit_depth": 99}, "bit_depth: got 99"),
         ([good], {"policy": tmp_path}, r"--video and --policy: .*one prompt"),
-        ([good], {"run": tmp_path}, r"--video and --run: .*one prompt"),
+        ([good], {"soft": True}, r"--video and --soft"),
+        ([good], {"model_path": str(tmp_path / "net")}, r"net: --video needs one Sa2VA .* this is a plain segmenter"),
         ([good], {"max_tiles": 2}, r"--video and --max_tiles"),
     )
     for paths, flags, message in cases:

@@ -109,13 +109,16 @@ def test_segment_loads_it_and_writes_the_unmerged_models_mask(merged: Any, tmp_p
     item = regions()[0]
     image, _ = item.load()
     Image.fromarray(image).save(tmp_path / "image.png")
-    place = tmp_path / "mask.png"
-    segment.main(segment.Args((tmp_path / "image.png",), str(folder), item.question, output=place, device="cpu"))
-    written = np.asarray(Image.open(place)) > 0
+    written = []
+    for model in (folder, folder.parent / "run", folder.parent / "run" / "final_model"):  # the last two are merged here
+        flags = {"prompt": item.question, "output": tmp_path / "mask.png", "device": "cpu"}
+        segment.main(segment.Args((tmp_path / "image.png",), str(model), **flags))
+        written.append(np.asarray(Image.open(tmp_path / "mask.png")) > 0)
     processor = Sa2VAProcessor.from_pretrained("sa2va-nano")
     expected = unmerged.segment([image], [item.question], processor)[0][0].masks().any(axis=0)
     assert 0.001 < expected.mean() < 0.9
-    np.testing.assert_array_equal(written, expected)
+    for mask in written:
+        np.testing.assert_array_equal(mask, expected)
 
 
 def test_the_folder_is_a_plain_checkpoint(merged: Any) -> None:

@@ -18,7 +18,6 @@ from rl_reward_network.grpo.stage import captions_of
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.methods import improve
 from rl_reward_network.methods.improve import (
-    DEPLOYED,
     ImprovePlan,
     decide,
     inputs_of,
@@ -33,7 +32,7 @@ from rl_reward_network.methods.improve import (
 )
 from rl_reward_network.methods.improve_report import FUSION, IMPROVED, SEGMENTER, SIDE, START, TEACHER, Improvement
 from rl_reward_network.models.reward_network import RewardNetworkConfig
-from rl_reward_network.run import IMPROVE_RUN, Run, differences
+from rl_reward_network.run import DEPLOYED, IMPROVE_RUN, Run, differences
 from tests.conftest import write_tiny_data
 
 

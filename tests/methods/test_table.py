@@ -123,7 +123,7 @@ def test_the_cheapest_is_nearly_as_good_as_the_best() -> None:
     assert (choice.best, choice.cheapest) == ("fusion", "flips_and_scales")
     assert "30.0 minutes" in lines[0]
     assert "cannot be excluded." in lines[0]
-    assert "segment --run outputs/compare_1/cheapest" in deploy_lines(choice, "outputs/compare_1")[1]
+    assert "--model_path outputs/compare_1/cheapest" in deploy_lines(choice, "outputs/compare_1")[1]
     assert compared(BASIC, best, result("ascent", 0.69, 0.6))[1].cheapest == "fusion"
 
 

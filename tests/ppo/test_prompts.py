@@ -40,6 +40,7 @@ from rl_reward_network.reward_training.stage import reward_plan
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.table import MASK_REWARDS
 from rl_reward_network.run import POLICY_RUN, REWARD_RUN, Run
+from rl_reward_network.segment.maker import load_maker
 from tests.conftest import FEW_STEPS, load_shared, tiny_reward_plan, tube_image, write_tiny_data
 from tests.ppo.toys import toy_contexts
 
@@ -159,7 +160,7 @@ def evaluated(run):
 def segmented(run, folder, capsys):
     Image.fromarray(np.full((50, 70, 3), 120, np.uint8)).save(folder / "new.png")
     capsys.readouterr()
-    segment.main(segment.Args((folder / "new.png",), policy=run / "final_model", device="cpu"))
+    segment.main(segment.Args((folder / "new.png",), str(run.path), device="cpu"))
     with Image.open(folder / "new_mask.png") as mask:
         assert mask.size == (70, 50)
     for path in folder.glob("new*"):
@@ -377,7 +378,7 @@ def test_an_evaluation_refuses_what_it_cannot_mean(run_copy):
     with pytest.raises(ValueError, match="images is 0, expected 1 or more"):
         evaluate.main(replace(args, images=0))
     with pytest.raises(ValueError, match="the policy chooses the prompt; give one"):
-        segment.main(segment.Args((Path(__file__),), policy=final_model, prompt="the rib"))
+        load_maker(None, "the rib", final_model)
     split = read_json(run_copy / "split.json")
     groups = split["groups"]
     everybody = [name for names in groups.values() for name in names]

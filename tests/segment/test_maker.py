@@ -11,16 +11,8 @@ from rl_reward_network.cli import segment
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.run import REWARD_NET
-from rl_reward_network.segment.maker import (
-    Target,
-    check_free,
-    default_model,
-    image_files,
-    load_mask_maker,
-    load_reward_network,
-    targets,
-    write_mask,
-)
+from rl_reward_network.segment.files import check_free, image_files, targets, write_mask
+from rl_reward_network.segment.maker import default_model, load_mask_maker, load_reward_network
 from tests.conftest import tube_image
 
 
@@ -62,7 +54,7 @@ def test_an_answer_without_seg_writes_no_mask_and_removes_the_one_before(tmp_pat
     for images in (one, both):
         with pytest.raises(ValueError, match=r"a\.png: no \[SEG\] in the answer; there is no mask"):
             segment.main(segment.Args(images, device="cpu"))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "b.png"]
+    assert {path.name for path in tmp_path.iterdir()} == {"a.png", "b.png", "contact_sheet.png", "results.csv"}
     assert "mask:   none" in capsys.readouterr().out
 
 
@@ -75,7 +67,7 @@ def test_a_row_of_a_report_is_no_policy_to_use(tmp_path: Path) -> None:
 
 
 def test_nothing_is_written_over_that_is_not_of_this_prompt(tmp_path: Path) -> None:
-    target = Target(tmp_path / "x.png", tmp_path / "x_mask.png", tmp_path / "x_overlay.png")
+    (target,) = targets([tmp_path / "x.png"], None, None)
     image, mask = tube_image(32, 0)
     check_free(target, "this")
     write_mask(target, image, mask, "this: Gef\u00e4\u00df")

@@ -25,7 +25,8 @@ from rl_reward_network.models.sa2va.video_sa2va import SequenceAnswer, answer_se
 from rl_reward_network.report.overlays import AFTER, TRUTH
 from rl_reward_network.rewards.learned import ImageScorer
 from rl_reward_network.segment import sequence
-from rl_reward_network.segment.maker import MaskMaker, Target, load_mask_maker, prompt_of, save_mask, write_mask
+from rl_reward_network.segment.files import prompt_of, save_mask, targets, write_mask
+from rl_reward_network.segment.maker import MaskMaker, load_mask_maker
 from rl_reward_network.segment.sequence import (
     RECORDING_KEY,
     RUN_KEY,
@@ -62,7 +63,7 @@ def write_frame(target: SequenceTarget, index: int, mask: np.ndarray, prompt: st
 
 def break_nothing(folder: Path) -> None:
     (folder / "f0.png").mkdir()
-    target = Target(folder / "f1.png", folder / "f1_mask.png", folder / "f1_overlay.png")
+    (target,) = targets([folder / "f1.png"], None, None)
     write_mask(target, levels(1)[0], np.zeros((20, 30), dtype=bool), "the vessel")
 
 
