@@ -27,6 +27,7 @@ html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
+html_extra_path = ["../rl_reward_network/assets/llms.txt"]
 html_search_scorer = str(HERE / "scorer.js")  # how-to pages before the API
 smartquotes = False  # "--flag" keeps its two hyphens
 

@@ -18,7 +18,7 @@ from tools.api import api_index, modules, room_of, room_pages, source
 
 ERRORS = ("Error", "ResetNeeded", "Full")  # how names of exceptions end
 SPELLED = re.compile(r"(?<=--)[a-z][\w-]+")  # pages write flags with underscores; commands take both
-WIDTH = "4000"  # columns of the help: a text is on one line, or wrapped by tyro at its own width
+WIDTH = "120"  # columns of the help; with more, boxes stand side by side
 
 
 class Message(NamedTuple):
@@ -56,17 +56,21 @@ def settings_page() -> str:
 
 def options(text: str) -> list[str]:
     """reStructuredText of a help text: a rubric for each box but the usual two, an `option` for each flag."""
-    lines = list[str]()
-    for line in re.sub(r"│ -h, --help +(│\n│ +)?show this.*\n", "", text).splitlines():
+    entries = list[tuple[str, list[str]]]()  # rubric or option, and its words
+    for line in text.splitlines():
         if title := re.match(r"╭─ (.+?) ─", line):
-            lines += [] if title[1] in ("options", "positional arguments") else [f".. rubric:: {title[1]}", ""]
+            entries += [] if title[1] in ("options", "positional arguments") else [(f".. rubric:: {title[1]}", [])]
         elif (inside := re.match(r"│( +)(.*?) *│$", line)) and inside[2]:
-            spaces, words = inside[1], inside[2].removesuffix(" (default: None)")
+            spaces, words = inside.groups()
             if len(spaces) == 1:  # a new flag, with its text on the same line if it is short
                 flag, _, words = re.sub(r"  +", "\0", words).partition("\0")
-                lines += ["", f".. option:: {SPELLED.sub(lambda hyphens: hyphens[0].replace('-', '_'), flag)}", ""]
-            lines += [f"   {literal(words)}"] if words else []
-    return lines
+                entries += [(f".. option:: {SPELLED.sub(lambda name: name[0].replace('-', '_'), flag)}", [])]
+            entries[-1][1].append(words)
+    found = list[str]()
+    for head, words in entries:
+        if "--help" not in head:
+            found += [head, "", f"   {literal(' '.join(words).strip().removesuffix('(default: None)'))}".rstrip(), ""]
+    return found
 
 
 def literal(words: str) -> str:

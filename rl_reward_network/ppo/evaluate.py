@@ -95,7 +95,7 @@ def run_evaluation_stage(
             *fewer,
             *_labels_note(config),
             *(segmenter_note(entries, comparison) if maps else [NO_NETWORK]),
-            *rehearsal_note(inputs),
+            *untrained_note(inputs),
             *import_notes(inputs.config.data_root),
         ),
         _overlays(arms, comparison, maps, samples),
@@ -213,11 +213,11 @@ def segmenter_note(entries: list[PromptContext], comparison: Comparison) -> tupl
     return (plain_segmenter(segmenter_dice, best, groups, f"the best {arm} of each image", f"any choice of {arm}s"),)
 
 
-def rehearsal_note(inputs: RunInputs) -> tuple[str, ...]:
+def untrained_note(inputs: RunInputs) -> tuple[str, ...]:
     """A note on the embedded model when it is evaluated on images that were not rendered for it."""
     if inputs.config.model_path != DEFAULT_MODEL or is_rendered(inputs.config.data_root):
         return ()
-    return (f"{DEFAULT_MODEL} has learned rendered pictures only; name a real Sa2VA by MODEL_PATH.",)
+    return (f"{DEFAULT_MODEL} has learned rendered pictures only; train it (sa2va-rl improve), or set MODEL_PATH.",)
 
 
 def _names(inputs: RunInputs, samples: list[Sample]) -> dict[str, str]:
