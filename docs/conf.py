@@ -51,7 +51,6 @@ sphinx_gallery_conf = {
 # API
 default_role = "code"  # docstrings write names in single backticks
 add_module_names = False
-python_use_unqualified_type_names = True
 maximum_signature_line_length = 100
 toc_object_entries = False  # in the navigation, they would cost minutes
 # No inventory of another project is read, so names of other packages have no link; those of ours must have one.

@@ -91,7 +91,7 @@ def first_line(name: str) -> str:
     for part in f"rl_reward_network.{name}".removeprefix(f"{module}.").split("."):
         node = next(one for one in ast.iter_child_nodes(node) if isinstance(one, Documented) and one.name == part)
     assert isinstance(node, Documented)
-    return (ast.get_docstring(node) or "").partition("\n")[0]
+    return (ast.get_docstring(node) or "").partition("\n")[0].replace("|", "\\|")  # of a cell
 
 
 # ---- reStructuredText ------------------------------------------------------------------------------------------------
@@ -188,8 +188,9 @@ class Types(ast.NodeTransformer):
         self.full |= {one.asname or one.name: f"{node.module}.{one.name}" for node in ours for one in node.names}
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        """The full name of what is imported from the package."""
-        return ast.Name(self.full.get(node.id, node.id))
+        """The full name of what the package defines, of which Sphinx shows the last part where `~` stands before it."""
+        full = self.full.get(node.id)
+        return ast.UnaryOp(ast.Invert(), ast.Name(full)) if full else node
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         """The type inside of a mark."""

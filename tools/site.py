@@ -69,7 +69,8 @@ def options(text: str) -> list[str]:
     found = list[str]()
     for head, words in entries:
         if "--help" not in head:
-            found += [head, "", f"   {literal(' '.join(words).strip().removesuffix('(default: None)'))}".rstrip(), ""]
+            text = re.sub(r" *\(default: (None|False)\)$", "", " ".join(words).strip())
+            found += [head, "", f"   {literal(text)}".rstrip(), ""]
     return found
 
 
