@@ -96,9 +96,7 @@ def check_model(model_path: str, data_root: Path) -> Finding:
         processor = Sa2VAProcessor.from_config(config, folder.tokenizer(config), None, folder.image_processor(config))
         template = f"chat template {'with a' if processor.system_turn else 'without'} system turn"
     user_data = data_root.exists() and not datasets.is_rendered(data_root)
-    hint = (
-        "; as it is, it segments nothing of yours: train it (sa2va-rl improve), or set MODEL_PATH" if user_data else ""
-    )
+    hint = "; a rehearsal model, of no use on your own images: set MODEL_PATH" if user_data else ""
     return Finding(
         f"{'official' if folder.original else 'our'} layout, {config.family.name}, {text.num_hidden_layers} x "
         f"{text.hidden_size} language model, {template}{hint if is_small(model_path) else ''}"

@@ -95,7 +95,7 @@ def run_evaluation_stage(
             *fewer,
             *_labels_note(config),
             *(segmenter_note(entries, comparison) if maps else [NO_NETWORK]),
-            *untrained_note(inputs),
+            *rehearsal_note(inputs),
             *import_notes(inputs.config.data_root),
         ),
         _overlays(arms, comparison, maps, samples),
@@ -213,7 +213,7 @@ def segmenter_note(entries: list[PromptContext], comparison: Comparison) -> tupl
     return (plain_segmenter(segmenter_dice, best, groups, f"the best {arm} of each image", f"any choice of {arm}s"),)
 
 
-def untrained_note(inputs: RunInputs) -> tuple[str, ...]:
+def rehearsal_note(inputs: RunInputs) -> tuple[str, ...]:
     """A note on the embedded model when it is evaluated on images that were not rendered for it."""
     if inputs.config.model_path != DEFAULT_MODEL or is_rendered(inputs.config.data_root):
         return ()

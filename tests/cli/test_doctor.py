@@ -33,7 +33,7 @@ def test_every_line_is_there_and_the_status_is_0(capsys: pytest.CaptureFixture[s
     assert code == 0
     for line in ("packages OK torch ", "model OK our layout", "data and split OK 8 annotated images", "device OK CPU"):
         assert line in table
-    assert "it segments nothing of yours" in table, "the embedded model on images of a user"
+    assert "a rehearsal model" in table, "the embedded model on images of a user"
 
 
 def test_a_missing_line_is_shown_beside_the_others_and_the_status_is_1(capsys: pytest.CaptureFixture[str]) -> None:

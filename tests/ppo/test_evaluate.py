@@ -10,7 +10,7 @@ from rl_reward_network.env.observation import IMAGE_FEATURES
 from rl_reward_network.env.sa2va_finetune_env import PromptContext
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.ppo.baselines import POLICY, RIDGE, compare
-from rl_reward_network.ppo.evaluate import pick_test_samples, segmenter_note, untrained_note
+from rl_reward_network.ppo.evaluate import pick_test_samples, rehearsal_note, segmenter_note
 from rl_reward_network.report.deployment import decide
 from tests.ppo.test_baselines import tables
 
@@ -67,7 +67,7 @@ def test_images_without_foreground_say_nothing_about_a_segmenter():
 def test_the_embedded_model_is_named_on_images_that_are_not_its_own(tmp_path):
     def note(**config):
         inputs = SimpleNamespace(config=RunConfig(data_root=tmp_path, **config))
-        return untrained_note(inputs)
+        return rehearsal_note(inputs)
 
     assert "sa2va-nano has learned rendered pictures only" in note()[0]
     assert note(model_path="some/other") == ()
