@@ -20,7 +20,10 @@ HISTORY = (
 )  # names of the version that an entry is about
 PAGES = [
     path
-    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/*/*.md")]
+    for path in [
+        *(ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/*/*.md")),
+        *(ROOT / "rl_reward_network/assets" / name for name in ("llms.txt", "SKILL.md")),
+    ]
     if str(path.relative_to(ROOT)) not in HISTORY
 ]
 

@@ -32,7 +32,8 @@ STUBS = ("docs/changelog.md", "docs/contributing.md")  # they include the files 
 WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/*/*.md")]
 NAMES = {path.relative_to(ROOT).as_posix(): path for path in sorted(WRITTEN)}
 PAGES = {name: path.read_text() for name, path in NAMES.items() if name not in (*MADE, *STUBS)}
-EVERYTHING = "\n".join(PAGES.values())
+SHIPPED = {name: (ROOT / "rl_reward_network/assets" / name).read_text() for name in ("llms.txt", "SKILL.md")}
+EVERYTHING = "\n".join([*PAGES.values(), *SHIPPED.values()])
 PRESENT = "\n".join(text for name, text in PAGES.items() if name != "docs/log.md")  # the log names what was there
 SHELL_FILES = {
     "run_step2_finetune.sh": "prompts",
@@ -103,6 +104,8 @@ def test_every_link_leads_somewhere(page: str) -> None:
             file = ROOT / "tutorials" / f"{file.stem}.py"
         if file.parent == ROOT / "docs/reference/api":  # made of the source, a page for each folder
             file = ROOT / "rl_reward_network" / file.stem / "__init__.py"
+        if file.relative_to(ROOT).as_posix() in MADE:
+            continue  # Sphinx checks these links
         assert file.exists(), link
         assert not anchor or anchor in anchors(file.read_text()), link
 
@@ -141,6 +144,21 @@ def test_readme_package_and_changelog_name_one_version() -> None:
 def test_every_command_of_sa2va_rl_that_a_page_names_exists_and_every_one_is_named() -> None:
     named = set(re.findall(r"(?:^|`)sa2va-rl ([a-z][\w-]*)", EVERYTHING, flags=re.MULTILINE))
     assert named - {"nano"} == set(COMMANDS), "the log of experiments names a former command"
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_what_is_shipped_for_programs_is_short_and_names_what_exists(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = SHIPPED[name]
+    assert len(text.splitlines()) <= 60
+    assert all(len(line) <= 120 for line in text.splitlines())
+    pages = re.findall(r"\]\(([^)]+)\.html\)", text)
+    assert len(pages) > 15 or name == "SKILL.md"
+    made = [page.removeprefix("docs/").removesuffix(".md") for page in MADE] + ["reference/api/index"]
+    assert [page for page in pages if f"docs/{page}.md" not in NAMES and page not in made] == []
+    helped = "".join(help_of(command, capsys) for command in COMMANDS).replace("-", "_")
+    assert [flag for flag in re.findall(r"--[a-z][\w-]*[a-z]", text) if flag.replace("-", "_") not in helped] == []
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, *SUBCOMMANDS])

@@ -7,18 +7,18 @@
 import ast
 import io
 import os
+import re
 from collections.abc import Iterator
 from contextlib import redirect_stdout
-from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
 
-import rl_reward_network
+from tools.api import api_index, modules, room_of, room_pages, source
 
-PACKAGE = Path(rl_reward_network.__file__).parent
 ERRORS = ("Error", "ResetNeeded", "Full")  # how names of exceptions end
-WIDTH = "100"  # columns of the help
+SPELLED = re.compile(r"(?<=--)[a-z][\w-]+")  # pages write flags with underscores; commands take both
+WIDTH = "120"  # columns of the help; with more, boxes stand side by side
 
 
 class Message(NamedTuple):
@@ -41,61 +41,49 @@ def write_pages(folder: Path) -> None:
             file.write_text(text, encoding="utf-8")
 
 
-# ---- API -------------------------------------------------------------------------------------------------------------
-
-
-def modules() -> list[str]:
-    """Full names of all modules and packages, sorted."""
-    files = [file for file in PACKAGE.rglob("*.py") if file.stem != "__main__"]
-    names = [file.relative_to(PACKAGE.parent).with_suffix("").as_posix().replace("/", ".") for file in files]
-    return sorted(name.removesuffix(".__init__") for name in names)
-
-
-def room_of(module: str) -> str:
-    """The folder of a module below the package, or "package" for modules at its top."""
-    parts = module.split(".")
-    return parts[1] if len(parts) > 1 and (PACKAGE / parts[1]).is_dir() else "package"
-
-
-def room_pages() -> dict[str, str]:
-    """Room -> its page: the modules in it, whose contents autodoc reads from docstrings."""
-    pages: dict[str, list[str]] = {}
-    for name in modules():
-        room = room_of(name)
-        first = f"This page documents the modules of `{room}`." if room != "package" else "This page documents the top."
-        lines = pages.setdefault(room, [f"# {room}", "", first, ""])
-        lines += [f"## {name.removeprefix('rl_reward_network.')}", "", "```{eval-rst}"]
-        lines += [f".. automodule:: {name}", "   :members:", "```", ""]
-    return {room: "\n".join(lines) for room, lines in pages.items()}
-
-
-def api_index(rooms: list[str]) -> str:
-    """The page above those of the rooms, with the first line of each one's docstring."""
-    lines = ["# API", "", "This page lists the folders of the package; each has a page of its modules.", ""]
-    for room in rooms:
-        name = "rl_reward_network" if room == "package" else f"rl_reward_network.{room}"
-        lines += [f"- [{room}]({room}.md): {(import_module(name).__doc__ or '-').splitlines()[0]}"]
-    return "\n".join([*lines, "", "```{toctree}", ":hidden:", "", *rooms, "```", ""])
-
-
 # ---- settings --------------------------------------------------------------------------------------------------------
 
 
 def settings_page() -> str:
-    """Every flag of every command with its default, as `--help-all` prints it."""
+    """Every flag of every command with its default, as `--help-all` says it, each with an anchor of its own."""
     from rl_reward_network.cli.main import COMMANDS, SUBCOMMANDS
 
     lines = ["# Settings", "", "This page lists every flag of every command. `--help` shows the common ones alone.", ""]
     for name in sorted([*COMMANDS, *SUBCOMMANDS]):
-        lines += [f"## {name}", "", "```text", help_text(name).rstrip(), "```", ""]
+        lines += [f"## {name}", "", "```{eval-rst}", f".. program:: {name}", "", *options(help_text(name)), "```", ""]
     return "\n".join(lines)
+
+
+def options(text: str) -> list[str]:
+    """reStructuredText of a help text: a rubric for each box but the usual two, an `option` for each flag."""
+    entries = list[tuple[str, list[str]]]()  # rubric or option, and its words
+    for line in text.splitlines():
+        if title := re.match(r"╭─ (.+?) ─", line):
+            entries += [] if title[1] in ("options", "positional arguments") else [(f".. rubric:: {title[1]}", [])]
+        elif (inside := re.match(r"│( +)(.*?) *│$", line)) and inside[2]:
+            spaces, words = inside.groups()
+            if len(spaces) == 1:  # a new flag, with its text on the same line if it is short
+                flag, _, words = re.sub(r"  +", "\0", words).partition("\0")
+                entries += [(f".. option:: {SPELLED.sub(lambda name: name[0].replace('-', '_'), flag)}", [])]
+            entries[-1][1].append(words)
+    found = list[str]()
+    for head, words in entries:
+        if "--help" not in head:
+            text = re.sub(r" *\(default: (None|False)\)$", "", " ".join(words).strip())
+            found += [head, "", f"   {literal(text)}".rstrip(), ""]
+    return found
+
+
+def literal(words: str) -> str:
+    """Words of a help text, whose flags keep their two hyphens and which have no other markup than backticks."""
+    return re.sub(r"([*|\\]|(?<=\w)_(?=\W|$))", r"\\\1", words)
 
 
 def help_text(name: str) -> str:
     """What `sa2va-rl NAME --help-all` prints."""
     from rl_reward_network.cli.main import main
 
-    text = io.StringIO()
+    text = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")  # a StringIO has no encoding: boxes would have no lines
     plain = patch.dict(os.environ, {"COLUMNS": WIDTH, "NO_COLOR": "1", "TERM": "dumb"})
     try:
         with plain, redirect_stdout(text):
@@ -103,7 +91,8 @@ def help_text(name: str) -> str:
     except SystemExit as end:
         if end.code:
             raise RuntimeError(f"sa2va-rl {name} --help-all ended with status {end.code}") from end
-    return text.getvalue()
+    text.seek(0)
+    return text.read()
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------
@@ -130,9 +119,7 @@ def messages() -> list[Message]:
     """Every message that the package raises, sorted by module, without doubles."""
     found: dict[Message, None] = {}
     for name in modules():
-        file = PACKAGE.parent / name.replace(".", "/")
-        source = (file / "__init__.py" if file.is_dir() else file.with_suffix(".py")).read_text(encoding="utf-8")
-        tree = ast.parse(source)
+        tree = source(name)
         for place, error, node in _raised(tree, "", tree):
             for text in _texts(node, tree):
                 if len(text.replace("...", "").strip()) > 8:  # others pass on a message that was made elsewhere

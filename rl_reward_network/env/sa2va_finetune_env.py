@@ -145,10 +145,8 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
     Importing `rl_reward_network` registers the id. `rl_reward_network.ppo.contexts` builds contexts from
     the folder of a run, or from images, masks and scores:
 
-    ```python
-    contexts = contexts_from_run("outputs/sa2va_rl_finetune_20250101_120000")
-    gymnasium.make("rl_reward_network/Sa2VAFinetune-v0", contexts=contexts)
-    ```
+        contexts = contexts_from_run("outputs/sa2va_rl_finetune_20250101_120000")
+        gymnasium.make("rl_reward_network/Sa2VAFinetune-v0", contexts=contexts)
 
     Args:
         contexts: at least one, all with the same number of actions and features, each `sample_id` once.

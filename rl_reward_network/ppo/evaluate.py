@@ -217,7 +217,7 @@ def rehearsal_note(inputs: RunInputs) -> tuple[str, ...]:
     """A note on the embedded model when it is evaluated on images that were not rendered for it."""
     if inputs.config.model_path != DEFAULT_MODEL or is_rendered(inputs.config.data_root):
         return ()
-    return (f"{DEFAULT_MODEL} has learned rendered pictures only; name a real Sa2VA by MODEL_PATH.",)
+    return (f"{DEFAULT_MODEL} has learned rendered pictures only; train it (sa2va-rl improve), or set MODEL_PATH.",)
 
 
 def _names(inputs: RunInputs, samples: list[Sample]) -> dict[str, str]:

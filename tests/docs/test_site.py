@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from sphinx.util.inventory import InventoryFile
 
-from tools.site import help_text, messages, modules
+from tools.api import modules
+from tools.site import help_text, messages
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted(path.stem for path in (ROOT / "tutorials").glob("tutorial_*.py"))
@@ -84,11 +85,40 @@ def test_a_message_says_where_it_is_raised() -> None:
     assert "...: defines no function; define one of (masks, image) for each reward" in {one.text for one in own}
 
 
-def test_the_settings_are_those_of_the_commands(site: Path) -> None:
+def test_every_flag_has_an_anchor_among_the_settings(site: Path) -> None:
     page = (site / "reference/settings.html").read_text()
-    flags = re.findall(r"--[a-z][\w-]+", help_text("grpo"))
-    assert len(set(flags)) > 80
-    assert [flag for flag in flags if flag not in page] == []
+    for name in ("grpo", "segment", "data import"):
+        boxes = help_text(name).split("╭", 1)[1]
+        flags = {flag.replace("-", "_") for flag in re.findall(r"^│ --([a-z][\w-]+)", boxes, flags=re.MULTILINE)}
+        assert len(flags) > 8
+        anchors = {flag: f'id="cmdoption-{name.replace(" ", "-")}-{flag.replace("_", "-")}"' for flag in flags}
+        assert [flag for flag, anchor in anchors.items() if anchor not in page] == []
+        assert "--learning_rate" in page
+
+
+def test_what_is_copied_from_a_page_runs(site: Path) -> None:
+    """Two hyphens stay two, lines of commands stay lines, and types have no marks of the command line."""
+    pages = {path: path.read_text() for path in site.rglob("*.html")}
+    assert len(pages) > 60
+    joined = re.compile("[\u2013\u2014](?=[A-Za-z])")  # dashes, where hyphens were
+    assert [path.name for path, text in pages.items() if joined.search(text)] == []
+    api = "".join(text for path, text in pages.items() if path.parent.name == "api")
+    assert "sa2va-rl merge outputs/" in html.unescape(re.sub(r"<[^>]+>", "", api))
+    assert [word for word in ("tyro.conf", "Annotated[", "typing.Annotated") if word in api] == []
+    copied = [html.unescape(re.sub(r"<[^>]+>", "", block)) for block in re.findall(r"<pre>(.*?)</pre>", api, re.DOTALL)]
+    lines = [line for block in copied for line in block.splitlines() if line.startswith("sa2va-rl ")]
+    assert len(lines) > 18
+    assert [line for line in lines if line.count("sa2va-rl ") > 1] == []
+
+
+def test_a_search_finds_how_to_pages_before_the_api(site: Path) -> None:
+    """The text of API pages is not in the index, and their names come last."""
+    index = json.loads((site / "searchindex.js").read_text().removeprefix("Search.setIndex(").removesuffix(")"))
+    assert "segment" in {name for *_, name in index["objects"]["rl_reward_network.models.sa2va.generation_sa2va"]}
+    found = [index["docnames"][number] for number in index["terms"]["segment"]]
+    assert [name for name in found if name.startswith("reference/api/")] == ["reference/api/index"]
+    assert len([name for name in found if name.startswith("how-to/")]) > 3
+    assert "score + 20" in (site / "_static/language_data.js").read_text()
 
 
 def test_each_measurement_of_the_first_page_is_in_the_section_that_it_names(site: Path) -> None:

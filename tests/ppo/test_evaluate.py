@@ -64,7 +64,7 @@ def test_images_without_foreground_say_nothing_about_a_segmenter():
     assert note.endswith("(2 with an empty true mask are left out).")
 
 
-def test_the_rehearsal_model_is_named_on_images_that_are_not_its_own(tmp_path):
+def test_the_embedded_model_is_named_on_images_that_are_not_its_own(tmp_path):
     def note(**config):
         inputs = SimpleNamespace(config=RunConfig(data_root=tmp_path, **config))
         return rehearsal_note(inputs)

@@ -73,7 +73,7 @@ def test_the_card_names_every_number_it_was_given(known_masks: RunInputs, tmp_pa
     write_card(tmp_path, known_masks, vessels, regions, made)
     assert {path.name for path in tmp_path.iterdir()} == {"README.md", "scores.json", "overlays.png"}
     text = (tmp_path / "README.md").read_text()
-    for part in ("This is a rehearsal model", made["command"], "25 + 37 minutes", "3,800,000", "0.512", "70.0%"):
+    for part in ("it segments nothing of yours", made["command"], "25 + 37 minutes", "3,800,000", "0.512", "70.0%"):
         assert part in text
     assert all(f"| {prompt} |" in text for prompt in PROMPTS)
     scores = read_json(tmp_path / "scores.json")

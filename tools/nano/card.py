@@ -53,12 +53,13 @@ def card_text(vessels: VesselScores, regions: RegionScores, made: dict[str, Any]
     return f"""---
 license: apache-2.0
 library_name: transformers
-tags: [sa2va, segmentation, rehearsal]
+tags: [sa2va, segmentation]
 ---
 # sa2va-nano
 
-**This is a rehearsal model.** It was trained on rendered pictures alone, so that every command of this project runs
-without a download. Do not use it on real images, least of all for medicine.
+**As it is, it segments nothing of yours.** It was trained on rendered pictures alone, so that every command of this
+project runs without a download. It can be trained on your masks: `sa2va-rl improve`. No result of it is fit for medical
+decisions.
 
 {parameters:,} parameters: InternVL's vision tower, a Qwen2 language model and SAM 2, in the same classes and with
 the same mask decoding as a released Sa2VA. Trained from scratch by
