@@ -2,7 +2,7 @@
 
 Importing the package registers the environment `ENV_ID` with Gymnasium; nothing heavy (torch, transformers) is loaded.
 
-`load`, `RewardNetwork` and `Segmentation` (`api.py`) are imported when they are first asked for.
+`load`, `improve`, `RewardNetwork` and `Segmentation` (`api.py`) are imported when they are first asked for.
 
 Letters of array axes, the same everywhere: B images of a batch, P prompts, K masks of one answer, T tokens, N samples,
 H W original pixels, S side of a model's square input, h w pixels of the mask decoder's grid.
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 
 if TYPE_CHECKING:
-    from rl_reward_network.api import RewardNetwork, Segmentation, load
+    from rl_reward_network.api import RewardNetwork, Segmentation, improve, load
 
-__all__ = ["ENV_ID", "RewardNetwork", "Segmentation", "__version__", "load"]
+__all__ = ["ENV_ID", "RewardNetwork", "Segmentation", "__version__", "improve", "load"]
 __version__ = "1.0.0rc3"
 ENV_ID = "rl_reward_network/Sa2VAFinetune-v0"
 

@@ -7,6 +7,7 @@
     found.mask, found.soft, found.text, found.score  # bool (H, W), float32 (H, W), the answer, the predicted Dice
     found.save("mask.png")
     RewardNetwork.from_pretrained("outputs/RUN/best_reward_net").predict("image.png", "mask.png").dice
+    load(improve("data/vessels", mode="quick")).segment("image.png")  # train what pays, use what is deployed
 
 An image is a path, a picture of Pillow, an array or a tensor; see `data.images.as_image`. A mask is the same; see
 `data.masks.as_mask`.
@@ -20,10 +21,14 @@ import numpy as np
 
 from rl_reward_network.data.images import as_image, load_for_model
 from rl_reward_network.data.masks import as_mask
+from rl_reward_network.grpo.settings import Mode
+from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.methods.improve import make_improve_plan, open_improve_inputs, run_improve_stage, settings_of
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.reward_network import RewardNetwork as _RewardNetwork
 from rl_reward_network.report.overlays import AFTER, paint_mask
 from rl_reward_network.rewards.learned import ImageScorer
+from rl_reward_network.run import IMPROVE_RUN, Run
 from rl_reward_network.segment.files import save_mask
 from rl_reward_network.segment.maker import Maker, Predicted, load_maker, predicted_quality
 
@@ -87,6 +92,27 @@ def load(path: str | Path = DEFAULT_MODEL, device: str | None = None, **options:
     bit_depth, max_tiles, dtype and image_resize. Raises as it does.
     """
     return Model(load_maker(str(path), device=device, **options))
+
+
+def improve(
+    data_root: str | Path,
+    unlabelled_root: str | Path | None = None,
+    mode: Mode = "full",
+    model_path: str | Path = DEFAULT_MODEL,
+    **settings: Any,
+) -> Path:
+    """Improve the masks of own images, as `sa2va-rl improve`; returns the folder of the run, which `load` takes.
+
+    `settings` are further fields of `RunConfig`, such as output_dir, seed or gpu. Raises as the command does; where
+    nothing is better, improve.json of the run says so, and `load` finds no model there.
+    """
+    roots = {"data_root": Path(data_root), "unlabelled_root": unlabelled_root and Path(unlabelled_root)}
+    config = RunConfig(model_path=str(model_path), **roots, **settings)  # type: ignore[arg-type]
+    inputs = open_improve_inputs(config)
+    plan = make_improve_plan(inputs, mode)
+    run = Run.create(IMPROVE_RUN, config.output_dir, settings_of(inputs, plan))
+    run_improve_stage(inputs, plan, run)
+    return run.path
 
 
 class RewardNetwork(_RewardNetwork):

@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "grpo": LOW | {"embedded", "reward_training"},
     "methods": LOW | ROADS,
     "segment": LOW | ROADS | {"methods"},
-    "api": LOW | {"segment"},
+    "api": LOW | ROADS | {"methods", "segment"},
     "cli": LOW | ROADS | {"embedded", "methods", "segment"},
 }
 
