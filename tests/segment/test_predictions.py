@@ -10,7 +10,7 @@ from PIL import Image
 
 from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.data.masks import to_rle
-from rl_reward_network.segment.maker import save_mask
+from rl_reward_network.segment.files import save_mask
 from rl_reward_network.segment.predictions import Predictions, read_predictions
 from tests.data_import.sources import SIZE, as_255, box_polygon, coco_content, picture, save, truth
 
