@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rl_reward_network.api import RewardNetwork, Segmentation, improve, load
 
 __all__ = ["ENV_ID", "RewardNetwork", "Segmentation", "__version__", "improve", "load"]
-__version__ = "1.0.0rc3"
+__version__ = "1.0.0rc4"
 ENV_ID = "rl_reward_network/Sa2VAFinetune-v0"
 
 gymnasium.register(ENV_ID, entry_point="rl_reward_network.env.sa2va_finetune_env:Sa2VAFinetuneEnv")
