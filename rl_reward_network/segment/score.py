@@ -14,10 +14,10 @@ from tqdm import tqdm
 from rl_reward_network import __version__
 from rl_reward_network.data.annotations import phrase_key
 from rl_reward_network.data.items import Sample, first_names
-from rl_reward_network.data.splits import make_split, select
+from rl_reward_network.data.splits import select
 from rl_reward_network.data_import.write import import_notes
 from rl_reward_network.inputs.config import RunConfig
-from rl_reward_network.inputs.loading import images_summary, own_format, read_samples
+from rl_reward_network.inputs.loading import images_summary, own_format, read_samples, split_samples
 from rl_reward_network.report import page
 from rl_reward_network.report.overlays import AFTER, BEFORE, TRUTH, draw_difference, legend, picture
 from rl_reward_network.report.statistics import Estimate, few_patients_note
@@ -142,7 +142,7 @@ def _scored(
     """The images to score, and what is to be said of those left out."""
     labelled = [sample for sample in samples if sample.labelled]
     if split != ALL:
-        parts = make_split(samples, data.split_seed)
+        parts = split_samples(data, samples)
         apart = {group for part in ("val", "test") for group in parts.groups[part]}
         train = [sample for sample in labelled if sample.group_id not in apart]
         labelled = train if split == TRAIN else select(labelled, parts, split)
