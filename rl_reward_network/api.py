@@ -21,7 +21,7 @@ import numpy as np
 from rl_reward_network.data.images import as_image, load_for_model
 from rl_reward_network.data.masks import as_mask
 from rl_reward_network.models.default import DEFAULT_MODEL
-from rl_reward_network.models.reward_network import RewardNetwork as _RewardNetwork
+from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.report.overlays import ORANGE, paint_mask
 from rl_reward_network.rewards.learned import ImageScorer
 from rl_reward_network.segment.files import save_mask
@@ -89,8 +89,8 @@ def load(path: str | Path = DEFAULT_MODEL, device: str | None = None, **options:
     return Model(load_maker(str(path), device=device, **options))
 
 
-class RewardNetwork(_RewardNetwork):
-    """The reward network, which also judges files and arrays."""
+class MaskJudge(RewardNetwork):
+    """`rl_reward_network.RewardNetwork`: the reward network, which also judges files, pictures and arrays."""
 
     def predict(self, image: Any, mask: Any) -> Predicted:
         """The predicted quality of a mask of an image, binary or soft, by any model; see `as_image` and `as_mask`.
