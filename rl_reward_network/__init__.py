@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 
 if TYPE_CHECKING:
-    from rl_reward_network.api import RewardNetwork, Segmentation, improve, load
+    from rl_reward_network.api import MaskJudge as RewardNetwork
+    from rl_reward_network.api import Segmentation, improve, load
 
 __all__ = ["ENV_ID", "RewardNetwork", "Segmentation", "__version__", "improve", "load"]
 __version__ = "1.0.0rc4"
+NAMES = {"RewardNetwork": "MaskJudge"}  # in `api.py`, where they differ
 ENV_ID = "rl_reward_network/Sa2VAFinetune-v0"
 
 gymnasium.register(ENV_ID, entry_point="rl_reward_network.env.sa2va_finetune_env:Sa2VAFinetuneEnv")
@@ -25,7 +27,7 @@ gymnasium.register(ENV_ID, entry_point="rl_reward_network.env.sa2va_finetune_env
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(import_module("rl_reward_network.api"), name)
+        return getattr(import_module("rl_reward_network.api"), NAMES.get(name, name))
     raise AttributeError(f"module 'rl_reward_network' has no attribute {name!r}")
 
 

@@ -25,7 +25,7 @@ from rl_reward_network.grpo.settings import Mode
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.methods.improve import make_improve_plan, open_improve_inputs, run_improve_stage, settings_of
 from rl_reward_network.models.default import DEFAULT_MODEL
-from rl_reward_network.models.reward_network import RewardNetwork as _RewardNetwork
+from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.report.overlays import AFTER, paint_mask
 from rl_reward_network.rewards.learned import ImageScorer
 from rl_reward_network.run import IMPROVE_RUN, Run
@@ -115,8 +115,8 @@ def improve(
     return run.path
 
 
-class RewardNetwork(_RewardNetwork):
-    """The reward network, which also judges files and arrays."""
+class MaskJudge(RewardNetwork):
+    """`rl_reward_network.RewardNetwork`: the reward network, which also judges files, pictures and arrays."""
 
     def predict(self, image: Any, mask: Any) -> Predicted:
         """The predicted quality of a mask of an image, binary or soft, by any model; see `as_image` and `as_mask`.

@@ -32,7 +32,7 @@ from rl_reward_network.flags import Rare, changed, check_at_least
 from rl_reward_network.models.default import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from rl_reward_network.segment.maker import Found
+    from rl_reward_network.segment.maker import Recognised
     from rl_reward_network.segment.results import Segmented
     from rl_reward_network.segment.sequence import SegmentedSequence
 
@@ -179,7 +179,7 @@ def segment_sequences(args: Args) -> None:
     print("written: " + " ".join(str(target.folder) for target in targets))
 
 
-def no_sequence(found: "Found") -> ValueError:
+def no_sequence(found: "Recognised") -> ValueError:
     """The error for what cannot segment a sequence."""
     return ValueError(
         f"{found.path}: --video needs one Sa2VA with one prompt, and this is a {found.kind}; segment the frames as"

@@ -51,7 +51,7 @@ Before = Callable[[str], None]
 # ---- what a path is ----
 
 
-class Found(NamedTuple):
+class Recognised(NamedTuple):
     """What makes masks at a path."""
 
     kind: Kind
@@ -59,24 +59,24 @@ class Found(NamedTuple):
     prompt: str | None  # the default one, or what stands in its place; None where a policy chooses
 
 
-def what_is(path: str | Path) -> Found:
+def what_is(path: str | Path) -> Recognised:
     """What is at a path: a model's folder, name or hub id, or the folder of a run, in which its result is looked up.
 
     No weights are read. A ValueError for a folder without anything that makes masks: it lists what is there.
     """
     folder = Path(path)
     if not folder.is_dir():
-        return Found("Sa2VA", str(path), PROMPTS[0])
+        return Recognised("Sa2VA", str(path), PROMPTS[0])
     if folder.name == FINAL and _kind_of(folder.parent / MERGED) == "Sa2VA" and (folder / TRAINABLE).is_dir():
         folder = folder.parent / MERGED
     for place in (folder, *(folder / name for name in KEPT)):
         if kind := _kind_of(place):
-            return Found(kind, str(place), _prompt_of(kind, place))
+            return Recognised(kind, str(place), _prompt_of(kind, place))
     if any(folder.glob("checkpoint-*")):
         from rl_reward_network.grpo.final_model import grpo_model  # here, since the others need no trainer
 
         if last := grpo_model(folder):
-            return Found("trained tensors", str(last), _question(last.parent))
+            return Recognised("trained tensors", str(last), _question(last.parent))
     there = sorted(file.name for file in folder.iterdir())
     more = [f"{len(there) - MOST_NAMES} more"] if len(there) > MOST_NAMES else []
     raise ValueError(
