@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from inspect import cleandoc
 from pathlib import Path
 from textwrap import indent
+from typing import Any
 
-from sphinx.ext.napoleon import Config, GoogleDocstring
+from sphinx.ext.napoleon import Config
+from sphinx.ext.napoleon.docstring import GoogleDocstring
 
 import rl_reward_network
 
@@ -36,7 +38,7 @@ answer.save("mask.png")                                      # .mask .soft .text
 improve("DATA", unlabelled_root="IMAGES")                    # as `sa2va-rl improve`
 ```"""
 MARKS = ("Annotated", "Rare", "tyro")  # around a type; its first argument is the type
-NAPOLEON = Config(napoleon_use_rtype=False, napoleon_use_ivar=True)
+NAPOLEON: Any = Config(napoleon_use_rtype=False, napoleon_use_ivar=True)
 SEVERAL = re.compile(r"^ +\w+(, \w+)+: ")  # "image, mask: uint8 (H, W)"
 Documented = ast.FunctionDef | ast.ClassDef
 
@@ -117,7 +119,7 @@ def members(parent: ast.Module | ast.ClassDef, types: "Types", kind: str) -> Ite
             else:
                 given = f"{node.name}({types.arguments(node.args, bool(kind) and 'staticmethod' not in marks)})"
                 given += f" -> {types.shown(node.returns)}" if node.returns else ""
-                fields = {mark: "" for mark in ("classmethod", "staticmethod") if mark in marks}
+                fields: dict[str, str] = dict.fromkeys(marks & {"classmethod", "staticmethod"}, "")
                 yield directive("py:method" if kind else "py:function", given, text, fields)
         elif isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             inner = [indent(line, "   ") for text in members(node, types, "class") for line in text]
@@ -140,7 +142,7 @@ def directive(kind: str, given: str, text: str, fields: dict[str, str]) -> list[
     return [f".. {kind}:: {given}", *named, "", *(indent(line, "   ") for line in docstring(text, what)), ""]
 
 
-def docstring(text: str, what: str) -> list[str]:
+def docstring(text: str, what: Any) -> list[str]:
     """reStructuredText of Google's sections, of names in backticks and of indented lines, which are literal.
 
     napoleon alone would take "word: ..." of a field for a type, so that `what` is "object" for values.

@@ -121,7 +121,7 @@ for name, chosen in {"default prompt": [0] * len(test), "PPO": choices}.items():
 # -------------------
 #
 # The same reward now trains LoRA weights of Sa2VA: for each image eight masks are sampled, and those with more reward
-# than the others of their group become more likely. Six steps are a first look; **leave out** ``--max_steps``
+# than the others of their group become more likely. Four steps are a first look; **leave out** ``--max_steps``
 # **for more**.
 
 
@@ -136,7 +136,7 @@ def sa2va_rl(line: str, lines: int = 12) -> None:
 os.environ["SA2VA_RL_REWARDS"] = "my_rewards.py"
 sa2va_rl(
     "grpo quick --data_root vessels --loop2_iou_weight 0 --loop2_mask_rewards tubes 1"
-    " --max_steps 6 --eval_steps 3 --warmup_steps 1",
+    " --max_steps 4 --eval_steps 2 --warmup_steps 1",
     lines=1,
 )
 
