@@ -110,7 +110,13 @@ def _help(args_type: Any, words: list[str], prog: str, whole: bool) -> None:
             defaults = {"default": parse(args_type, words).presets()}
     config = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes)  # no --no_no_gap beside --no_gap
     rules, about = help_rules(args_type, hidden), " ".join((args_type.__doc__ or "").split())
-    settings = {"prog": prog, "description": about, "config": config, "registry": rules, "use_underscores": True}
+    settings: dict[str, Any] = {
+        "prog": prog,
+        "description": about,
+        "config": config,
+        "registry": rules,
+        "use_underscores": True,
+    }
     try:
         tyro.cli(args_type, args=HELP[:1], **settings, **defaults)
     finally:
