@@ -102,18 +102,23 @@ def test_pictures_are_drawn_every_few_calls_and_the_summary_is_no_curve(
 ) -> None:
     monkeypatch.setattr(logs_file, "PICTURES_EVERY", 2)
     samples = columns() | {"prompts": ["?"] * 2, "captions": ["b"] * 2}
-    own = GRPOLogs(tmp_path, lambda: Rollouts(1, [], [], columns={"loop1": samples}))
+    rollouts, looks = Rollouts(1, [], [], columns={"loop1": samples}), [None, np.zeros((6, 9, 3), np.uint8)]
+    own = GRPOLogs(tmp_path, lambda: rollouts, looks=looks.pop)
     state: Any = SimpleNamespace(is_world_process_zero=True, global_step=0, max_steps=3)
     own.on_train_begin(ARGS, state, None)
     for state.global_step in (1, 2, 3):
         own.on_step_end(None, state, None)
         own.on_log(None, state, None, {"total_loss": 1.0})
+    for _ in range(2):
+        own.on_log(None, state, None, {"val/gt_dice": 0.5})
     own.on_log(None, state, None, {"train_runtime": 1.0, "total_loss": 2.0})
     own.on_log(None, state, None, None)
     own.on_train_end(None, state, None)
     assert own.bar.n == 3
     assert [image.step for image in curves(tmp_path).Images("loop1/samples")] == [1, 3]
-    assert lines(tmp_path) == [{"step": step, "total_loss": 1.0} for step in (1, 2, 3)]
+    assert [(image.step, image.width) for image in curves(tmp_path).Images("val/masks")] == [(3, 9)]
+    expected = [{"step": step, "total_loss": 1.0} for step in (1, 2, 3)]
+    assert lines(tmp_path) == [*expected, *[{"step": 3, "val/gt_dice": 0.5}] * 2]
 
 
 def test_another_process_writes_nothing(tmp_path: Path) -> None:
