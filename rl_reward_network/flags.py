@@ -19,7 +19,7 @@ Rare = Annotated[Value, RARE]
 OTHERS = "training"  # the group of flags that no group names
 GROUPS = {  # of the help, in this order: flags, or fields whose settings belong to it
     "data": "inputs max_labelled dataset_name max_regions",
-    "model": "model_path image_resize quantization adapters no_side_network side_network prompting regions",
+    "model": "model_path image_resize quantization adapters side_network prompting regions",
     OTHERS: "seed",
     "reward": "rewards reward reward_net reward_steps shuffle_rewards score_weights",
     "output": "config name output_dir run_folder resume report_to log_completions",

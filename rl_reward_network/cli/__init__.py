@@ -7,7 +7,7 @@ from types import TracebackType
 
 TYPED = "SA2VA_RL_TYPED"  # set by the shell files: what the user typed, with the variables before it
 STOPPED = "\nstopped; finished files are kept. "
-RESUMED = ("reward", "prompts", "operations", "grpo", "adapt", "compare", "improve")
+RESUMED = ("reward", "prompts", "operations", "grpo", "compare", "improve")
 
 
 def typed() -> str:
