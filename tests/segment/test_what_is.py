@@ -54,8 +54,8 @@ def parts(tmp_path: Path, tiny_checkpoint: Path) -> Path:
 def test_a_path_is_what_its_files_say(
     parts: Path, tiny_checkpoint: Path, reward_run: Run, policy_run: Run, tmp_path: Path
 ) -> None:
-    run, question = tmp_path / "adapt_1", {"stage": "adaptation", "inputs": {"segment_question": QUESTION}}
-    shutil.copytree(tiny_checkpoint, run / "adapted")
+    run, question = tmp_path / "sa2va_grpo_1", {"stage": "grpo", "inputs": {"segment_question": QUESTION}}
+    shutil.copytree(tiny_checkpoint, run / "merged")
     write_json(run / "config.json", question)
     (tmp_path / "improve_1").mkdir()
     improved = deploy(tmp_path / "improve_1" / "improved", ".")
@@ -68,8 +68,8 @@ def test_a_path_is_what_its_files_say(
         (reward_run.path, "plain segmenter", reward_run / BEST_REWARD_NET, OWN_MASKS),
         (policy_run.path, "policy", policy_run / "final_model", None),
         (policy_run / "final_model", "policy", policy_run / "final_model", None),
-        (run, "Sa2VA", run / "adapted", QUESTION),
-        (run / "adapted", "Sa2VA", run / "adapted", QUESTION),
+        (run, "Sa2VA", run / "merged", QUESTION),
+        (run / "merged", "Sa2VA", run / "merged", QUESTION),
         (tmp_path / "improve_1", "fusion", improved, QUESTION),
         (improved, "fusion", improved, QUESTION),
     ):
