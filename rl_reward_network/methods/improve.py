@@ -58,6 +58,7 @@ from rl_reward_network.models.reward_network import RewardNetwork, RewardNetwork
 from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
 from rl_reward_network.report.deployment import best_choice, best_out_of_fold
 from rl_reward_network.report.statistics import MIN_PATIENTS, sign_of
+from rl_reward_network.reward_training.calibration import with_own_domain
 from rl_reward_network.reward_training.stage import sized
 from rl_reward_network.reward_training.train import PRESETS, labelled_images, train_reward_network
 from rl_reward_network.rewards.learned import foreground_prob
@@ -333,7 +334,8 @@ def train_segmenter(inputs: GRPOInputs, plan: ImprovePlan, folder: Path) -> bool
     train = labelled_images(picked)
     config = replace(PRESETS[plan.mode], steps=plan.steps[SEGMENTER], seed=inputs.config.seed, device=inputs.device)
     unlabelled = labelled_images(replace(sample, mask_parts=None) for sample in others) if others else None
-    network = train_reward_network(train, None, config, folder, sized(RewardNetworkConfig(), train), unlabelled)
+    sizes = sized(RewardNetworkConfig(), train)
+    network = with_own_domain(train_reward_network(train, None, config, folder, sizes, unlabelled), train)
     seen = {"train": picked, **({"unlabelled": others} if others else {})}
     network.training_info = {f"{use}_groups": sorted({one.group_id for one in of}) for use, of in seen.items()}
     network.training_info |= {"val_groups": [], "data_fingerprint": inputs.split.fingerprint}

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from scipy.optimize import minimize
 
-from rl_reward_network.models.domain import MOSTLY, Judged, fit_domain, map_statistics
+from rl_reward_network.data.windows import LabelledImages
+from rl_reward_network.models.domain import MOSTLY, Domain, Judged, fit_domain, map_statistics
 from rl_reward_network.models.reward_network import (
     COVERAGE,
     MAX_HALF_WIDTH,
@@ -87,16 +88,29 @@ def calibrated(
     k = choose_k(others.predicted @ weights, others.true @ weights, others.image_ids)
     intervals = fit_intervals(table, groups)
     network = reconfigured(network, replace(network.config, level=level, caution=k, intervals=intervals))
-    images = [*(image for image, _ in seen), *train_images]
+    domain = domain_of(network, [judged for _, judged in seen], [*(image for image, _ in seen), *train_images])
+    return reconfigured(
+        network, replace(network.config, ascent_step=choose_ascent_step(network, climbs), domain=domain)
+    )
+
+
+def domain_of(network: RewardNetwork, judged: Sequence[Judged], images: Sequence[np.ndarray]) -> Domain:
+    """`fit_domain`, which looks at as many negatives of the images, uint8 (H, W, 3), as decide."""
     looked_at, negatives = images[:NEGATIVES], list[bool]()
     for one in looked_at:
         negatives.append(network.surer_of_negative(one, ImageScorer(network, one).probs))
         if sum(negatives) > (1 - MOSTLY) * len(looked_at):  # the rule is off, whatever the others are
             break
-    domain = fit_domain([judged for _, judged in seen], images, negatives)
-    return reconfigured(
-        network, replace(network.config, ascent_step=choose_ascent_step(network, climbs), domain=domain)
-    )
+    return fit_domain(judged, images, negatives)
+
+
+def with_own_domain(network: RewardNetwork, data: LabelledImages) -> RewardNetwork:
+    """A segmenter with the domain of its training images, for one that no validation images have calibrated."""
+    judged = []
+    for image, truth in zip(data.images, data.truths, strict=True):
+        probs = ImageScorer(network, image).probs
+        judged.append(Judged(map_statistics(probs), float(probs.mean()), float(truth.mean())))
+    return reconfigured(network, replace(network.config, domain=domain_of(network, judged, data.images)))
 
 
 def measure(
