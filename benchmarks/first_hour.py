@@ -55,6 +55,8 @@ class Args:
     """A plain folder of images without masks."""
     layouts: tuple[Layout, ...] = ("paired", "patients", "coco", "nnunet", "labelme", "own")
     """The layouts, in this order."""
+    steps: int | None = None
+    """Steps of each training in place of those of quick, for a trial of the commands alone."""
     output_dir: Path = Path("outputs/first_hour")
     """For the data, the runs and the results; must not exist."""
 
@@ -180,7 +182,9 @@ def called(words: Sequence[object], log: Path) -> float:
     return (time.perf_counter() - start) / 60
 
 
-def first_hour(layout: str, pictures: Sequence[Picture], test: Sequence[Picture], folder: Path) -> dict[str, Any]:
+def first_hour(
+    layout: str, pictures: Sequence[Picture], test: Sequence[Picture], folder: Path, steps: int | None
+) -> dict[str, Any]:
     """What a user of this layout gets; `folder` is new, and beside it are unlabelled/, test/ and before/."""
     data, log, inputs = folder / "data", folder / "commands.log", folder / "imported"
     data.mkdir(parents=True)
@@ -192,7 +196,8 @@ def first_hour(layout: str, pictures: Sequence[Picture], test: Sequence[Picture]
         minutes["import"] = called(["data", "import", data, "--to", inputs, "--write"], log)
     beside = folder.parent
     flags = ["--data_root", inputs, "--unlabelled_root", beside / "unlabelled", "--output_dir", folder / "outputs"]
-    minutes["improve"] = called(["improve", "quick", *flags], log)
+    fewer = [] if steps is None else ["--steps", steps]
+    minutes["improve"] = called(["improve", "quick", *flags, *fewer], log)
     (made,) = (folder / "outputs").glob("improve_*")
     after, report = folder / "after", folder / "evaluation"
     minutes["segment"] = called(["segment", beside / "test" / "images", "--model_path", made, "--output", after], log)
@@ -216,7 +221,7 @@ def main(args: Args) -> None:
     called(["segment", images, "--output", args.output_dir / "before"], args.output_dir / "before.log")
     results = []
     for layout in args.layouts:
-        results.append(first_hour(layout, pictures, test, args.output_dir / layout))
+        results.append(first_hour(layout, pictures, test, args.output_dir / layout, args.steps))
         write_json(args.output_dir / RESULTS, results)
         show(results)
 

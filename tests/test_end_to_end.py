@@ -72,7 +72,7 @@ def test_every_stage_left_its_artefacts(finished: Path) -> None:
 def test_the_screen_ends_with_where_the_results_are(finished: Path) -> None:
     printed = (finished / "printed.txt").read_text().strip().splitlines()
     unchanged, curves, report, use, log = printed[-5:]
-    assert unchanged.startswith("No weight of Sa2VA was changed. What trains weights: bash run_rl_train.sh full")
+    assert unchanged.startswith("No weight of Sa2VA was changed. Where some images have masks")
     tensorboard = shlex.split(curves.removeprefix("curves of all runs: "))
     inspected = subprocess.run([*tensorboard, "--inspect", "--tag", "custom/gt_dice"], capture_output=True, text=True)
     assert inspected.returncode == 0, inspected.stderr

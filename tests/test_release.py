@@ -19,7 +19,7 @@ from rl_reward_network import __version__
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reference" / "dependencies.md"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-KINDS = {".py", ".typed", ".json", ".md", ".png", ".safetensors"}  # of files in the package
+KINDS = {".py", ".typed", ".json", ".md", ".png", ".safetensors", ".txt"}  # of files in the package
 SPDX = {  # as older metadata say it
     "Apache": "Apache-2.0",
     "MIT": "MIT",

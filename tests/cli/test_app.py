@@ -132,7 +132,7 @@ def test_help_shows_the_common_flags_at_once_and_help_all_every_flag(command: st
         (("reward", "quick", "--name", "a/b"), "error: --name is 'a/b', expected"),
         (("grpo", "--name", "a", "--run_folder", "b"), "error: --name and --run_folder both"),
         (("operations", "quick", "--report_to", "wandb"), r"error: --report_to wandb: the package is not installed"),
-        (("adapt", "--config", "none.yaml"), "error: --config none.yaml: cannot be read"),
+        (("improve", "--config", "none.yaml"), "error: --config none.yaml: cannot be read"),
     ],
 )
 def test_wrong_flags_are_refused_at_once(words: tuple[str, ...], message: str) -> None:
@@ -146,7 +146,7 @@ def test_wrong_flags_are_refused_at_once(words: tuple[str, ...], message: str) -
     [
         *(
             f"{command} quick --output_dir"
-            for command in ("grpo", "prompts", "reward", "operations", "adapt", "compare")
+            for command in ("grpo", "prompts", "reward", "operations", "improve", "compare")
         ),
         *("grpo quick --run_folder", "segment a.png --output", "merge --model_path a --output"),
         *("convert a", "data --folder", "data_import a --to"),

@@ -15,7 +15,7 @@ TRAINED = {  # command -> flags with values of every kind
     "operations": "quick --shuffle_rewards --gamma 0.5 --gpu -1",
     "grpo": "quick --mask_rewards dice 0.5 cldice 1 --side_network --llm_judge_cache off --kl_coef 0",
     "compare": "quick --methods prompts post --seeds 1 2 --report_to none",
-    "adapt": "quick --max_labelled 5 --resume --run_folder here",
+    "improve": "quick --steps 5 --resume --run_folder here",
 }
 
 
