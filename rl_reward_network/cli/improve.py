@@ -63,6 +63,7 @@ def main(args: Args) -> None:
     """Open the data, print the plan, train, and say what is deployed."""
     check(args)
     from rl_reward_network.methods.improve import (
+        data_words,
         make_improve_plan,
         open_improve_inputs,
         plan_lines,
@@ -75,7 +76,7 @@ def main(args: Args) -> None:
     plan = make_improve_plan(inputs, args.mode, args.steps)
     run = open_run(IMPROVE_RUN, args, settings_of(inputs, plan))
     run.announce()
-    print("\n".join([f"data: {inputs.summary}", *plan_lines(inputs, plan)]), flush=True)
+    print("\n".join([f"data: {data_words(inputs, plan)}", *plan_lines(inputs, plan)]), flush=True)
     if run.finished:
         print(f"nothing to resume: this run is finished; its results are in {run}")
         return

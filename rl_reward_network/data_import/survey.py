@@ -378,7 +378,7 @@ def _patients_line(survey: Survey) -> str:
         )
     images = Counter(group for group, _ in survey.groups)
     name, count = max(images.items(), key=lambda one: one[1])
-    example = "" if survey.found.private else f", e.g. {name!r}: {count} images"
+    example = "" if survey.found.private else f", e.g. {name!r}: {count} image{'s' * (count > 1)}"
     alone = f"; {survey.alone} images name no patient, each is one of its own" * bool(survey.alone)
     by = survey.groups_from.removeprefix(PROPOSED)
     open_ = f"; proposed, not confirmed; if they are wrong, {NAME}" * (by != survey.groups_from)

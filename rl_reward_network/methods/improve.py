@@ -37,7 +37,7 @@ from rl_reward_network.grpo.prompts import segment_question
 from rl_reward_network.grpo.settings import GRPOSettings, Mode
 from rl_reward_network.grpo.stage import run_grpo_stage
 from rl_reward_network.inputs.config import RegionConfig, RunConfig
-from rl_reward_network.inputs.loading import portable_settings
+from rl_reward_network.inputs.loading import images_summary, portable_settings
 from rl_reward_network.inputs.segmenter import load_segmenter
 from rl_reward_network.methods.compare import Progress
 from rl_reward_network.methods.improve_report import (
@@ -227,6 +227,11 @@ def _bare(inputs: GRPOInputs) -> list[Sample]:
     ]
 
 
+def data_words(inputs: GRPOInputs, plan: ImprovePlan) -> str:
+    """One line on the data; their split is named where it decides."""
+    return inputs.summary if plan.folds == 1 else images_summary(inputs.samples, inputs.config.data_root)
+
+
 def plan_lines(inputs: GRPOInputs, plan: ImprovePlan) -> list[str]:
     """The plan in words: who decides, what is trained, how long, and what that was worth where it was measured."""
     labelled, test = _labelled(inputs, SPLITS), inputs.split.groups["test"] if inputs.own_split else ()
@@ -277,7 +282,7 @@ def run_improve_stage(inputs: GRPOInputs, plan: ImprovePlan, run: Run, command: 
         if chosen != START:
             deploy(inputs, plan, chosen, run / final.name, run / IMPROVED)
         improvement = Improvement(plan.folds, judged, chosen, gain, tested)
-        about = {"data": inputs.summary, "model": Path(inputs.config.model_path).name, "command": command}
+        about = {"data": data_words(inputs, plan), "model": Path(inputs.config.model_path).name, "command": command}
         notes = import_notes(inputs.config.data_root, inputs.samples)
         write_improve_report(run, improvement, about, notes)
         write_json(run / RESULT, improvement.facts)

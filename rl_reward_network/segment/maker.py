@@ -38,6 +38,7 @@ NO_MASK = "there is no mask, which is not an empty one: ask for a segmentation, 
 NO_PROMPT = "the masks of this model do not depend on a prompt; leave it out"
 NO_POLICY = {"max_tiles": None, "max_new_tokens": 64}  # limits of an answer where no run has set them
 OWN_MASKS = "plain segmenter"  # stands where other masks have a prompt
+IMPROVED = "improve.json"  # is written last by `improve`, which may deploy nothing
 FORMAT_VERSION = 1  # of `DEPLOYED`
 KEPT = ("improved", "best", BEST_REWARD_NET, MERGED, FINAL)  # where a run has what it has made; first wins
 MOST_NAMES = 8  # in a message
@@ -72,6 +73,11 @@ def what_is(path: str | Path) -> Recognised:
     for place in (folder, *(folder / name for name in KEPT)):
         if kind := _kind_of(place):
             return Recognised(kind, str(place), _prompt_of(kind, place))
+    if (folder / IMPROVED).is_file():
+        raise ValueError(
+            f"{folder}: this run deploys nothing, since nothing was better than the model as it was; segment with that "
+            "model (--model_path), or annotate images of more patients"
+        )
     if any(folder.glob("checkpoint-*")):
         from rl_reward_network.grpo.final_model import grpo_model  # here, since the others need no trainer
 
