@@ -57,6 +57,7 @@ figcaption, .legend { font-size: .9rem; }
 .legend img { vertical-align: middle; }
 img { max-width: 100%; height: auto; }
 @media (max-width: 40rem) {
+  figure { flex-basis: 40%; }
   th, td { padding: .25rem .3rem; font-size: .85rem; }
   td span { white-space: normal; }
 }
