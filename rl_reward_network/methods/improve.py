@@ -67,8 +67,8 @@ from rl_reward_network.run import BEST_REWARD_NET, DEPLOYED, FINAL, GRPO_RUN, Ru
 
 OBJECTIVES = {SIDE: "supervised", TEACHER: "mean_teacher"}  # of the members that are Sa2VA
 STEPS = {  # member -> mode -> optimisation steps, whatever the model
-    SEGMENTER: {"quick": 200, "full": 700},
-    SIDE: {"quick": 100, "full": 700},
+    SEGMENTER: {"quick": 150, "full": 700},
+    SIDE: {"quick": 80, "full": 700},
     TEACHER: {"quick": 100, "full": 700},
 }
 FOLDS = {"quick": 2, "full": 3}  # each is one more training
