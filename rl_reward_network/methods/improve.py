@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rl_reward_network.atomic_io import NAMES_ALONE, PICTURES, load_arrays, state_fingerprint, write_json
+from rl_reward_network.data.annotations import phrase_key
 from rl_reward_network.data.identity import check_apart, thumbnails
 from rl_reward_network.data.items import Sample
 from rl_reward_network.data.splits import SPLITS, save_split, select, subsample
@@ -131,10 +132,10 @@ class Part:
 def open_improve_inputs(config: RunConfig, regions: RegionConfig | None = None) -> GRPOInputs:
     """The inputs of an improvement; unless a question is given, the data's own phrase is asked for."""
     inputs = open_grpo_inputs(config, regions)
-    phrases = {sample.text for sample in inputs.samples}
+    phrases = {phrase_key(sample.text) for sample in inputs.samples}
     if changed(inputs.regions, "segment_question") or len(phrases) != 1:
         return inputs
-    phrase = phrases.pop()
+    phrase = max(sample.text for sample in inputs.samples)  # of several spellings one without capitals
     question = segment_question(phrase if phrase.lower().startswith(("the ", "a ", "an ")) else f"the {phrase}")
     prompts = [replace(prompt, question=question) for prompt in inputs.prompts]
     return replace(inputs, regions=replace(inputs.regions, segment_question=question), prompts=prompts)

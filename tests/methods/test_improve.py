@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,10 +36,18 @@ from rl_reward_network.run import DEPLOYED, IMPROVE_RUN, Run, differences
 from tests.conftest import write_tiny_data
 
 
-def opened(folder: Path, images: int = 8, bare: int = 0, unlabelled: bool = False, **record: Any) -> GRPOInputs:
-    """Images of a patient each; the last `bare` have no mask, and `record` is added to every record."""
+def opened(
+    folder: Path,
+    images: int = 8,
+    bare: int = 0,
+    unlabelled: bool = False,
+    first: Mapping[str, Any] | None = None,
+    **record: Any,
+) -> GRPOInputs:
+    """Images of a patient each; the last `bare` have no mask, `record` is added to every record, `first` to one."""
     data = write_tiny_data(folder / "data", images=images, size=64)
     records = [row | record for row in json.loads((data / "annotations.json").read_text())]
+    records[0] |= first or {}
     for row in records[images - bare :]:
         del row["mask_png"]
     (data / "annotations.json").write_text(json.dumps(records))
@@ -242,8 +250,10 @@ def test_too_few_patients_are_refused_with_what_works_today(tmp_path: Path) -> N
         make_improve_plan(inputs, "quick")
 
 
-def test_the_data_s_own_phrase_is_asked_for(tmp_path: Path) -> None:
-    inputs = opened(tmp_path, text=["polyp"])
+@pytest.mark.parametrize("first", ["polyp", "Polyp."])
+def test_the_data_s_own_phrase_is_asked_for(first: str, tmp_path: Path) -> None:
+    """Two spellings are one phrase."""
+    inputs = opened(tmp_path, text=["polyp"], first={"text": [first]})
     assert inputs.regions.segment_question == "Please segment the polyp."
     assert {prompt.question for prompt in inputs.prompts} == {"Please segment the polyp."}
 
