@@ -68,9 +68,9 @@ class GRPOInputs:
         return any(prompt.name for prompt in self.prompts)
 
     @property
-    def own_split(self) -> bool:
-        """Whether the user has split the data."""
-        return any(sample.split for sample in self.samples)
+    def own_splits(self) -> set[str]:
+        """The parts into which the user has split the data, of train, val and test."""
+        return {sample.split for sample in self.samples if sample.split}
 
     @property
     def device(self) -> str:

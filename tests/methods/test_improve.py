@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from rl_reward_network.atomic_io import read_json
 from rl_reward_network.cli.improve import Args, check
@@ -130,7 +131,7 @@ def test_where_nothing_differs_nothing_is_deployed() -> None:
 
 
 def test_every_patient_is_judged_by_models_that_have_not_seen_it(images: GRPOInputs, plan: ImprovePlan) -> None:
-    judging, final = parts_of(images, plan)
+    judging, final = parts_of(images, plan.folds)
     judges = [sample.group_id for part in judging for sample in part.judges]
     assert sorted(judges) == sorted({sample.group_id for sample in images.samples if sample.labelled})
     for part in judging:
@@ -141,11 +142,60 @@ def test_every_patient_is_judged_by_models_that_have_not_seen_it(images: GRPOInp
     assert final.inputs.split.groups["val"] == final.inputs.split.groups["test"] == ()
 
 
-def test_many_patients_or_an_own_split_let_the_val_split_decide(tmp_path: Path) -> None:
+def test_an_image_without_a_mask_does_not_train_where_its_picture_is_held_out(tmp_path: Path) -> None:
+    """Images of `--unlabelled_root` may be copies of labelled ones that the seed's split lets train."""
+    alone = opened(tmp_path, unlabelled=True)
+    policy = next(one for one in alone.samples if one.labelled and one.group_id in alone.split.groups["policy"])
+    shutil.copyfile(policy.image_path, tmp_path / "more" / "images" / "copy.png")
+    inputs = open_improve_inputs(alone.config)
+    (copy,) = (one for one in inputs.samples if one.image_path.name == "copy.png")
+    judging, final = parts_of(inputs, 2)
+    trained = [copy.group_id in part.inputs.split.ids("policy") for part in judging]
+    assert trained == [policy.group_id not in {one.group_id for one in part.judges} for part in judging]
+    assert copy.group_id in final.inputs.split.ids("policy")
+
+
+def test_patients_without_an_object_are_in_every_fold(tmp_path: Path) -> None:
+    inputs = opened(tmp_path, images=6)
+    for mask in sorted((inputs.config.data_root / "masks").iterdir())[:4]:
+        Image.fromarray(np.zeros((64, 64), np.uint8)).save(mask)
+    inputs = open_improve_inputs(inputs.config)
+    for part in parts_of(inputs, 2)[0]:
+        assert len(improve._with_object(part.judges)) == 1
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "test", "folds", "judges"),
+    [
+        (5, 1, 0, 2, 6),  # without a test split of its own nobody is kept from training
+        (8, 0, 6, 2, 8),
+        (20, 0, 2, 2, 20),  # nor is a val split cut from train
+        (4, 2, 3, 2, 6),
+        (2, 6, 1, 1, 6),
+    ],
+)
+def test_of_the_split_of_the_user_val_decides_if_it_can_and_test_stays_apart(
+    train: int, val: int, test: int, folds: int, judges: int, tmp_path: Path
+) -> None:
+    inputs = opened(tmp_path, images=train + val + test)
+    records, parts = read_json(tmp_path / "data" / "annotations.json"), ["train"] * train + ["val"] * val
+    records = [row | {"split": part} for row, part in zip(records, parts + ["test"] * test, strict=True)]
+    (tmp_path / "data" / "annotations.json").write_text(json.dumps(records))
+    inputs = open_improve_inputs(inputs.config)
+    plan = make_improve_plan(inputs, "quick")
+    assert plan.folds == folds
+    judging, final = parts_of(inputs, folds)
+    assert sum(len(part.judges) for part in judging) == judges
+    if test:
+        assert {one.split for one in inputs.samples if one.group_id in final.inputs.split.groups["test"]} == {"test"}
+    assert len(final.inputs.pick("reward", "policy")) == train + val * (folds > 1)
+
+
+def test_many_patients_let_the_val_split_decide(tmp_path: Path) -> None:
     many = opened(tmp_path, images=40)
     plan = make_improve_plan(many, "quick")
     assert (plan.folds, plan.members) == (1, (SEGMENTER, SIDE))
-    judging, final = parts_of(many, plan)
+    judging, final = parts_of(many, plan.folds)
     assert judging == [final]
     assert {sample.group_id for sample in final.judges} == set(many.split.groups["val"])
     assert "the val split" in plan_lines(many, plan)[0]
@@ -161,7 +211,7 @@ def test_the_plan_of_few_says_who_decides_and_what_is_left_out(images: GRPOInput
     assert (full.folds, full.members) == (3, (SEGMENTER, SIDE, TEACHER))
     few = opened(tmp_path, bare=2)
     assert make_improve_plan(few, "full").members == (SEGMENTER, SIDE)
-    assert "left out: 2 images without masks, and it needs 10" in "\n".join(
+    assert "left out: a training has 2 images without masks, and it needs 10" in "\n".join(
         plan_lines(few, make_improve_plan(few, "full"))
     )
 
