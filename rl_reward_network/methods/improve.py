@@ -322,6 +322,8 @@ def run_improve_stage(inputs: GRPOInputs, plan: ImprovePlan, run: Run, command: 
         for part, member in product(trained, plan.members):
             reused = train_member(part.inputs, plan, run / part.name, member)
             progress.done("training", f"{part.name}: {TITLES[member]}", reused)
+            if plan.folds > 1 and member == plan.last:
+                drop_merged(run / part.name)
         judged = judge(inputs, plan, run, judging)
         chosen, gain = decide(judged.dice(plan.rows), judged.groups, plan.rows)
         test = tuple(_labelled(final.inputs, ["test"]))
@@ -334,8 +336,8 @@ def run_improve_stage(inputs: GRPOInputs, plan: ImprovePlan, run: Run, command: 
         notes = import_notes(inputs.config.data_root, inputs.samples)
         write_improve_report(run, improvement, about, notes)
         write_json(run / RESULT, improvement.facts)
-        for part, member in product(trained, OBJECTIVES):  # these can be made again, and may be large
-            shutil.rmtree(run / part.name / member / MERGED, ignore_errors=True)
+        for part in trained:
+            drop_merged(run / part.name)
     return improvement
 
 
@@ -405,24 +407,34 @@ def merged(folder: Path) -> Path:
     return folder / MERGED
 
 
+def drop_merged(trained: Path) -> None:
+    """Remove the whole checkpoints of a part: they can be made again, and the parts of a large model fill a disk."""
+    for member in OBJECTIVES:
+        aside = trained / member / f".{MERGED}_old"  # a folder of the true name is whole, whenever the process ends
+        if (trained / member / MERGED).exists():
+            shutil.rmtree(aside, ignore_errors=True)
+            (trained / member / MERGED).rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
 # ---- judging and deploying -------------------------------------------------------------------------------------------
 
 
 def judge(inputs: GRPOInputs, plan: ImprovePlan, run: Run, parts: Sequence[Part]) -> Judged:
     """Every row on the images that judge a part."""
-    rows: list[tuple[Sample, dict[str, dict[str, float]], Masks]] = []
+    values: dict[str, list[dict[str, float]]] = {row: [] for row in plan.rows}
+    packed: dict[str, list[np.ndarray]] = {row: [] for row in plan.rows}
     for part in parts:
-        by_image = [dict[str, np.ndarray]() for _ in part.judges]
         for number, masks in masks_of(inputs, plan, run / part.name, part.judges):
-            by_image[number] |= masks
-        for sample, masks in zip(part.judges, by_image, strict=True):
-            truth = sample.load_mask()
+            truth = part.judges[number].load_mask()
             assert truth is not None, "judges are labelled"
-            rows.append((sample, {row: mask_metrics(mask, truth) for row, mask in masks.items()}, masks))
-    names = list(rows[0][1][START])
-    values = {row: {name: np.array([of[row][name] for _, of, _ in rows]) for name in names} for row in plan.rows}
-    packed = {row: [np.packbits(masks[row]) for _, _, masks in rows] for row in plan.rows}
-    return Judged([sample for sample, _, _ in rows], values, packed)
+            for row, mask in masks.items():  # of each row the images come in order
+                values[row].append(mask_metrics(mask, truth))
+                packed[row].append(np.packbits(mask))
+        if plan.folds > 1:
+            drop_merged(run / part.name)
+    columns = {row: {name: np.array([one[name] for one in of]) for name in of[0]} for row, of in values.items()}
+    return Judged([sample for part in parts for sample in part.judges], columns, packed)
 
 
 def masks_of(
@@ -475,8 +487,10 @@ def deploy(inputs: GRPOInputs, plan: ImprovePlan, chosen: str, trained: Path, fo
     for member, place in zip(members, places, strict=True):
         if member == SEGMENTER:
             RewardNetwork.from_pretrained(trained / SEGMENTER / BEST_REWARD_NET).save_pretrained(place)
-        else:
-            merge_run(trained / member / FINAL, place)
+            continue
+        if member == TEACHER:
+            merged(trained / SIDE)  # its base
+        merge_run(trained / member / FINAL, place)
     deployed = {
         "format_version": FORMAT_VERSION,
         "prompt": inputs.regions.segment_question,

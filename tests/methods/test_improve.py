@@ -257,7 +257,9 @@ def test_interrupted_before_the_last_training_it_ends_in_the_same_model(
         assert (ours / file.relative_to(theirs)).read_bytes() == file.read_bytes()
 
 
-@pytest.mark.parametrize(("row", "files"), [(SEGMENTER, "model.safetensors"), (SIDE, "tokenizer.json")])
+@pytest.mark.parametrize(
+    ("row", "files"), [(SEGMENTER, "model.safetensors"), (SIDE, "tokenizer.json"), (TEACHER, "tokenizer.json")]
+)
 def test_a_single_member_is_deployed_as_it_is(
     row: str, files: str, images: GRPOInputs, plan: ImprovePlan, again: Run
 ) -> None:
