@@ -496,5 +496,6 @@ def deploy(inputs: GRPOInputs, plan: ImprovePlan, chosen: str, trained: Path, fo
         "prompt": inputs.regions.segment_question,
         "members": [place.relative_to(folder).as_posix() for place in places],
         "reward_net": None,
+        "grey_levels": inputs.grey_levels,  # for new images of the same device
     }
     write_json(folder / DEPLOYED, deployed)

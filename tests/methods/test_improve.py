@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from rl_reward_network.atomic_io import read_json
+from rl_reward_network.bit_depth import DATA_SET
 from rl_reward_network.cli.improve import Args, check
 from rl_reward_network.grpo.inputs import GRPOInputs
 from rl_reward_network.grpo.plan import make_plan
@@ -34,7 +35,7 @@ from rl_reward_network.methods.improve import (
 from rl_reward_network.methods.improve_report import FUSION, IMPROVED, SEGMENTER, SIDE, START, TEACHER, Improvement
 from rl_reward_network.models.reward_network import RewardNetworkConfig
 from rl_reward_network.run import DEPLOYED, IMPROVE_RUN, Run, differences
-from tests.conftest import write_tiny_data
+from tests.conftest import write_deep_data, write_tiny_data
 
 
 def opened(
@@ -266,6 +267,18 @@ def test_a_single_member_is_deployed_as_it_is(
     assert improved(images, plan, again, **{row: 0.6}).chosen == row
     assert read_json(again / IMPROVED / DEPLOYED)["members"] == ["."]
     assert (again / IMPROVED / files).exists()
+
+
+def test_the_grey_window_of_the_data_is_deployed_with_the_model(
+    plan: ImprovePlan, fused: tuple[Run, Any], tmp_path: Path
+) -> None:
+    config = RunConfig(data_root=write_deep_data(tmp_path / "deep"), output_dir=tmp_path / "out", gpu=-1)
+    deep = open_improve_inputs(config)
+    improve.deploy(deep, plan, SEGMENTER, fused[0] / "all", tmp_path / "improved")
+    grey = deep.samples[0].grey
+    assert grey is not None
+    assert read_json(tmp_path / "improved" / DEPLOYED)["grey_levels"] == {DATA_SET: list(grey[:2])}
+    assert read_json(fused[0] / IMPROVED / DEPLOYED)["grey_levels"] is None
 
 
 def test_nothing_is_deployed_where_nothing_is_better(images: GRPOInputs, plan: ImprovePlan, again: Run) -> None:
