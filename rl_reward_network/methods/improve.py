@@ -285,7 +285,8 @@ def plan_lines(inputs: GRPOInputs, plan: ImprovePlan) -> list[str]:
     patients = len({sample.group_id for sample in inputs.samples if sample.labelled} - set(_own_test(inputs)))
     decides = "the patients of the val split decide, and those of the test split are measured once"
     if plan.folds > 1:
-        decides = f"{plan.folds} folds of all {patients} labelled patients decide, then all of them train"
+        whose = f"{patients} labelled patients{' outside the test split' * bool(_own_test(inputs))}"
+        decides = f"{plan.folds} folds of all {whose} decide, then all of them train"
     times = plan.folds + 1 if plan.folds > 1 else 1
     lines = [f"plan: {decides}"]
     for member in plan.members:
