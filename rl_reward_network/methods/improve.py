@@ -38,7 +38,7 @@ from rl_reward_network.grpo.prompts import segment_question
 from rl_reward_network.grpo.settings import GRPOSettings, Mode
 from rl_reward_network.grpo.stage import run_grpo_stage
 from rl_reward_network.inputs.config import RegionConfig, RunConfig
-from rl_reward_network.inputs.loading import check_readable, images_summary, portable_settings
+from rl_reward_network.inputs.loading import check_readable, images_summary, nameless_note, portable_settings
 from rl_reward_network.inputs.segmenter import load_segmenter
 from rl_reward_network.methods.compare import Progress
 from rl_reward_network.methods.improve_report import (
@@ -280,6 +280,12 @@ def data_words(inputs: GRPOInputs, plan: ImprovePlan) -> str:
     return inputs.summary if plan.folds == 1 else images_summary(inputs.samples, inputs.config.data_root)
 
 
+def notes_of(inputs: GRPOInputs, plan: ImprovePlan) -> tuple[str, ...]:
+    """What the report says of the data: how patients are known, also those of images without masks that train."""
+    joined = [sample for sample in inputs.samples if sample.joined and TEACHER in plan.members]
+    return (*import_notes(inputs.config.data_root, inputs.samples), *filter(None, [nameless_note(joined)]))
+
+
 def plan_lines(inputs: GRPOInputs, plan: ImprovePlan) -> list[str]:
     """The plan in words: who decides, what is trained, how long, and what that was worth where it was measured."""
     patients = len({sample.group_id for sample in inputs.samples if sample.labelled} - set(_own_test(inputs)))
@@ -334,8 +340,7 @@ def run_improve_stage(inputs: GRPOInputs, plan: ImprovePlan, run: Run, command: 
             deploy(inputs, plan, chosen, run / final.name, run / IMPROVED)
         improvement = Improvement(plan.folds, judged, chosen, gain, tested)
         about = {"data": data_words(inputs, plan), "model": Path(inputs.config.model_path).name, "command": command}
-        notes = import_notes(inputs.config.data_root, inputs.samples)
-        write_improve_report(run, improvement, about, notes)
+        write_improve_report(run, improvement, about, notes_of(inputs, plan))
         write_json(run / RESULT, improvement.facts)
         for part in trained:
             drop_merged(run / part.name)

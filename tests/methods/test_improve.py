@@ -25,6 +25,7 @@ from rl_reward_network.methods.improve import (
     inputs_of,
     make_improve_plan,
     masks_of,
+    notes_of,
     open_improve_inputs,
     parts_of,
     plan_lines,
@@ -154,6 +155,8 @@ def test_an_image_without_a_mask_does_not_train_where_its_picture_is_held_out(tm
     trained = [copy.group_id in part.inputs.split.ids("policy") for part in judging]
     assert trained == [policy.group_id not in {one.group_id for one in part.judges} for part in judging]
     assert copy.group_id in final.inputs.split.ids("policy")
+    said = [notes_of(inputs, make_improve_plan(inputs, mode)) for mode in ("full", "quick")]
+    assert ["name no patient" in " ".join(notes) for notes in said] == [True, False], "quick trains on masks alone"
 
 
 def test_patients_without_an_object_are_in_every_fold(tmp_path: Path) -> None:
