@@ -396,7 +396,9 @@ def train_segmenter(inputs: GRPOInputs, plan: ImprovePlan, folder: Path) -> bool
     config = replace(PRESETS[plan.mode], steps=plan.steps[SEGMENTER], seed=inputs.config.seed, device=inputs.device)
     unlabelled = labelled_images(replace(sample, mask_parts=None) for sample in others) if others else None
     sizes = sized(RewardNetworkConfig(), train)
-    network = with_own_domain(train_reward_network(train, None, config, folder, sizes, unlabelled), train)
+    network = train_reward_network(train, None, config, folder, sizes, unlabelled)
+    if plan.folds == 1 or not inputs.split.groups["val"]:  # that of a fold is never deployed
+        network = with_own_domain(network, train)
     seen = {"train": picked, **({"unlabelled": others} if others else {})}
     network.training_info = {f"{use}_groups": sorted({one.group_id for one in of}) for use, of in seen.items()}
     network.training_info |= {"val_groups": [], "data_fingerprint": inputs.split.fingerprint}

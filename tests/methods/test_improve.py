@@ -34,8 +34,8 @@ from rl_reward_network.methods.improve import (
     settings_of,
 )
 from rl_reward_network.methods.improve_report import FUSION, IMPROVED, SEGMENTER, SIDE, START, TEACHER, Improvement
-from rl_reward_network.models.reward_network import RewardNetworkConfig
-from rl_reward_network.run import DEPLOYED, IMPROVE_RUN, Run, differences
+from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
+from rl_reward_network.run import BEST_REWARD_NET, DEPLOYED, IMPROVE_RUN, Run, differences
 from tests.conftest import write_deep_data, write_tiny_data
 
 
@@ -228,6 +228,9 @@ def test_the_fusion_is_deployed_with_both_members_and_a_report(
     deployed = read_json(run / IMPROVED / DEPLOYED)
     assert deployed["members"] == [SEGMENTER, TEACHER]
     assert deployed["prompt"] == "Please segment the blood vessel."
+    domains = [(run / part / SEGMENTER / BEST_REWARD_NET, part == "all") for part in ("fold_1", "all")]
+    for folder, known in [*domains, (run / IMPROVED / SEGMENTER, True)]:
+        assert (RewardNetwork.from_pretrained(folder).config.domain is not None) is known
     facts = read_json(run / "improve.json")
     assert facts["deployed"] == IMPROVED
     assert facts["gain_out_of_fold"]["groups"] == 8
