@@ -190,8 +190,8 @@ def _parse(value: Any, path: Path) -> Split:
     if not isinstance(groups, dict) or groups.keys() != set(SPLITS):
         raise ValueError(f"{path}: `groups` must have exactly the keys {', '.join(SPLITS)}; begin a new run")
     ids_valid = all(
-        isinstance(ids, list) and (ids or name == "test") and all(isinstance(i, str) for i in ids)
-        for name, ids in groups.items()  # a fold of a cross-validation has no test
+        isinstance(ids, list) and (ids or name in ("val", "test")) and all(isinstance(i, str) for i in ids)
+        for name, ids in groups.items()  # a fold of a cross-validation has no test, a training on all no val
     )
     if not ids_valid or not isinstance(seed, int) or not isinstance(fingerprint, str):
         raise ValueError(f"{path}: each split needs a list of group ids, and `seed` and `fingerprint`; begin a new run")

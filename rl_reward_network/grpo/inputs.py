@@ -11,11 +11,11 @@ from tqdm import tqdm
 
 from rl_reward_network.data.annotations import compile_group_regex, phrase_key, read_annotations
 from rl_reward_network.data.grasp_any_region import is_hub_id
-from rl_reward_network.data.items import RegionSample, Sample, region_fingerprint
+from rl_reward_network.data.items import RegionSample, Sample, recorded_grey, region_fingerprint
 from rl_reward_network.data.names import CLASSES_FILE, classes_of, wordings_fingerprint
 from rl_reward_network.data.readers import DATASET_NAMES, IMAGES, NAMES, read_region_data, recognise
 from rl_reward_network.data.splits import Split, load_split, make_split, select, subsample
-from rl_reward_network.data_import.write import grouping_note
+from rl_reward_network.data_import.write import grouping_note, imported_grey
 from rl_reward_network.embedded.datasets import DEFAULT_FOLDER, embedded_regions, is_rendered
 from rl_reward_network.flags import changed
 from rl_reward_network.grpo.prompts import (
@@ -68,9 +68,14 @@ class GRPOInputs:
         return any(prompt.name for prompt in self.prompts)
 
     @property
-    def own_split(self) -> bool:
-        """Whether the user has split the data."""
-        return any(sample.split for sample in self.samples)
+    def grey_levels(self) -> dict[str, list[int]] | None:
+        """The window of the data's grey images of more than 8 bit; None without any."""
+        return recorded_grey(self.samples) or imported_grey(self.config.data_root)
+
+    @property
+    def own_splits(self) -> set[str]:
+        """The parts into which the user has split the data, of train, val and test."""
+        return {sample.split for sample in self.samples if sample.split}
 
     @property
     def device(self) -> str:

@@ -140,7 +140,10 @@ def open_samples(config: RunConfig, split_file: Path | None = None) -> tuple[lis
     split = load_split(split_file, samples) if split_file else split_samples(config, samples)
     parts = judged_parts(samples, split, ("val", "test"))
     pictures = load_arrays(Path(config.model_path) / PICTURES, NAMES_ALONE)  # none of a published model: it passes
-    remedy = "use the data, --split_seed and --fractions of that training, or leave these images out"
+    remedy = (
+        "use the data, --split_seed and --fractions of that training, the model that it began with, or leave these"
+        " images out"
+    )
     check_apart(pictures, parts, f"{config.model_path}: the model", remedy)
     return samples, split
 

@@ -9,7 +9,7 @@ Two different models learn the masks: a plain segmenter (the U-Nets of a reward 
 which a mean teacher then takes to the images without masks. The mean of their soft masks is a candidate, too. Every
 candidate is measured on patients that it was not trained on, and the choice among them is judged on patients that did
 not choose. With few patients these are the patients of folds, and the deployed model is trained on all of them after
-the choice; with many, or with a split of the user, they are the `val` split.
+the choice; with many, or where the user has named them, they are the `val` split.
 
 No step of a training is chosen: schedules end at their last step, and the mean teacher's average is what is kept.
 """
@@ -25,19 +25,20 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rl_reward_network.atomic_io import NAMES_ALONE, PICTURES, load_arrays, state_fingerprint, write_json
-from rl_reward_network.data.identity import check_apart, thumbnails
+from rl_reward_network.data.annotations import phrase_key
+from rl_reward_network.data.identity import among, check_apart, thumbnails
 from rl_reward_network.data.items import Sample
-from rl_reward_network.data.splits import SPLITS, save_split, select, subsample
+from rl_reward_network.data.splits import save_split, select, subsample
 from rl_reward_network.data_import.write import import_notes
 from rl_reward_network.flags import changed
 from rl_reward_network.grpo.final_model import merge_run
-from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
+from rl_reward_network.grpo.inputs import GRPOInputs, check_foreground, open_grpo_inputs
 from rl_reward_network.grpo.plan import PlanArgs, TrainablePartsArgs, make_plan
 from rl_reward_network.grpo.prompts import segment_question
 from rl_reward_network.grpo.settings import GRPOSettings, Mode
 from rl_reward_network.grpo.stage import run_grpo_stage
 from rl_reward_network.inputs.config import RegionConfig, RunConfig
-from rl_reward_network.inputs.loading import images_summary, portable_settings
+from rl_reward_network.inputs.loading import check_readable, images_summary, nameless_note, portable_settings
 from rl_reward_network.inputs.segmenter import load_segmenter
 from rl_reward_network.methods.compare import Progress
 from rl_reward_network.methods.improve_report import (
@@ -131,10 +132,10 @@ class Part:
 def open_improve_inputs(config: RunConfig, regions: RegionConfig | None = None) -> GRPOInputs:
     """The inputs of an improvement; unless a question is given, the data's own phrase is asked for."""
     inputs = open_grpo_inputs(config, regions)
-    phrases = {sample.text for sample in inputs.samples}
+    phrases = {phrase_key(sample.text) for sample in inputs.samples}
     if changed(inputs.regions, "segment_question") or len(phrases) != 1:
         return inputs
-    phrase = phrases.pop()
+    phrase = max(sample.text for sample in inputs.samples)  # of several spellings one without capitals
     question = segment_question(phrase if phrase.lower().startswith(("the ", "a ", "an ")) else f"the {phrase}")
     prompts = [replace(prompt, question=question) for prompt in inputs.prompts]
     return replace(inputs, regions=replace(inputs.regions, segment_question=question), prompts=prompts)
@@ -143,28 +144,34 @@ def open_improve_inputs(config: RunConfig, regions: RegionConfig | None = None) 
 def make_improve_plan(inputs: GRPOInputs, mode: Mode, steps: int | None = None) -> ImprovePlan:
     """What is trained, and who decides; `steps` of each training replace those of the mode.
 
-    ValueError where too few patients are labelled, or the data have captions or several classes.
+    ValueError where too few patients are labelled, or the data have captions or several classes, a file is damaged, all
+    masks that train are empty, or the model has seen images that judge.
     """
     root = inputs.config.data_root
     if inputs.kind != "images" or inputs.by_name:
         raise ValueError(
             f"{root}: improve needs annotated images with one question, not captions or several classes: sa2va-rl grpo"
         )
-    labelled = _labelled(inputs, [name for name in SPLITS if name != "test" or not inputs.own_split])
+    labelled = [sample for sample in inputs.samples if sample.labelled and sample.group_id not in _own_test(inputs)]
     patients = {sample.group_id for sample in labelled}
     if len(patients) < MIN_PATIENTS:
+        outside = " outside the test split" * bool(_own_test(inputs))
         raise ValueError(
-            f"{root}: {len(labelled)} images of {len(patients)} patients have a mask; improve needs {MIN_PATIENTS}"
-            " patients, since without masks it cannot be known whether a changed model is better or worse "
-            "(docs/how-to/images-without-masks.md). Annotate an image of each of some more patients; until then: "
-            f"sa2va-rl segment {root}"
+            f"{root}: {len(labelled)} images of {len(patients)} patients{outside} have a mask; improve needs"
+            f" {MIN_PATIENTS} patients, since without masks it cannot be known whether a changed model is better or"
+            " worse (docs/how-to/images-without-masks.md). Annotate an image of each of some more patients; until"
+            f" then: sa2va-rl segment {root}"
         )
     enough = len({sample.group_id for sample in _labelled(inputs, ["val"])}) >= MIN_PATIENTS
-    held_out = enough and (inputs.own_split or len(patients) >= MANY_PATIENTS)
-    members = (SEGMENTER, SIDE, *([TEACHER] if mode == "full" and len(_bare(inputs)) >= FEW_IMAGES else []))
+    held_out = enough and ("val" in inputs.own_splits or len(patients) >= MANY_PATIENTS)
+    folds = 1 if held_out else FOLDS[mode]
+    judging, final = parts_of(inputs, folds)
+    _check_parts(inputs, judging, final)
+    bare = _fewest_bare(judging, final)
+    members = (SEGMENTER, SIDE, *([TEACHER] if mode == "full" and bare >= FEW_IMAGES else []))
     weights = state_fingerprint(open_checkpoint(inputs.config.model_path).tensors())
     of_member = {member: steps or STEPS[member][mode] for member in members}
-    return ImprovePlan(mode, members, of_member, 1 if held_out else FOLDS[mode], weights)
+    return ImprovePlan(mode, members, of_member, folds, weights)
 
 
 def settings_of(inputs: GRPOInputs, plan: ImprovePlan) -> dict[str, Any]:
@@ -186,24 +193,50 @@ def settings_of(inputs: GRPOInputs, plan: ImprovePlan) -> dict[str, Any]:
     }
 
 
-def parts_of(inputs: GRPOInputs, plan: ImprovePlan) -> tuple[list[Part], Part]:
+def parts_of(inputs: GRPOInputs, folds: int) -> tuple[list[Part], Part]:
     """The trainings that judges measure, and the one whose models are deployed."""
-    test = inputs.split.groups["test"] if inputs.own_split or plan.folds == 1 else ()
-    if plan.folds == 1:
+    if folds == 1:
         part = Part("trained", inputs, tuple(_labelled(inputs, ["val"])))
         return [part], part
+    test = _own_test(inputs)
     labelled = [sample for sample in inputs.samples if sample.labelled and sample.group_id not in test]
     patients = sorted({sample.group_id for sample in labelled})
     random.Random(inputs.config.seed).shuffle(patients)
-    known = load_arrays(Path(inputs.config.model_path) / PICTURES, NAMES_ALONE)
-    remedy = "begin with the model that was not trained on these images (--model_path)"
-    check_apart(known, {"the labelled patients": labelled}, f"{inputs.config.model_path}: the model", remedy)
+    drawn = _with_object(labelled)
+    patients.sort(key=lambda patient: patient not in drawn)  # each fold gets as many of both
     parts = []
-    for number in range(plan.folds):
-        held = set(patients[number :: plan.folds])
+    for number in range(folds):
+        held = set(patients[number::folds])
         judges = tuple(sample for sample in labelled if sample.group_id in held)
         parts.append(Part(f"fold_{number + 1}", _with_split(inputs, patients, held, test), judges))
     return parts, Part("all", _with_split(inputs, patients, set(), test), ())
+
+
+def _own_test(inputs: GRPOInputs) -> tuple[str, ...]:
+    """The test patients that the user has named; others judge and train where patients are few."""
+    return inputs.split.groups["test"] if "test" in inputs.own_splits else ()
+
+
+def _with_object(labelled: Sequence[Sample]) -> set[str]:
+    """The patients with a mask that is not empty."""
+    found = set[str]()
+    for sample in labelled:
+        if sample.group_id not in found and (mask := sample.load_mask()) is not None and mask.any():
+            found.add(sample.group_id)
+    return found
+
+
+def _check_parts(inputs: GRPOInputs, judging: Sequence[Part], final: Part) -> None:
+    """Refuse now what would end the run hours later, or make its numbers too good."""
+    check_readable([load for sample in inputs.samples for load in (sample.load_image, sample.load_mask)])
+    for part in (*judging, final):
+        check_foreground(part.inputs.pick("reward", "policy"), "improve")
+    if final in judging:  # of a val split this is known
+        return
+    known = load_arrays(Path(inputs.config.model_path) / PICTURES, NAMES_ALONE)
+    judges = {"the labelled patients": [sample for part in judging for sample in part.judges]}
+    remedy = "begin with the model that was not trained on these images (--model_path)"
+    check_apart(known, judges, f"{inputs.config.model_path}: the model", remedy)
 
 
 def _with_split(inputs: GRPOInputs, patients: Sequence[str], held: set[str], test: Sequence[str]) -> GRPOInputs:
@@ -211,9 +244,19 @@ def _with_split(inputs: GRPOInputs, patients: Sequence[str], held: set[str], tes
     train = [patient for patient in patients if patient not in held]
     bare = {sample.group_id for sample in inputs.samples if not sample.joined} - {*patients, *test}
     groups = {"reward": train[::2], "policy": [*train[1::2], *sorted(bare)], "val": sorted(held), "test": list(test)}
-    joined = tuple(group for group in inputs.split.joined if group not in held)
+    left_out = held | _same_pictures(inputs, held)
+    joined = tuple(group for group in inputs.split.joined if group not in left_out)
     split = replace(inputs.split, groups={name: tuple(sorted(ids)) for name, ids in groups.items()}, joined=joined)
     return replace(inputs, split=split)
+
+
+def _same_pictures(inputs: GRPOInputs, held: set[str]) -> set[str]:
+    """The groups of `--unlabelled_root` that have a picture of held-out patients, perhaps under another name."""
+    others = [sample for sample in inputs.samples if sample.joined and sample.group_id not in held]
+    if not (others and held):
+        return set()
+    of_held = thumbnails([sample for sample in inputs.samples if sample.group_id in held])
+    return {one.group_id for one, same in zip(others, among(thumbnails(others), of_held), strict=True) if same}
 
 
 def _labelled(inputs: GRPOInputs, splits: Sequence[str]) -> list[Sample]:
@@ -227,28 +270,40 @@ def _bare(inputs: GRPOInputs) -> list[Sample]:
     ]
 
 
+def _fewest_bare(judging: Sequence[Part], final: Part) -> int:
+    """The number of images without masks of the training that has the fewest."""
+    return min(len(_bare(part.inputs)) for part in (*judging, final))
+
+
 def data_words(inputs: GRPOInputs, plan: ImprovePlan) -> str:
     """One line on the data; their split is named where it decides."""
     return inputs.summary if plan.folds == 1 else images_summary(inputs.samples, inputs.config.data_root)
 
 
+def notes_of(inputs: GRPOInputs, plan: ImprovePlan) -> tuple[str, ...]:
+    """What the report says of the data: how patients are known, also those of images without masks that train."""
+    joined = [sample for sample in inputs.samples if sample.joined and TEACHER in plan.members]
+    return (*import_notes(inputs.config.data_root, inputs.samples), *filter(None, [nameless_note(joined)]))
+
+
 def plan_lines(inputs: GRPOInputs, plan: ImprovePlan) -> list[str]:
     """The plan in words: who decides, what is trained, how long, and what that was worth where it was measured."""
-    labelled, test = _labelled(inputs, SPLITS), inputs.split.groups["test"] if inputs.own_split else ()
-    patients = len({sample.group_id for sample in labelled} - set(test))
+    patients = len({sample.group_id for sample in inputs.samples if sample.labelled} - set(_own_test(inputs)))
     decides = "the patients of the val split decide, and those of the test split are measured once"
     if plan.folds > 1:
-        decides = f"{plan.folds} folds of all {patients} labelled patients decide, then all of them train"
+        whose = f"{patients} labelled patients{' outside the test split' * bool(_own_test(inputs))}"
+        decides = f"{plan.folds} folds of all {whose} decide, then all of them train"
     times = plan.folds + 1 if plan.folds > 1 else 1
     lines = [f"plan: {decides}"]
     for member in plan.members:
         lines.append(f"  {TITLES[member]}: {times} x {plan.steps[member]} steps; {WORTH[member]}")
     lines.append(f"  {TITLES[FUSION]}: no training; {WORTH[FUSION]}")
     if TEACHER not in plan.members:
-        few = f"{len(_bare(inputs))} images without masks, and it needs {FEW_IMAGES}"
-        lines.append(
-            f"  {TITLES[TEACHER]}: left out: {few if plan.mode == 'full' else 'it takes longer; full trains it'}"
-        )
+        why = "it takes longer; full trains it"
+        if plan.mode == "full":
+            bare = _fewest_bare(*parts_of(inputs, plan.folds))
+            why = f"a training has {bare} images without masks, and it needs {FEW_IMAGES}"
+        lines.append(f"  {TITLES[TEACHER]}: left out: {why}")
     if is_small(inputs.config.model_path) and inputs.device == "cpu":
         seconds = sum(times * plan.steps[member] * CORE_SECONDS[member, plan.mode] for member in plan.members)
         lines.append(f"  about {seconds / 60:.0f} minutes of one CPU core, two share them")
@@ -268,12 +323,14 @@ def run_improve_stage(inputs: GRPOInputs, plan: ImprovePlan, run: Run, command: 
     settings = settings_of(inputs, plan)
     facts = {"inputs": portable_settings(run.path, inputs.config, inputs.regions)}
     with run.working(settings, lambda: _begin(inputs, settings, facts, run)):
-        judging, final = parts_of(inputs, plan)
+        judging, final = parts_of(inputs, plan.folds)
         trained = judging if final in judging else [*judging, final]
         progress = Progress({"training": len(trained) * len(plan.members)})
         for part, member in product(trained, plan.members):
             reused = train_member(part.inputs, plan, run / part.name, member)
             progress.done("training", f"{part.name}: {TITLES[member]}", reused)
+            if plan.folds > 1 and member == plan.last:
+                drop_merged(run / part.name)
         judged = judge(inputs, plan, run, judging)
         chosen, gain = decide(judged.dice(plan.rows), judged.groups, plan.rows)
         test = tuple(_labelled(final.inputs, ["test"]))
@@ -283,11 +340,10 @@ def run_improve_stage(inputs: GRPOInputs, plan: ImprovePlan, run: Run, command: 
             deploy(inputs, plan, chosen, run / final.name, run / IMPROVED)
         improvement = Improvement(plan.folds, judged, chosen, gain, tested)
         about = {"data": data_words(inputs, plan), "model": Path(inputs.config.model_path).name, "command": command}
-        notes = import_notes(inputs.config.data_root, inputs.samples)
-        write_improve_report(run, improvement, about, notes)
+        write_improve_report(run, improvement, about, notes_of(inputs, plan))
         write_json(run / RESULT, improvement.facts)
-        for part, member in product(trained, OBJECTIVES):  # these can be made again, and may be large
-            shutil.rmtree(run / part.name / member / MERGED, ignore_errors=True)
+        for part in trained:
+            drop_merged(run / part.name)
     return improvement
 
 
@@ -340,7 +396,9 @@ def train_segmenter(inputs: GRPOInputs, plan: ImprovePlan, folder: Path) -> bool
     config = replace(PRESETS[plan.mode], steps=plan.steps[SEGMENTER], seed=inputs.config.seed, device=inputs.device)
     unlabelled = labelled_images(replace(sample, mask_parts=None) for sample in others) if others else None
     sizes = sized(RewardNetworkConfig(), train)
-    network = with_own_domain(train_reward_network(train, None, config, folder, sizes, unlabelled), train)
+    network = train_reward_network(train, None, config, folder, sizes, unlabelled)
+    if plan.folds == 1 or not inputs.split.groups["val"]:  # that of a fold is never deployed
+        network = with_own_domain(network, train)
     seen = {"train": picked, **({"unlabelled": others} if others else {})}
     network.training_info = {f"{use}_groups": sorted({one.group_id for one in of}) for use, of in seen.items()}
     network.training_info |= {"val_groups": [], "data_fingerprint": inputs.split.fingerprint}
@@ -357,24 +415,34 @@ def merged(folder: Path) -> Path:
     return folder / MERGED
 
 
+def drop_merged(trained: Path) -> None:
+    """Remove the whole checkpoints of a part: they can be made again, and the parts of a large model fill a disk."""
+    for member in OBJECTIVES:
+        aside = trained / member / f".{MERGED}_old"  # a folder of the true name is whole, whenever the process ends
+        if (trained / member / MERGED).exists():
+            shutil.rmtree(aside, ignore_errors=True)
+            (trained / member / MERGED).rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
 # ---- judging and deploying -------------------------------------------------------------------------------------------
 
 
 def judge(inputs: GRPOInputs, plan: ImprovePlan, run: Run, parts: Sequence[Part]) -> Judged:
     """Every row on the images that judge a part."""
-    rows: list[tuple[Sample, dict[str, dict[str, float]], Masks]] = []
+    values: dict[str, list[dict[str, float]]] = {row: [] for row in plan.rows}
+    packed: dict[str, list[np.ndarray]] = {row: [] for row in plan.rows}
     for part in parts:
-        by_image = [dict[str, np.ndarray]() for _ in part.judges]
         for number, masks in masks_of(inputs, plan, run / part.name, part.judges):
-            by_image[number] |= masks
-        for sample, masks in zip(part.judges, by_image, strict=True):
-            truth = sample.load_mask()
+            truth = part.judges[number].load_mask()
             assert truth is not None, "judges are labelled"
-            rows.append((sample, {row: mask_metrics(mask, truth) for row, mask in masks.items()}, masks))
-    names = list(rows[0][1][START])
-    values = {row: {name: np.array([of[row][name] for _, of, _ in rows]) for name in names} for row in plan.rows}
-    packed = {row: [np.packbits(masks[row]) for _, _, masks in rows] for row in plan.rows}
-    return Judged([sample for sample, _, _ in rows], values, packed)
+            for row, mask in masks.items():  # of each row the images come in order
+                values[row].append(mask_metrics(mask, truth))
+                packed[row].append(np.packbits(mask))
+        if plan.folds > 1:
+            drop_merged(run / part.name)
+    columns = {row: {name: np.array([one[name] for one in of]) for name in of[0]} for row, of in values.items()}
+    return Judged([sample for part in parts for sample in part.judges], columns, packed)
 
 
 def masks_of(
@@ -427,12 +495,15 @@ def deploy(inputs: GRPOInputs, plan: ImprovePlan, chosen: str, trained: Path, fo
     for member, place in zip(members, places, strict=True):
         if member == SEGMENTER:
             RewardNetwork.from_pretrained(trained / SEGMENTER / BEST_REWARD_NET).save_pretrained(place)
-        else:
-            merge_run(trained / member / FINAL, place)
+            continue
+        if member == TEACHER:
+            merged(trained / SIDE)  # its base
+        merge_run(trained / member / FINAL, place)
     deployed = {
         "format_version": FORMAT_VERSION,
         "prompt": inputs.regions.segment_question,
         "members": [place.relative_to(folder).as_posix() for place in places],
         "reward_net": None,
+        "grey_levels": inputs.grey_levels,  # for new images of the same device
     }
     write_json(folder / DEPLOYED, deployed)

@@ -133,7 +133,8 @@ def write_improve_report(run: Run, result: Improvement, facts: dict[str, str], n
 
     `facts` are data, model and command, for the foot of the page, `notes` limits of the data.
     """
-    parts = {f"{len(set(result.judged.groups))} labelled patients, out of fold": result.judged}
+    how = "out of fold" if result.folds > 1 else "the val split"
+    parts = {f"{len(set(result.judged.groups))} labelled patients, {how}": result.judged}
     parts |= {"Test patients": result.tested} if result.tested else {}
     tables = {name: _table(judged.results) for name, judged in parts.items()}
     first = "Test patients" if result.tested else next(iter(tables))

@@ -391,6 +391,7 @@ def _load_promptless(
 def _load_fusion(folder: Path, prompt: str | None, options: dict[str, Any]) -> Maker:
     """The model of `deployed.json`: its only member, or the fusion of several."""
     saved, members = read_deployed(folder), list[Maker]()
+    grey = window_for(saved, options.get("bit_depth"))
     judge = options.get("reward_net") or (folder / saved["reward_net"] if saved.get("reward_net") else None)
     alone, default = len(saved["members"]) == 1, prompt or str(saved["prompt"])
     for place in [folder / name for name in saved["members"]]:
@@ -401,10 +402,10 @@ def _load_fusion(folder: Path, prompt: str | None, options: dict[str, Any]) -> M
         given = {**of_kind, "reward_net": judge if alone else None}
         members.append(_load_kind(kind, str(place), default, prompt if alone else None, given))
     if alone:
-        (maker,) = members
+        maker = replace(members[0], grey=grey)
         return replace(maker, prompt=default) if isinstance(maker, PlainSegmenter) else maker
     network = load_reward_network(judge, None, options.get("device") or first_device())
-    return Fusion(tuple(members), default, without_intervals(network), members[0].grey)
+    return Fusion(tuple(members), default, without_intervals(network), grey)
 
 
 def load_mask_maker(

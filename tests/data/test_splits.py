@@ -216,7 +216,7 @@ def redrawn(samples):
         ),
         (put("fingerprint", value="0" * 64), list, "fingerprint is 0{12}, .*the split is of other data"),
         (lambda content: None, redrawn, "fingerprint.*the split is of other data"),
-        (put("groups", "val", value=[]), list, "needs a list of group ids"),
+        (put("groups", "reward", value=[]), list, "needs a list of group ids"),
         (put("groups", "test", value="P1"), list, "needs a list of group ids"),
         (put("seed", value=None), list, "needs a list of group ids, and `seed`"),
         (lambda content: content["groups"].pop("val"), list, "exactly the keys reward, policy, val, test"),

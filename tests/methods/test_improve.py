@@ -2,15 +2,17 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from rl_reward_network.atomic_io import read_json
+from rl_reward_network.bit_depth import DATA_SET
 from rl_reward_network.cli.improve import Args, check
 from rl_reward_network.grpo.inputs import GRPOInputs
 from rl_reward_network.grpo.plan import make_plan
@@ -23,6 +25,7 @@ from rl_reward_network.methods.improve import (
     inputs_of,
     make_improve_plan,
     masks_of,
+    notes_of,
     open_improve_inputs,
     parts_of,
     plan_lines,
@@ -31,15 +34,23 @@ from rl_reward_network.methods.improve import (
     settings_of,
 )
 from rl_reward_network.methods.improve_report import FUSION, IMPROVED, SEGMENTER, SIDE, START, TEACHER, Improvement
-from rl_reward_network.models.reward_network import RewardNetworkConfig
-from rl_reward_network.run import DEPLOYED, IMPROVE_RUN, Run, differences
-from tests.conftest import write_tiny_data
+from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
+from rl_reward_network.run import BEST_REWARD_NET, DEPLOYED, IMPROVE_RUN, Run, differences
+from tests.conftest import write_deep_data, write_tiny_data
 
 
-def opened(folder: Path, images: int = 8, bare: int = 0, unlabelled: bool = False, **record: Any) -> GRPOInputs:
-    """Images of a patient each; the last `bare` have no mask, and `record` is added to every record."""
+def opened(
+    folder: Path,
+    images: int = 8,
+    bare: int = 0,
+    unlabelled: bool = False,
+    first: Mapping[str, Any] | None = None,
+    **record: Any,
+) -> GRPOInputs:
+    """Images of a patient each; the last `bare` have no mask, `record` is added to every record, `first` to one."""
     data = write_tiny_data(folder / "data", images=images, size=64)
     records = [row | record for row in json.loads((data / "annotations.json").read_text())]
+    records[0] |= first or {}
     for row in records[images - bare :]:
         del row["mask_png"]
     (data / "annotations.json").write_text(json.dumps(records))
@@ -122,7 +133,7 @@ def test_where_nothing_differs_nothing_is_deployed() -> None:
 
 
 def test_every_patient_is_judged_by_models_that_have_not_seen_it(images: GRPOInputs, plan: ImprovePlan) -> None:
-    judging, final = parts_of(images, plan)
+    judging, final = parts_of(images, plan.folds)
     judges = [sample.group_id for part in judging for sample in part.judges]
     assert sorted(judges) == sorted({sample.group_id for sample in images.samples if sample.labelled})
     for part in judging:
@@ -133,11 +144,62 @@ def test_every_patient_is_judged_by_models_that_have_not_seen_it(images: GRPOInp
     assert final.inputs.split.groups["val"] == final.inputs.split.groups["test"] == ()
 
 
-def test_many_patients_or_an_own_split_let_the_val_split_decide(tmp_path: Path) -> None:
+def test_an_image_without_a_mask_does_not_train_where_its_picture_is_held_out(tmp_path: Path) -> None:
+    """Images of `--unlabelled_root` may be copies of labelled ones that the seed's split lets train."""
+    alone = opened(tmp_path, unlabelled=True)
+    policy = next(one for one in alone.samples if one.labelled and one.group_id in alone.split.groups["policy"])
+    shutil.copyfile(policy.image_path, tmp_path / "more" / "images" / "copy.png")
+    inputs = open_improve_inputs(alone.config)
+    (copy,) = (one for one in inputs.samples if one.image_path.name == "copy.png")
+    judging, final = parts_of(inputs, 2)
+    trained = [copy.group_id in part.inputs.split.ids("policy") for part in judging]
+    assert trained == [policy.group_id not in {one.group_id for one in part.judges} for part in judging]
+    assert copy.group_id in final.inputs.split.ids("policy")
+    said = [notes_of(inputs, make_improve_plan(inputs, mode)) for mode in ("full", "quick")]
+    assert ["name no patient" in " ".join(notes) for notes in said] == [True, False], "quick trains on masks alone"
+
+
+def test_patients_without_an_object_are_in_every_fold(tmp_path: Path) -> None:
+    inputs = opened(tmp_path, images=6)
+    for mask in sorted((inputs.config.data_root / "masks").iterdir())[:4]:
+        Image.fromarray(np.zeros((64, 64), np.uint8)).save(mask)
+    inputs = open_improve_inputs(inputs.config)
+    for part in parts_of(inputs, 2)[0]:
+        assert len(improve._with_object(part.judges)) == 1
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "test", "folds", "judges"),
+    [
+        (5, 1, 0, 2, 6),  # without a test split of its own nobody is kept from training
+        (8, 0, 6, 2, 8),
+        (20, 0, 2, 2, 20),  # nor is a val split cut from train
+        (4, 2, 3, 2, 6),
+        (2, 6, 1, 1, 6),
+    ],
+)
+def test_of_the_split_of_the_user_val_decides_if_it_can_and_test_stays_apart(
+    train: int, val: int, test: int, folds: int, judges: int, tmp_path: Path
+) -> None:
+    inputs = opened(tmp_path, images=train + val + test)
+    records, parts = read_json(tmp_path / "data" / "annotations.json"), ["train"] * train + ["val"] * val
+    records = [row | {"split": part} for row, part in zip(records, parts + ["test"] * test, strict=True)]
+    (tmp_path / "data" / "annotations.json").write_text(json.dumps(records))
+    inputs = open_improve_inputs(inputs.config)
+    plan = make_improve_plan(inputs, "quick")
+    assert plan.folds == folds
+    judging, final = parts_of(inputs, folds)
+    assert sum(len(part.judges) for part in judging) == judges
+    if test:
+        assert {one.split for one in inputs.samples if one.group_id in final.inputs.split.groups["test"]} == {"test"}
+    assert len(final.inputs.pick("reward", "policy")) == train + val * (folds > 1)
+
+
+def test_many_patients_let_the_val_split_decide(tmp_path: Path) -> None:
     many = opened(tmp_path, images=40)
     plan = make_improve_plan(many, "quick")
     assert (plan.folds, plan.members) == (1, (SEGMENTER, SIDE))
-    judging, final = parts_of(many, plan)
+    judging, final = parts_of(many, plan.folds)
     assert judging == [final]
     assert {sample.group_id for sample in final.judges} == set(many.split.groups["val"])
     assert "the val split" in plan_lines(many, plan)[0]
@@ -153,7 +215,7 @@ def test_the_plan_of_few_says_who_decides_and_what_is_left_out(images: GRPOInput
     assert (full.folds, full.members) == (3, (SEGMENTER, SIDE, TEACHER))
     few = opened(tmp_path, bare=2)
     assert make_improve_plan(few, "full").members == (SEGMENTER, SIDE)
-    assert "left out: 2 images without masks, and it needs 10" in "\n".join(
+    assert "left out: a training has 2 images without masks, and it needs 10" in "\n".join(
         plan_lines(few, make_improve_plan(few, "full"))
     )
 
@@ -166,6 +228,9 @@ def test_the_fusion_is_deployed_with_both_members_and_a_report(
     deployed = read_json(run / IMPROVED / DEPLOYED)
     assert deployed["members"] == [SEGMENTER, TEACHER]
     assert deployed["prompt"] == "Please segment the blood vessel."
+    domains = [(run / part / SEGMENTER / BEST_REWARD_NET, part == "all") for part in ("fold_1", "all")]
+    for folder, known in [*domains, (run / IMPROVED / SEGMENTER, True)]:
+        assert (RewardNetwork.from_pretrained(folder).config.domain is not None) is known
     facts = read_json(run / "improve.json")
     assert facts["deployed"] == IMPROVED
     assert facts["gain_out_of_fold"]["groups"] == 8
@@ -199,13 +264,27 @@ def test_interrupted_before_the_last_training_it_ends_in_the_same_model(
         assert (ours / file.relative_to(theirs)).read_bytes() == file.read_bytes()
 
 
-@pytest.mark.parametrize(("row", "files"), [(SEGMENTER, "model.safetensors"), (SIDE, "tokenizer.json")])
+@pytest.mark.parametrize(
+    ("row", "files"), [(SEGMENTER, "model.safetensors"), (SIDE, "tokenizer.json"), (TEACHER, "tokenizer.json")]
+)
 def test_a_single_member_is_deployed_as_it_is(
     row: str, files: str, images: GRPOInputs, plan: ImprovePlan, again: Run
 ) -> None:
     assert improved(images, plan, again, **{row: 0.6}).chosen == row
     assert read_json(again / IMPROVED / DEPLOYED)["members"] == ["."]
     assert (again / IMPROVED / files).exists()
+
+
+def test_the_grey_window_of_the_data_is_deployed_with_the_model(
+    plan: ImprovePlan, fused: tuple[Run, Any], tmp_path: Path
+) -> None:
+    config = RunConfig(data_root=write_deep_data(tmp_path / "deep"), output_dir=tmp_path / "out", gpu=-1)
+    deep = open_improve_inputs(config)
+    improve.deploy(deep, plan, SEGMENTER, fused[0] / "all", tmp_path / "improved")
+    grey = deep.samples[0].grey
+    assert grey is not None
+    assert read_json(tmp_path / "improved" / DEPLOYED)["grey_levels"] == {DATA_SET: list(grey[:2])}
+    assert read_json(fused[0] / IMPROVED / DEPLOYED)["grey_levels"] is None
 
 
 def test_nothing_is_deployed_where_nothing_is_better(images: GRPOInputs, plan: ImprovePlan, again: Run) -> None:
@@ -242,8 +321,10 @@ def test_too_few_patients_are_refused_with_what_works_today(tmp_path: Path) -> N
         make_improve_plan(inputs, "quick")
 
 
-def test_the_data_s_own_phrase_is_asked_for(tmp_path: Path) -> None:
-    inputs = opened(tmp_path, text=["polyp"])
+@pytest.mark.parametrize("first", ["polyp", "Polyp."])
+def test_the_data_s_own_phrase_is_asked_for(first: str, tmp_path: Path) -> None:
+    """Two spellings are one phrase."""
+    inputs = opened(tmp_path, text=["polyp"], first={"text": [first]})
     assert inputs.regions.segment_question == "Please segment the polyp."
     assert {prompt.question for prompt in inputs.prompts} == {"Please segment the polyp."}
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rl_reward_network.atomic_io import write_json
+from rl_reward_network.bit_depth import DATA_SET, GreyWindow
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.models.domain import STATISTICS, Domain
 from rl_reward_network.models.reward_network import DiceInterval, RewardNetwork, RewardNetworkConfig
@@ -151,6 +152,14 @@ def test_the_only_member_of_a_fusion_is_that_model(parts: Path) -> None:
     segmenter = load_maker(str(deploy(parts, "one")), device="cpu")
     assert isinstance(segmenter, PlainSegmenter)
     assert segmenter.answer(IMAGE).prompt == QUESTION == what_is(parts).prompt
+
+
+@pytest.mark.parametrize("members", [["one"], ["one", "two"]])
+def test_new_images_are_seen_in_the_grey_window_of_the_training(members: list[str], parts: Path) -> None:
+    folder = str(deploy(parts, *members, grey_levels={DATA_SET: [10, 900]}))
+    assert load_maker(folder, device="cpu").grey == GreyWindow(10, 900)
+    with pytest.raises(ValueError, match=r"--bit_depth 12: it was trained or measured where .*; leave it out"):
+        load_maker(folder, device="cpu", bit_depth=12)
 
 
 def test_the_folder_of_a_policy_is_enough(policy_run: Run, tiny_checkpoint: Path) -> None:
