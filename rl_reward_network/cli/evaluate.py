@@ -26,7 +26,7 @@ OF_PREDICTIONS = ("only_predicted", "output", "group_regex", "patients_csv", "la
 
 @dataclass(frozen=True)
 class Args:
-    """Compare what was trained, a prompt policy or a GRPO run, with its baselines on test patients; or score masks."""
+    """Compare what was trained with its baselines on test patients; or score masks."""
 
     model_path: tuple[str, ...] = ()
     """The run's final_model folder, or the run; several (a pattern) mean the newest of them."""

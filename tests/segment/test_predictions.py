@@ -138,7 +138,11 @@ def test_images_of_one_name_are_told_apart_by_folders_and_channels_are_dropped(t
     found = read(tmp_path / "masks", data)
     for sample, box in zip(read_annotations(data), BOXES, strict=False):
         np.testing.assert_array_equal(found.masks[sample.sample_id](SIZE), box)
-    assert found.notes[0].endswith("1 files are of no image of the data, left out: 3.png")
+    assert found.notes[0].endswith("1 files are of no image of the data, left out"), "no name: it is for reports"
+    for name in names:
+        (tmp_path / f"masks/{name.removesuffix('_0000')}.png").unlink()
+    with pytest.raises(ValueError, match=r"\(images/a/1_0000.png, .*and put it into a folder of the same name"):
+        read(tmp_path / "masks", data)
 
 
 def test_ids_of_results_are_those_of_the_data_and_no_record_is_an_empty_mask(data: Path, tmp_path: Path) -> None:
@@ -151,6 +155,8 @@ def test_ids_of_results_are_those_of_the_data_and_no_record_is_an_empty_mask(dat
     sums = [found.masks[sample.sample_id](SIZE).sum() for sample in read_annotations(data)]
     assert sums == [0, 0, BOXES[2].sum(), 0, 0, 0, 0]
     assert f"{COUNT - 1} images have no record" in found.notes[0]
+    results.write_text("[]")
+    assert len(read(results, data, tmp_path).masks) == COUNT, "nothing was found in any image"
 
 
 def both_names(folder: Path) -> None:
@@ -162,6 +168,11 @@ def two_categories(folder: Path) -> None:
     as_results(folder)
     records = json.loads((folder / "results.json").read_text())
     (folder / "results.json").write_text(json.dumps([*records, records[0] | {"category_id": 2}]))
+
+
+def scored(score: object) -> Write:
+    record = {"image_id": NAMES[0], "category_id": 1, "segmentation": to_rle(BOXES[0]), "score": score}
+    return lambda folder: (folder / "results.json").write_text(json.dumps([record]))
 
 
 REFUSED: dict[str, tuple[Write, str]] = {
@@ -182,6 +193,8 @@ REFUSED: dict[str, tuple[Write, str]] = {
         pictures("{}.png", lambda box: np.where(box[..., None], np.uint8([255, 0, 0]), np.uint8([0, 0, 255]))),
         "holds the colours #0000ff, #ff0000",
     ),
+    "a score in words": (scored("high"), "score is 'high', expected a number"),
+    "no score": (scored(float("nan")), "score is nan, expected a number"),
     "two categories": (two_categories, "annotations of 2 categories"),
 }
 
