@@ -8,7 +8,7 @@ from rl_reward_network import __version__
 
 WANTS = {  # what a user wants -> its commands
     "your images": {
-        "doctor": "check packages, model, data, GPU and disk, and name what is missing",
+        "doctor": "check packages, model, data, GPU and disk; name what is missing",
         "data": "render the embedded images; data import SOURCE: import your own",
         "segment": "segment images with a model, or with what a run has made",
     },

@@ -240,15 +240,12 @@ def _read_coco(file: Path, samples: Sequence[Sample], root: Path, ids_from: Path
     content = read_json(file)
     names, records = _image_names([content]), content
     if isinstance(content, dict):
-        records = content["annotations"]
+        records = believed = content["annotations"]  # each is meant, also with a score, as `segment` writes
     else:
+        believed = _believed(file, records)
         names = _image_names(json_files(files_below(ids_from, ".json"))[0].values() if ids_from.is_dir() else [])
         named = {id_text(one["image_id"]): str(one.get("file_name") or one["image_id"]) for one in records}
         names = {one: names[one] for one in named} if named.keys() <= names.keys() else named
-    scores = [one["score"] for one in records if one.get("score") is not None]
-    if wrong := [score for score in scores if not isinstance(score, int | float) or math.isnan(score)]:
-        raise ValueError(f"--predictions {file}: score is {wrong[0]!r}, expected a number; correct it, or delete it")
-    believed = [one for one in records if one.get("score") is None or one["score"] >= SURE]
     annotations = [{"id": number, **one} for number, one in enumerate(believed)]
     categories = {id_text(one.get("category_id")): id_text(one.get("category_id")) for one in annotations}
     if len(categories) > 1:
@@ -270,6 +267,14 @@ def _read_coco(file: Path, samples: Sequence[Sample], root: Path, ids_from: Path
     sizes = {sample.sample_id: sample.size for sample in samples}
     decode_files([partial(masks, sizes[sample]) for sample, masks in found.items()], keep=False)
     return Predictions(file, {sample: partial(_union, masks) for sample, masks in found.items()}, tuple(notes))
+
+
+def _believed(file: Path, records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The results without a score below `SURE`; a ValueError for one that is no number."""
+    scores = [one["score"] for one in records if one.get("score") is not None]
+    if wrong := [score for score in scores if not isinstance(score, int | float) or math.isnan(score)]:
+        raise ValueError(f"--predictions {file}: score is {wrong[0]!r}, expected a number; correct it, or delete it")
+    return [one for one in records if one.get("score") is None or one["score"] >= SURE]
 
 
 def _image_names(contents: Iterable[Any]) -> dict[str, str]:

@@ -82,7 +82,9 @@ def of_nnunet(folder: Path) -> None:
 
 
 def as_coco(folder: Path) -> None:
-    annotations = [{"id": n, "image_id": n, "category_id": 1, "segmentation": [box_polygon(n)]} for n in range(COUNT)]
+    """A data set, whose scores below 0.5 leave nothing out."""
+    record = {"category_id": 1, "score": 0.1}
+    annotations = [record | {"id": n, "image_id": n, "segmentation": [box_polygon(n)]} for n in range(COUNT)]
     content = coco_content([f"{name}.png" for name in NAMES], annotations, ["background", "vessel"])
     (folder / "predictions.json").write_text(json.dumps(content))
 
