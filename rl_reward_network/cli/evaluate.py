@@ -79,9 +79,11 @@ def main(args: Args) -> None:
 
     folder = newest(args.model_path)
     final_model = grpo_model(folder)
-    report = _evaluate_grpo(final_model, args) if final_model else _evaluate_policy(folder, args)
+    edits = not final_model and _edits(folder)
+    report = _evaluate_grpo(final_model, args) if final_model else _evaluate_policy(folder, args, edits)
     output_dir = report.resolve().parents[2]  # <output_dir>/<run>/evaluation/report.html
-    show_ending({"report": report}, output_dir, report.parents[1], frozen=not final_model)
+    model = None if edits else report.parents[1]  # operations are applied to new images by a comparison's method
+    show_ending({"report": report}, output_dir, model, frozen=not final_model)
 
 
 def _score(args: Args) -> None:
@@ -116,14 +118,18 @@ def _evaluate_grpo(final_model: Path, args: Args) -> Path:
     return report
 
 
-def _evaluate_policy(folder: Path, args: Args) -> Path:
+def _edits(folder: Path) -> bool:
+    """Whether the policy of a run, or of its final_model, chooses operations."""
+    config = next((path for path in (folder / CONFIG, folder.parent / CONFIG) if path.exists()), None)
+    return config is not None and read_object(config).get("stage") == POST_RUN.stage
+
+
+def _evaluate_policy(folder: Path, args: Args, edits: bool) -> Path:
     from rl_reward_network.ppo.evaluate import FROZEN_CALLS, PathOverrides, run_evaluation_stage
     from rl_reward_network.ppo.policy import policy_folder
     from rl_reward_network.ppo.prompt_report import show_comparison
 
     moved = PathOverrides(args.data_root, args.base_model, args.gpu, args.segment_batch)
-    config = next((path for path in (folder / CONFIG, folder.parent / CONFIG) if path.exists()), None)
-    edits = config is not None and read_object(config).get("stage") == POST_RUN.stage
     result, report = run_evaluation_stage(policy_folder(folder), moved, args.images, args.show_names, edits)
     show_comparison(result)
     print(f"{FROZEN_CALLS}: {result.config[FROZEN_CALLS]}")
