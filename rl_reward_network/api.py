@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_reward_network.data.images import as_image, load_for_model
+from rl_reward_network.data.images import as_image
 from rl_reward_network.data.masks import as_mask
 from rl_reward_network.grpo.settings import Mode
 from rl_reward_network.inputs.config import RunConfig
@@ -76,8 +76,7 @@ class Model:
         """
         if not 0 < threshold < 1:
             raise ValueError(f"threshold is {threshold}, expected a number between 0 and 1, such as 0.5")
-        path = isinstance(image, str | Path)  # whose grey of more than 8 bit is shown in the window of the training
-        pixels = load_for_model(Path(image), self.maker.grey)[0] if path else as_image(image)
+        pixels = as_image(image, self.maker.grey)
         found = self.maker.answer(pixels, prompt)
         mask, predicted = found.soft > threshold, None
         if self.maker.network is not None and found.scorer is not None and found.segs != 0:

@@ -12,6 +12,7 @@ from PIL import Image
 
 import rl_reward_network
 from rl_reward_network import RewardNetwork, load
+from rl_reward_network.bit_depth import window_of_bits
 from rl_reward_network.data.images import as_image
 from rl_reward_network.data.masks import as_mask
 from rl_reward_network.env.prompts import PROMPTS
@@ -90,7 +91,10 @@ def test_deep_grey_and_files_are_seen_as_segment_sees_them(tmp_path: Path) -> No
     deep = (GREY.astype(np.uint16) * 16).clip(0, 4000)
     Image.fromarray(deep).save(tmp_path / "deep.png")
     for given in (deep, Image.fromarray(deep), torch.tensor(deep.astype(np.int32))):
-        np.testing.assert_array_equal(as_image(given), as_image(tmp_path / "deep.png"))
+        for window in (None, window_of_bits(12)):
+            np.testing.assert_array_equal(as_image(given, window), as_image(tmp_path / "deep.png", window))
+    assert as_image(deep, window_of_bits(12)).max() == round(int(deep.max()) * 255 / 4095)
+    np.testing.assert_array_equal(as_image(GREY, window_of_bits(12)), GREY3, "8 bit is not scaled")
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.fromarray(COLOUR).save(tmp_path / "turned.png", exif=exif)
