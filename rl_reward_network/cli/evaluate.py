@@ -18,8 +18,18 @@ from typing import Literal
 
 from rl_reward_network.cli.app import show_ending
 from rl_reward_network.flags import Rare, changed, check_at_least
-from rl_reward_network.run import CONFIG, FINAL, POST_RUN, age, read_object
+from rl_reward_network.run import (
+    COMPARE_RUN,
+    CONFIG,
+    FINAL,
+    IMPROVE_RUN,
+    POST_RUN,
+    REWARD_RUN,
+    age,
+    read_object,
+)
 
+REPORTED = tuple(kind.stage for kind in (REWARD_RUN, COMPARE_RUN, IMPROVE_RUN))
 OF_RUNS = ("model_path", "images", "base_model", "gpu", "segment_batch")
 OF_PREDICTIONS = ("only_predicted", "output", "group_regex", "patients_csv", "label")
 
@@ -79,7 +89,13 @@ def main(args: Args) -> None:
 
     folder = newest(args.model_path)
     final_model = grpo_model(folder)
-    edits = not final_model and _edits(folder)
+    stage = None if final_model else _stage(folder)
+    if stage in REPORTED:
+        raise ValueError(
+            f"--model_path {folder}: of a run ({stage}) that has a report of its own, report.html; of new images, score"
+            " the masks of sa2va-rl segment by --predictions"
+        )
+    edits = stage == POST_RUN.stage
     report = _evaluate_grpo(final_model, args) if final_model else _evaluate_policy(folder, args, edits)
     output_dir = report.resolve().parents[2]  # <output_dir>/<run>/evaluation/report.html
     model = None if edits else report.parents[1]  # operations are applied to new images by a comparison's method
@@ -118,10 +134,10 @@ def _evaluate_grpo(final_model: Path, args: Args) -> Path:
     return report
 
 
-def _edits(folder: Path) -> bool:
-    """Whether the policy of a run, or of its final_model, chooses operations."""
-    config = next((path for path in (folder / CONFIG, folder.parent / CONFIG) if path.exists()), None)
-    return config is not None and read_object(config).get("stage") == POST_RUN.stage
+def _stage(folder: Path) -> str | None:
+    """The stage of a run, given its folder or one in it."""
+    configs = [read_object(path) for path in (folder / CONFIG, folder.parent / CONFIG) if path.exists()]
+    return next((config["stage"] for config in configs if config.get("stage")), None)
 
 
 def _evaluate_policy(folder: Path, args: Args, edits: bool) -> Path:
