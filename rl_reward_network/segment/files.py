@@ -21,6 +21,7 @@ from rl_reward_network.report.overlays import AFTER, paint_mask
 
 PROMPT_KEY = "sa2va_prompt"  # of the text in a PNG that holds the prompt of the mask
 KINDS = ("mask", "overlay", "soft")  # of pictures, as their names end
+SHEET = "contact_sheet.png"  # beside the masks of several images
 MAX_LETTERS = 60  # of a prompt in a file name
 
 

@@ -32,7 +32,7 @@ from rl_reward_network.data_import.files import files_below, json_files, listed,
 from rl_reward_network.data_import.items import OutlineMasks, id_text
 from rl_reward_network.inputs.loading import decode_files
 from rl_reward_network.rewards.metrics import ROUNDING
-from rl_reward_network.segment.files import prompt_of, words_of
+from rl_reward_network.segment.files import SHEET, prompt_of, words_of
 
 ARRAYS = (".npy", ".npz")
 SOFT_ARRAYS = ("soft", "probabilities", "mask")  # names of the array in a .npz with several
@@ -68,7 +68,8 @@ def read_predictions(source: Path, samples: Sequence[Sample], root: Path, ids_fr
         return _read_coco(source, samples, root, ids_from)
     images = {sample.image_path.resolve() for sample in samples}
     pictures = files_below(source, *IMAGE_SUFFIXES, *ARRAYS)
-    pictures = [path for path in pictures if not path.stem.endswith(OVERLAY) and path.resolve() not in images]
+    pictures = [path for path in pictures if not path.stem.endswith(OVERLAY) and path.name != SHEET]
+    pictures = [path for path in pictures if path.resolve() not in images]
     if not pictures and (found := [path for path in files_below(source, ".json") if _is_coco(path)]):
         return _read_coco(found[0], samples, root, ids_from)
     if not pictures:
@@ -83,7 +84,7 @@ def read_predictions(source: Path, samples: Sequence[Sample], root: Path, ids_fr
     full = _full_value(set().union(*values), source)
     notes = [f"{source}: {len(rest)} files are of no image of the data, left out"] if rest else []
     if rest:
-        print(f"{notes[0]}: {listed(rest, source)}")  # names may be of patients, and notes are for reports
+        print(f"of no image of the data: {listed(rest, source)}")  # notes are for reports, and names may be of patients
     return Predictions(source, {name: partial(_load, path, full) for name, path in files.items()}, tuple(notes))
 
 

@@ -23,11 +23,11 @@ from rl_reward_network.data.images import load_for_model, load_grid, load_image
 from rl_reward_network.data.masks import to_rle
 from rl_reward_network.report.overlays import AFTER, paint_mask
 from rl_reward_network.report.page import csv_text
-from rl_reward_network.segment.files import Target, check_apart, check_free, prompt_of, save_mask, write_mask
+from rl_reward_network.segment.files import SHEET, Target, check_apart, check_free, prompt_of, save_mask, write_mask
 from rl_reward_network.segment.maker import Maker, Predicted, predicted_quality
 
 Format = Literal["png", "coco", "nnunet"]
-RESULTS, SHEET, COCO, NNUNET = "results.csv", "contact_sheet.png", "predictions_coco.json", "labelsTs"
+RESULTS, COCO, NNUNET = "results.csv", "predictions_coco.json", "labelsTs"
 COLUMNS = (
     *("file", "mask", "patient", "prompt", "share", "parts"),
     *("predicted_dice", "predicted_low", "predicted_high", "confidence", "verdict"),

@@ -61,6 +61,7 @@ def drawn(box: np.ndarray) -> np.ndarray:
 
 def with_images_and_overlays(folder: Path) -> None:
     pictures("{}_mask.png", as_255)(folder)
+    save(folder / "contact_sheet.png", picture(0))
     for number, name in enumerate(NAMES):
         save(folder / f"{name}.png", picture(number))
         save(folder / f"{name}_overlay.png", picture(number))
