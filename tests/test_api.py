@@ -11,11 +11,12 @@ import torch
 from PIL import Image
 
 import rl_reward_network
-from rl_reward_network import RewardNetwork, load
+from rl_reward_network import RewardNetwork, api, load
 from rl_reward_network.bit_depth import window_of_bits
 from rl_reward_network.data.images import as_image
 from rl_reward_network.data.masks import as_mask
 from rl_reward_network.env.prompts import PROMPTS
+from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.reward_network import RewardNetwork as Plain
 from rl_reward_network.models.reward_network import RewardNetworkConfig
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
@@ -136,3 +137,13 @@ def test_a_mask_of_any_form(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             as_mask(wrong, MASK.shape)
+
+
+def test_improve_takes_folders_as_text_and_refuses_an_unknown_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[RunConfig] = []
+    monkeypatch.setattr(api, "open_improve_inputs", lambda config: given.append(config) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        api.improve("d", "u", "quick", output_dir="o", seed=3)
+    assert given == [RunConfig(data_root=Path("d"), unlabelled_root=Path("u"), output_dir=Path("o"), seed=3)]
+    with pytest.raises(ValueError, match="mode is 'slow', expected quick or full"):
+        api.improve("d", mode="slow")  # type: ignore[arg-type]
