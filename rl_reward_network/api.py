@@ -15,11 +15,11 @@ An image is a path, a picture of Pillow, an array or a tensor; see `data.images.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
-from rl_reward_network.data.images import as_image, load_for_model
+from rl_reward_network.data.images import as_image
 from rl_reward_network.data.masks import as_mask
 from rl_reward_network.grpo.settings import Mode
 from rl_reward_network.inputs.config import RunConfig
@@ -76,8 +76,7 @@ class Model:
         """
         if not 0 < threshold < 1:
             raise ValueError(f"threshold is {threshold}, expected a number between 0 and 1, such as 0.5")
-        path = isinstance(image, str | Path)  # whose grey of more than 8 bit is shown in the window of the training
-        pixels = load_for_model(Path(image), self.maker.grey)[0] if path else as_image(image)
+        pixels = as_image(image, self.maker.grey)
         found = self.maker.answer(pixels, prompt)
         mask, predicted = found.soft > threshold, None
         if self.maker.network is not None and found.scorer is not None and found.segs != 0:
@@ -106,8 +105,11 @@ def improve(
     `settings` are further fields of `RunConfig`, such as output_dir, seed or gpu. Raises as the command does; where
     nothing is better, improve.json of the run says so, and `load` finds no model there.
     """
-    roots = {"data_root": Path(data_root), "unlabelled_root": unlabelled_root and Path(unlabelled_root)}
-    config = RunConfig(model_path=str(model_path), **roots, **settings)  # type: ignore[arg-type]
+    if mode not in get_args(Mode):
+        raise ValueError(f"mode is {mode!r}, expected {' or '.join(get_args(Mode))}")
+    given = {"data_root": data_root, "unlabelled_root": unlabelled_root, "output_dir": RunConfig.output_dir} | settings
+    paths = {name: given[name] and Path(given[name]) for name in ("data_root", "unlabelled_root", "output_dir")}
+    config = RunConfig(model_path=str(model_path), **given | paths)
     inputs = open_improve_inputs(config)
     plan = make_improve_plan(inputs, mode)
     run = Run.create(IMPROVE_RUN, config.output_dir, settings_of(inputs, plan))

@@ -11,10 +11,12 @@ import torch
 from PIL import Image
 
 import rl_reward_network
-from rl_reward_network import RewardNetwork, load
+from rl_reward_network import RewardNetwork, api, load
+from rl_reward_network.bit_depth import window_of_bits
 from rl_reward_network.data.images import as_image
 from rl_reward_network.data.masks import as_mask
 from rl_reward_network.env.prompts import PROMPTS
+from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.reward_network import RewardNetwork as Plain
 from rl_reward_network.models.reward_network import RewardNetworkConfig
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
@@ -90,7 +92,10 @@ def test_deep_grey_and_files_are_seen_as_segment_sees_them(tmp_path: Path) -> No
     deep = (GREY.astype(np.uint16) * 16).clip(0, 4000)
     Image.fromarray(deep).save(tmp_path / "deep.png")
     for given in (deep, Image.fromarray(deep), torch.tensor(deep.astype(np.int32))):
-        np.testing.assert_array_equal(as_image(given), as_image(tmp_path / "deep.png"))
+        for window in (None, window_of_bits(12)):
+            np.testing.assert_array_equal(as_image(given, window), as_image(tmp_path / "deep.png", window))
+    assert as_image(deep, window_of_bits(12)).max() == round(int(deep.max()) * 255 / 4095)
+    np.testing.assert_array_equal(as_image(GREY, window_of_bits(12)), GREY3, "8 bit is not scaled")
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.fromarray(COLOUR).save(tmp_path / "turned.png", exif=exif)
@@ -132,3 +137,13 @@ def test_a_mask_of_any_form(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             as_mask(wrong, MASK.shape)
+
+
+def test_improve_takes_folders_as_text_and_refuses_an_unknown_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[RunConfig] = []
+    monkeypatch.setattr(api, "open_improve_inputs", lambda config: given.append(config) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        api.improve("d", "u", "quick", output_dir="o", seed=3)
+    assert given == [RunConfig(data_root=Path("d"), unlabelled_root=Path("u"), output_dir=Path("o"), seed=3)]
+    with pytest.raises(ValueError, match="mode is 'slow', expected quick or full"):
+        api.improve("d", mode="slow")  # type: ignore[arg-type]

@@ -118,7 +118,7 @@ def _help(args_type: Any, words: list[str], prog: str, whole: bool) -> None:
         tyro.cli(args_type, args=HELP[:1], **settings, **defaults)
     finally:
         if hidden:
-            print(f"{len(hidden)} more flags: {prog} {HELP_ALL}")
+            print(f"{len(hidden)} more flag{'s' * (len(hidden) > 1)}: {prog} {HELP_ALL}")
 
 
 def _checked(args: Any) -> Any:

@@ -17,7 +17,7 @@ from rl_reward_network.embedded.datasets import DEFAULT_FOLDER, embedded_angiogr
 
 @dataclass(frozen=True)
 class Args:
-    """Render the embedded data sets. Your own images: sa2va-rl data import SOURCE --to FOLDER --write."""
+    """Render the embedded data sets. Your own images: sa2va-rl data import SOURCE."""
 
     folder: Path = DEFAULT_FOLDER
     """Where the data sets are kept."""

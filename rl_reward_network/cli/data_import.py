@@ -16,7 +16,7 @@ from rl_reward_network.flags import Rare
 
 @dataclass(frozen=True)
 class Args:
-    """Import images and masks: paired folders, COCO, nnU-Net, YOLO, LabelMe, DICOM. Without --write it only tells."""
+    """Import images and masks of other layouts. Without --write it only tells."""
 
     source: tyro.conf.Positional[Path]
     """Folder with the images and masks; nothing in it is changed."""

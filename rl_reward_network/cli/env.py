@@ -16,7 +16,7 @@ EXTRAS = ("accelerate", "datasets", "tensorboard", "wandb", "bitsandbytes", "fla
 
 @dataclass(frozen=True)
 class Args:
-    """Print the versions of the package, its libraries, the system and the GPU, for bug reports."""
+    """Print versions of packages, system and GPU, for bug reports."""
 
 
 def main(args: Args) -> None:

@@ -18,15 +18,25 @@ from typing import Literal
 
 from rl_reward_network.cli.app import show_ending
 from rl_reward_network.flags import Rare, changed, check_at_least
-from rl_reward_network.run import CONFIG, FINAL, POST_RUN, age, read_object
+from rl_reward_network.run import (
+    COMPARE_RUN,
+    CONFIG,
+    FINAL,
+    IMPROVE_RUN,
+    POST_RUN,
+    REWARD_RUN,
+    age,
+    read_object,
+)
 
+REPORTED = tuple(kind.stage for kind in (REWARD_RUN, COMPARE_RUN, IMPROVE_RUN))
 OF_RUNS = ("model_path", "images", "base_model", "gpu", "segment_batch")
 OF_PREDICTIONS = ("only_predicted", "output", "group_regex", "patients_csv", "label")
 
 
 @dataclass(frozen=True)
 class Args:
-    """Compare what was trained, a prompt policy or a GRPO run, with its baselines on test patients; or score masks."""
+    """Compare what was trained with its baselines on test patients; or score masks."""
 
     model_path: tuple[str, ...] = ()
     """The run's final_model folder, or the run; several (a pattern) mean the newest of them."""
@@ -79,9 +89,17 @@ def main(args: Args) -> None:
 
     folder = newest(args.model_path)
     final_model = grpo_model(folder)
-    report = _evaluate_grpo(final_model, args) if final_model else _evaluate_policy(folder, args)
+    stage = None if final_model else _stage(folder)
+    if stage in REPORTED:
+        raise ValueError(
+            f"--model_path {folder}: of a run ({stage}) that has a report of its own, report.html; of new images, score"
+            " the masks of sa2va-rl segment by --predictions"
+        )
+    edits = stage == POST_RUN.stage
+    report = _evaluate_grpo(final_model, args) if final_model else _evaluate_policy(folder, args, edits)
     output_dir = report.resolve().parents[2]  # <output_dir>/<run>/evaluation/report.html
-    show_ending({"report": report}, output_dir, report.parents[1], frozen=not final_model)
+    model = None if edits else report.parents[1]  # operations are applied to new images by a comparison's method
+    show_ending({"report": report}, output_dir, model, frozen=not final_model)
 
 
 def _score(args: Args) -> None:
@@ -116,14 +134,18 @@ def _evaluate_grpo(final_model: Path, args: Args) -> Path:
     return report
 
 
-def _evaluate_policy(folder: Path, args: Args) -> Path:
+def _stage(folder: Path) -> str | None:
+    """The stage of a run, given its folder or one in it."""
+    configs = [read_object(path) for path in (folder / CONFIG, folder.parent / CONFIG) if path.exists()]
+    return next((config["stage"] for config in configs if config.get("stage")), None)
+
+
+def _evaluate_policy(folder: Path, args: Args, edits: bool) -> Path:
     from rl_reward_network.ppo.evaluate import FROZEN_CALLS, PathOverrides, run_evaluation_stage
     from rl_reward_network.ppo.policy import policy_folder
     from rl_reward_network.ppo.prompt_report import show_comparison
 
     moved = PathOverrides(args.data_root, args.base_model, args.gpu, args.segment_batch)
-    config = next((path for path in (folder / CONFIG, folder.parent / CONFIG) if path.exists()), None)
-    edits = config is not None and read_object(config).get("stage") == POST_RUN.stage
     result, report = run_evaluation_stage(policy_folder(folder), moved, args.images, args.show_names, edits)
     show_comparison(result)
     print(f"{FROZEN_CALLS}: {result.config[FROZEN_CALLS]}")

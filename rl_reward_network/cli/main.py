@@ -8,20 +8,20 @@ from rl_reward_network import __version__
 
 WANTS = {  # what a user wants -> its commands
     "your images": {
-        "doctor": "pre-flight table: packages, model, data, GPU, disk, and how to supply what is missing",
-        "data": "render the embedded data sets; data import SOURCE: import your own images and masks",
+        "doctor": "check packages, model, data, GPU and disk; name what is missing",
+        "data": "render the embedded images; data import SOURCE: import your own",
         "segment": "segment images with a model, or with what a run has made",
     },
     "better masks": {
-        "improve": "better masks of your own images: trains what pays, and deploys only what is better",
-        "compare": "compare every method for better masks, and choose the best and the cheapest",
+        "improve": "train what pays on your images, and deploy only what is better",
+        "compare": "compare every method, and choose the best and the cheapest",
         "grpo": "train the weights by GRPO, or by supervision for comparison",
         "reward": "step 1: train the reward network",
         "prompts": "step 2: train the prompt policy by PPO",
         "operations": "experiment 2: train a policy that edits masks by operations",
     },
     "what came of it": {
-        "evaluate": "measure a trained model or policy on test patients, or masks of any tool",
+        "evaluate": "measure a model or policy on test patients, or masks of any tool",
         "merge": "merge LoRA weights into a whole checkpoint",
         "convert": "convert a checkpoint between the official layout and ours",
         "env": "versions of packages, system and GPU, for a bug report",

@@ -79,4 +79,4 @@ def main(args: Args) -> None:
         print("nothing to resume: this run is finished")
     else:
         run_policy_stage(inputs, plan, args.reward_net, run)
-    show_ending({"post-processing policy": run / FINAL}, args.inputs.output_dir, run.path, frozen=True)
+    show_ending({"post-processing policy": run / FINAL}, args.inputs.output_dir, frozen=True)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Args:
-    """Step 1: train the reward network, an ensemble of CNNs that predicts the quality of masks of an image."""
+    """Step 1: train the reward network, which predicts the quality of masks."""
 
     mode: tyro.conf.Positional[Literal["quick", "full"]]
     """quick: 50 images, members of 200 steps. full: 200 images, members of 700 steps. Minutes on two cores are in

@@ -53,11 +53,11 @@ def read_config(file: Path, args_type: Any, prog: str, known_alone: bool = False
         ValueError: the file is no such file, a key is no flag, or a value is not of the type of its flag.
     """
     flags, content = flags_of(args_type), _mapping(file)
-    names = {alias: name for name, flag in flags.items() for alias in (name, *flag.aliases)}
+    names = {alias: name for name, flag in flags.items() if name != "config" for alias in (name, *flag.aliases)}
     given: dict[str, list[str]] = {}
     for key, value in content.items():
         name = names.get(str(key).replace("-", "_"))
-        if name is None or name == "config":
+        if name is None:
             if known_alone:
                 continue
             meant = get_close_matches(str(key).replace("-", "_"), names, 1)

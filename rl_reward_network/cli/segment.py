@@ -16,6 +16,7 @@ and sequence.json.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -109,10 +110,14 @@ def main(args: Args) -> None:
     window_of_bits(args.bit_depth)
     if not 0 < args.threshold < 1:
         raise ValueError(f"--threshold {args.threshold}: expected a number between 0 and 1, such as 0.5")
+    if args.prompt is not None and not args.prompt.strip():
+        raise ValueError("--prompt is empty; name what to segment, or leave it out")
     if args.video:
         return segment_sequences(args)
     if flags := changed(args, *ONLY_WITH_VIDEO):
         raise ValueError(f"{flags[0]}: it is for sequences; add --video, or leave it out")
+    from rl_reward_network.data.images import load_image
+    from rl_reward_network.inputs.loading import check_readable
     from rl_reward_network.segment import maker
     from rl_reward_network.segment.files import check_free, image_files, targets
     from rl_reward_network.segment.results import check_results_free, segment_image, write_results
@@ -123,6 +128,7 @@ def main(args: Args) -> None:
         for target in files:
             check_free(target, known)
     check_results_free(files, args.format)
+    check_readable([partial(load_image, target.image) for target in files])
     loaded = maker.load_maker(args.model_path, args.prompt, args.policy, **loading(args))
     bar = tqdm(files, "segmenting", unit="image", disable=len(files) == 1)
     results = [segment_image(loaded, target, args.prompt, args.threshold, args.soft) for target in bar]

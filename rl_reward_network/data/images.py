@@ -93,19 +93,19 @@ def load_for_model(
     return _to_rgb(image, path, used), f"{path.name}: grey of more than 8 bit, {used}{source}"
 
 
-def as_image(image: Any) -> np.ndarray:
+def as_image(image: Any, window: GreyWindow | None = None) -> np.ndarray:
     """Whatever stands for one image as uint8 (H, W, 3) RGB: a path, a picture of Pillow, an array or a tensor.
 
     Arrays and tensors are grey (H, W), or have 1, 3 or 4 channels, last (H, W, C) or first (C, H, W); alpha is dropped.
-    Floats are 0 to 1, whole numbers 0 to 255; grey of up to 65535 gets its own window, as in `load_image`. A picture of
-    Pillow is turned by its EXIF orientation, as a file is. ValueError, in one sentence, for anything else.
+    Floats are 0 to 1, whole numbers 0 to 255; grey of up to 65535 gets the `window`, None: its own, as in `load_image`.
+    A picture of Pillow is turned by its EXIF orientation, as a file is. ValueError, in one sentence, for anything else.
     """
     if isinstance(image, str | Path):
-        return load_image(Path(image))
+        return load_image(Path(image), window)
     if isinstance(image, Image.Image):
         if fault := _fault(image, MOST_PIXELS):
             raise ValueError(f"the image: {fault}")
-        return _to_rgb(ImageOps.exif_transpose(image), "the image")
+        return _to_rgb(ImageOps.exif_transpose(image), "the image", window)
     array = as_array(image)
     if array.ndim == 3 and array.shape[2] not in CHANNELS and array.shape[0] in CHANNELS:
         array = np.moveaxis(array, 0, 2)
@@ -123,7 +123,8 @@ def as_image(image: Any) -> np.ndarray:
             f" in 0..{most}; scale it"
         )
     array = np.round(255 * array) if floats else array
-    return grey_to_rgb(array.astype(np.uint16)) if grey else array.astype(np.uint8)
+    deep = array.dtype == np.uint16 or array.max() > 255
+    return grey_to_rgb(array.astype(np.uint16), window if deep else None) if grey else array.astype(np.uint8)
 
 
 def as_array(values: Any) -> np.ndarray:

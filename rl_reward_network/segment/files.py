@@ -21,6 +21,7 @@ from rl_reward_network.report.overlays import AFTER, paint_mask
 
 PROMPT_KEY = "sa2va_prompt"  # of the text in a PNG that holds the prompt of the mask
 KINDS = ("mask", "overlay", "soft")  # of pictures, as their names end
+SHEET = "contact_sheet.png"  # beside the masks of several images
 MAX_LETTERS = 60  # of a prompt in a file name
 
 
@@ -71,11 +72,16 @@ def targets(images: Sequence[Path], output: Path | None, prompt: str | None) -> 
     for image in images:
         paths = (f"{image.stem}_{words_of(prompt)}{kind}.png" for kind in KINDS)
         result.append(Target(image, *((output or image.parent) / path for path in paths)))
-    mask, count = Counter(target.mask for target in result).most_common(1)[0]
-    if count > 1:
-        both = ", ".join(str(target.image) for target in result if target.mask == mask)
-        raise ValueError(f"{both}: their masks would have the same name, {mask}; give each an --output of its own")
+    check_apart(result, [target.mask for target in result])
     return result
+
+
+def check_apart(targets: Sequence[Target], paths: Sequence[Path]) -> None:
+    """Raise a ValueError if two of the paths to write, one for each target, are the same."""
+    path, count = Counter(paths).most_common(1)[0]
+    if count > 1:
+        both = ", ".join(str(target.image) for target, own in zip(targets, paths, strict=True) if own == path)
+        raise ValueError(f"{both}: their masks would have the same name, {path}; give each an --output of its own")
 
 
 def words_of(prompt: str | None) -> str:

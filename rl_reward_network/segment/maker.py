@@ -26,7 +26,7 @@ from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.checkpoint_sa2va import TRAINABLE
 from rl_reward_network.models.sa2va.generation_sa2va import Segmentation, image_features
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
-from rl_reward_network.models.sa2va.loading_sa2va import Dtype, load_sa2va_model
+from rl_reward_network.models.sa2va.loading_sa2va import Dtype, check_device, load_sa2va_model
 from rl_reward_network.ppo.policy import deployed_prompt, load_policy, policy_folder, read_policy_config
 from rl_reward_network.report.deployment import AS_IT_IS, Deployment
 from rl_reward_network.reward_training.calibration import given_interval
@@ -66,6 +66,8 @@ def what_is(path: str | Path) -> Recognised:
     No weights are read. A ValueError for a folder without anything that makes masks: it lists what is there.
     """
     folder = Path(path)
+    if folder.is_file():
+        raise ValueError(f"{folder}: a file, expected a folder of what makes masks; name the folder that holds it")
     if not folder.is_dir():
         return Recognised("Sa2VA", str(path), PROMPTS[0])
     if folder.name == FINAL and _kind_of(folder.parent / MERGED) == "Sa2VA" and (folder / TRAINABLE).is_dir():
@@ -140,7 +142,9 @@ def read_deployed(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{file}: format_version is {version!r}, this version reads {FORMAT_VERSION}; update one")
     if missing := [name for name in ("prompt", "members") if not saved.get(name)]:
         raise ValueError(f"{file}: field {missing[0]} is missing; make the folder again: sa2va-rl improve")
-    for name in saved["members"]:
+    if not isinstance(saved["members"], list):
+        raise ValueError(f"{file}: members is {saved['members']!r}, expected a list of folders; correct it there")
+    for name in map(str, saved["members"]):
         if not (folder / name).is_dir():
             raise ValueError(f"{file}: members: {name} is no folder here; copy the whole folder again")
     return dict(saved)
@@ -378,6 +382,7 @@ def _load_promptless(
     if given := [name for name, value in of_sa2va.items() if value is not None]:
         raise ValueError(f"{folder}: {given[0]} is for a Sa2VA, and this is a {kind}; leave it out")
     device = device or first_device()
+    check_device(device)
     network = load_reward_network(reward_net, None, device)
     if kind == "method":
         method = load_deployed(folder, device)
@@ -431,6 +436,7 @@ def load_mask_maker(
         bit_depth: of grey images above 8 bit.
     """
     device = device or first_device()
+    check_device(device)
     folder, trained, chooser = None, dict[str, Any](), None
     if policy is not None:
         folder = policy_folder(policy)

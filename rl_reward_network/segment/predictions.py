@@ -9,6 +9,8 @@ The numbers of all files of a folder have one meaning: 0 and one other value are
 bool, such numbers, or probabilities. COCO is a data set or a list of results, with outlines or RLEs.
 """
 
+import math
+import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +32,7 @@ from rl_reward_network.data_import.files import files_below, json_files, listed,
 from rl_reward_network.data_import.items import OutlineMasks, id_text
 from rl_reward_network.inputs.loading import decode_files
 from rl_reward_network.rewards.metrics import ROUNDING
-from rl_reward_network.segment.files import prompt_of, words_of
+from rl_reward_network.segment.files import SHEET, prompt_of, words_of
 
 ARRAYS = (".npy", ".npz")
 SOFT_ARRAYS = ("soft", "probabilities", "mask")  # names of the array in a .npz with several
@@ -66,7 +68,8 @@ def read_predictions(source: Path, samples: Sequence[Sample], root: Path, ids_fr
         return _read_coco(source, samples, root, ids_from)
     images = {sample.image_path.resolve() for sample in samples}
     pictures = files_below(source, *IMAGE_SUFFIXES, *ARRAYS)
-    pictures = [path for path in pictures if not path.stem.endswith(OVERLAY) and path.resolve() not in images]
+    pictures = [path for path in pictures if not path.stem.endswith(OVERLAY) and path.name != SHEET]
+    pictures = [path for path in pictures if path.resolve() not in images]
     if not pictures and (found := [path for path in files_below(source, ".json") if _is_coco(path)]):
         return _read_coco(found[0], samples, root, ids_from)
     if not pictures:
@@ -75,21 +78,24 @@ def read_predictions(source: Path, samples: Sequence[Sample], root: Path, ids_fr
         raise ValueError(f"--predictions {source}: no masks here; expected one file an image ({kinds}){unread}")
     files, rest = _matched({path: relative_path(path, source) for path in pictures}, samples, root)
     if not files:
-        _refuse_strangers(source, [path.name for path in rest], samples)
+        _refuse_strangers(source, [path.name for path in rest], samples, root)
     sizes = {sample.sample_id: sample.size for sample in samples}
     values = decode_files([partial(_values, path, sizes[sample]) for sample, path in files.items()])
     full = _full_value(set().union(*values), source)
-    notes = (
-        [f"{source}: {len(rest)} files are of no image of the data, left out: {listed(rest, source)}"] if rest else []
-    )
+    notes = [f"{source}: {len(rest)} files are of no image of the data, left out"] if rest else []
+    if rest:
+        print(f"of no image of the data: {listed(rest, source)}")  # notes are for reports, and names may be of patients
     return Predictions(source, {name: partial(_load, path, full) for name, path in files.items()}, tuple(notes))
 
 
-def _refuse_strangers(source: Path, names: list[str], samples: Sequence[Sample]) -> None:
-    images = first_names(sample.image_path.name for sample in samples)
+def _refuse_strangers(source: Path, names: list[str], samples: Sequence[Sample], root: Path) -> None:
+    images = {sample.image_path for sample in samples}
+    apart = len({path.name for path in images}) == len(images)  # else folders tell them apart
+    shown = first_names(path.name if apart else os.path.relpath(path, root) for path in images)
     raise ValueError(
         f"--predictions {source}: none of {len(names)} names ({first_names(names)}) is of an image of the data "
-        f"({images}); name each mask like its image, with or without _mask"
+        f"({shown}); name each mask like its image, with or without _mask"
+        f"{'' if apart else ', and put it into a folder of the same name'}"
     )
 
 
@@ -235,12 +241,12 @@ def _read_coco(file: Path, samples: Sequence[Sample], root: Path, ids_from: Path
     content = read_json(file)
     names, records = _image_names([content]), content
     if isinstance(content, dict):
-        records = content["annotations"]
+        records = believed = content["annotations"]  # each is meant, also with a score, as `segment` writes
     else:
+        believed = _believed(file, records)
         names = _image_names(json_files(files_below(ids_from, ".json"))[0].values() if ids_from.is_dir() else [])
         named = {id_text(one["image_id"]): str(one.get("file_name") or one["image_id"]) for one in records}
         names = {one: names[one] for one in named} if named.keys() <= names.keys() else named
-    believed = [one for one in records if one.get("score") is None or one["score"] >= SURE]
     annotations = [{"id": number, **one} for number, one in enumerate(believed)]
     categories = {id_text(one.get("category_id")): id_text(one.get("category_id")) for one in annotations}
     if len(categories) > 1:
@@ -251,8 +257,8 @@ def _read_coco(file: Path, samples: Sequence[Sample], root: Path, ids_from: Path
     if faults:
         raise ValueError("\n".join(first_faults(faults)))
     ids, rest = _matched({one: _file_of(name) for one, name in names.items()}, samples, root)
-    if not ids:
-        _refuse_strangers(file, [names[one] for one in rest], samples)
+    if rest and not ids:
+        _refuse_strangers(file, [names[one] for one in rest], samples, root)
     found = {sample: OutlineMasks(tuple(outlines.get(one, ()))) for sample, one in ids.items()}
     notes = [f"{file}: {len(records) - len(believed)} results with a score below {SURE} are left out"]
     notes = notes if len(believed) < len(records) else []
@@ -262,6 +268,14 @@ def _read_coco(file: Path, samples: Sequence[Sample], root: Path, ids_from: Path
     sizes = {sample.sample_id: sample.size for sample in samples}
     decode_files([partial(masks, sizes[sample]) for sample, masks in found.items()], keep=False)
     return Predictions(file, {sample: partial(_union, masks) for sample, masks in found.items()}, tuple(notes))
+
+
+def _believed(file: Path, records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The results without a score below `SURE`; a ValueError for one that is no number."""
+    scores = [one["score"] for one in records if one.get("score") is not None]
+    if wrong := [score for score in scores if not isinstance(score, int | float) or math.isnan(score)]:
+        raise ValueError(f"--predictions {file}: score is {wrong[0]!r}, expected a number; correct it, or delete it")
+    return [one for one in records if one.get("score") is None or one["score"] >= SURE]
 
 
 def _image_names(contents: Iterable[Any]) -> dict[str, str]:

@@ -23,11 +23,11 @@ from rl_reward_network.data.images import load_for_model, load_grid, load_image
 from rl_reward_network.data.masks import to_rle
 from rl_reward_network.report.overlays import AFTER, paint_mask
 from rl_reward_network.report.page import csv_text
-from rl_reward_network.segment.files import Target, check_free, prompt_of, save_mask, write_mask
+from rl_reward_network.segment.files import SHEET, Target, check_apart, check_free, prompt_of, save_mask, write_mask
 from rl_reward_network.segment.maker import Maker, Predicted, predicted_quality
 
 Format = Literal["png", "coco", "nnunet"]
-RESULTS, SHEET, COCO, NNUNET = "results.csv", "contact_sheet.png", "predictions_coco.json", "labelsTs"
+RESULTS, COCO, NNUNET = "results.csv", "predictions_coco.json", "labelsTs"
 COLUMNS = (
     *("file", "mask", "patient", "prompt", "share", "parts"),
     *("predicted_dice", "predicted_low", "predicted_high", "confidence", "verdict"),
@@ -113,10 +113,13 @@ def verdicts(results: Sequence[Segmented]) -> list[str]:
 
 
 def check_results_free(targets: Sequence[Target], form: Format = "png") -> None:
-    """Raise a ValueError if a file of the results of these masks exists that was not written here."""
+    """Raise a ValueError if a file of the results exists that was not written here, or two labels have one name."""
     files = {folder / name for folder in {target.mask.parent for target in targets} for name in (RESULTS, SHEET)}
     files |= {target.mask.parent / COCO for target in targets if form == "coco"}
-    files |= {label_file(target) for target in targets if form == "nnunet"}
+    if form == "nnunet":
+        labels = [label_file(target) for target in targets]
+        check_apart(targets, labels)
+        files |= set(labels)
     for path in sorted(files):
         if path.exists() and not _is_ours(path):
             raise ValueError(

@@ -168,7 +168,8 @@ def _scored(
 def _names_of(sources: Sequence[Path]) -> list[str]:
     """A name for each source: that of its folder, or as much of its path as tells it from the others."""
     for parts in range(1, max(len(source.resolve().parts) for source in sources)):
-        names = ["/".join(source.resolve().with_suffix("").parts[-parts:]) for source in sources]
+        wholes = [one.with_suffix("") if one.is_file() else one for one in map(Path.resolve, sources)]
+        names = ["/".join(whole.parts[-parts:]) for whole in wholes]
         if len(set(names)) == len(names):
             return names
     raise ValueError(f"--predictions {' '.join(map(str, sources))}: a folder is given twice; name different ones")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rl_reward_network.atomic_io import write_json
-from rl_reward_network.cli.evaluate import newest
+from rl_reward_network.cli.evaluate import Args, main, newest
 from rl_reward_network.report.before_after import BeforeAfter, show_changes
 from rl_reward_network.report.table import Results, paired_rows
 from rl_reward_network.run import run_folders
@@ -47,6 +47,14 @@ def test_a_folder_may_have_brackets_in_its_name(tmp_path):
 def test_a_missing_folder_is_named_with_the_command_that_makes_one(tmp_path):
     with pytest.raises(ValueError, match=r"model_path .*nothing.*sa2va-rl prompts"):
         newest((str(tmp_path / "nothing"),))
+
+
+def test_a_run_with_a_report_of_its_own_is_named(tmp_path):
+    write_json(tmp_path / "config.json", {"stage": "improvement"})
+    write_json(tmp_path / "improved" / "config.json", {"model_type": "sa2va"})
+    for folder in (tmp_path, tmp_path / "improved"):
+        with pytest.raises(ValueError, match=r"of a run \(improvement\) that has a report of its own"):
+            main(Args(model_path=(str(folder),)))
 
 
 def test_both_models_and_their_difference_are_shown(capsys, monkeypatch):

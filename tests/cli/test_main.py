@@ -66,7 +66,7 @@ def test_the_overview_is_one_screen_and_names_every_command(capsys: pytest.Captu
         main(words)
         lines = capsys.readouterr().out.splitlines()
         assert len(lines) <= 24
-        assert max(map(len, lines)) <= 100
+        assert max(map(len, lines)) <= 80
         assert [line.split()[0] for line in lines if line.startswith("  ")] == list(COMMANDS)
         assert [line[:-1] for line in lines if line.endswith(":")] == list(WANTS), "grouped by what a user wants"
     main(["--version"])

@@ -65,7 +65,7 @@ def test_flags_win_and_values_mean_what_they_mean_on_the_command_line(tmp_path: 
         ("side_network: yes", "side_network is yes, expected bool"),
         ("mask_rewards: {dize: 1}", "mask_rewards is dize 1, expected "),
         ("mode: slow", "mode is slow, expected quick or full"),
-        ("config: other.yaml", "config: no setting of sa2va-rl grpo"),
+        ("config: other.yaml", "config: no setting of sa2va-rl grpo; "),
         ("- 3", "holds no settings"),
         ("a: [", "cannot be read"),
     ],

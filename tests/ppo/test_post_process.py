@@ -53,8 +53,9 @@ def test_a_run_is_complete_and_found_again(tiny_inputs, post_run):
     assert not searched & (policy | val), "patients of the search decide nothing"
 
 
-def test_the_report_holds_every_row_and_what_is_deployed(post_run):
+def test_the_report_holds_every_row_and_what_is_deployed(post_run, capsys):
     evaluate.main(evaluate.Args(model_path=(str(post_run),)))
+    assert "segment new images" not in capsys.readouterr().out, "segment takes policies of prompts alone"
     result = read_json(post_run / "evaluation" / "eval.json")
     rows = {row["name"]: row["means"]["dice"]["mean"] for row in result["rows"]}
     beside = ["random sequence", "mask as it is", "best threshold", "best fixed sequence", "ridge per sequence"]

@@ -61,6 +61,7 @@ def drawn(box: np.ndarray) -> np.ndarray:
 
 def with_images_and_overlays(folder: Path) -> None:
     pictures("{}_mask.png", as_255)(folder)
+    save(folder / "contact_sheet.png", picture(0))
     for number, name in enumerate(NAMES):
         save(folder / f"{name}.png", picture(number))
         save(folder / f"{name}_overlay.png", picture(number))
@@ -82,7 +83,9 @@ def of_nnunet(folder: Path) -> None:
 
 
 def as_coco(folder: Path) -> None:
-    annotations = [{"id": n, "image_id": n, "category_id": 1, "segmentation": [box_polygon(n)]} for n in range(COUNT)]
+    """A data set, whose scores below 0.5 leave nothing out."""
+    record = {"category_id": 1, "score": 0.1}
+    annotations = [record | {"id": n, "image_id": n, "segmentation": [box_polygon(n)]} for n in range(COUNT)]
     content = coco_content([f"{name}.png" for name in NAMES], annotations, ["background", "vessel"])
     (folder / "predictions.json").write_text(json.dumps(content))
 
@@ -138,7 +141,11 @@ def test_images_of_one_name_are_told_apart_by_folders_and_channels_are_dropped(t
     found = read(tmp_path / "masks", data)
     for sample, box in zip(read_annotations(data), BOXES, strict=False):
         np.testing.assert_array_equal(found.masks[sample.sample_id](SIZE), box)
-    assert found.notes[0].endswith("1 files are of no image of the data, left out: 3.png")
+    assert found.notes[0].endswith("1 files are of no image of the data, left out"), "no name: it is for reports"
+    for name in names:
+        (tmp_path / f"masks/{name.removesuffix('_0000')}.png").unlink()
+    with pytest.raises(ValueError, match=r"\(images/a/1_0000.png, .*and put it into a folder of the same name"):
+        read(tmp_path / "masks", data)
 
 
 def test_ids_of_results_are_those_of_the_data_and_no_record_is_an_empty_mask(data: Path, tmp_path: Path) -> None:
@@ -151,6 +158,8 @@ def test_ids_of_results_are_those_of_the_data_and_no_record_is_an_empty_mask(dat
     sums = [found.masks[sample.sample_id](SIZE).sum() for sample in read_annotations(data)]
     assert sums == [0, 0, BOXES[2].sum(), 0, 0, 0, 0]
     assert f"{COUNT - 1} images have no record" in found.notes[0]
+    results.write_text("[]")
+    assert len(read(results, data, tmp_path).masks) == COUNT, "nothing was found in any image"
 
 
 def both_names(folder: Path) -> None:
@@ -162,6 +171,11 @@ def two_categories(folder: Path) -> None:
     as_results(folder)
     records = json.loads((folder / "results.json").read_text())
     (folder / "results.json").write_text(json.dumps([*records, records[0] | {"category_id": 2}]))
+
+
+def scored(score: object) -> Write:
+    record = {"image_id": NAMES[0], "category_id": 1, "segmentation": to_rle(BOXES[0]), "score": score}
+    return lambda folder: (folder / "results.json").write_text(json.dumps([record]))
 
 
 REFUSED: dict[str, tuple[Write, str]] = {
@@ -182,6 +196,8 @@ REFUSED: dict[str, tuple[Write, str]] = {
         pictures("{}.png", lambda box: np.where(box[..., None], np.uint8([255, 0, 0]), np.uint8([0, 0, 255]))),
         "holds the colours #0000ff, #ff0000",
     ),
+    "a score in words": (scored("high"), "score is 'high', expected a number"),
+    "no score": (scored(float("nan")), "score is nan, expected a number"),
     "two categories": (two_categories, "annotations of 2 categories"),
 }
 

@@ -108,6 +108,18 @@ def test_masks_for_the_next_tool(images: Path, tmp_path: Path) -> None:
             run(images, output=folder, format=form)
         (folder / name).write_bytes(kept)
     assert len(read_json(tmp_path / "coco" / "predictions_coco.json")["categories"]) == 1
+    Image.new("L", (9, 9)).save(images / "b.png")
+    with pytest.raises(ValueError, match=r"b.png, .*b_0000.png: their masks would have the same name, .*labelsTs"):
+        run(images, output=tmp_path / "both", format="nnunet")
+
+
+def test_nothing_is_written_where_an_image_is_broken_or_the_prompt_empty(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--prompt is empty"):
+        run(images, output=tmp_path / "out", prompt=" ")
+    (images / "c.png").write_bytes((images / NAMES[0]).read_bytes()[:-30])
+    with pytest.raises(ValueError, match=r"c.png: not a readable image"):
+        run(images, output=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_numbers_and_verdicts_by_hand() -> None:

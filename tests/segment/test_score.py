@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,6 +63,14 @@ def test_one_folder_has_its_dice_and_failures(folders: Path, tmp_path: Path) -> 
     assert scores.verdicts[0].sentence.endswith("on 6 images of 6 patients; 1 of them below 0.1.")
     assert [line[0] for line in scores.table().lines][:2] == ["Dice", "failure rate"]
     assert "case_0" not in report.read_text(), "names are hidden unless --show_names"
+
+
+def test_dots_in_names_of_folders_are_kept(folders: Path, tmp_path: Path) -> None:
+    for name in ("masks.v1", "masks.v2"):
+        shutil.copytree(folders / "true", tmp_path / name)
+    sources = [tmp_path / "masks.v1", tmp_path / "masks.v2"]
+    scores, _ = score_predictions(sources, RunConfig(data_root=folders / "data"), "all", False, tmp_path / "out")
+    assert [row.name for row in scores.results.rows] == ["masks.v1", "masks.v2"]
 
 
 def test_a_missing_prediction_is_an_error_with_its_remedies(folders: Path, tmp_path: Path) -> None:

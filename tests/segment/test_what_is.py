@@ -87,9 +87,13 @@ def test_a_folder_of_something_else_says_what_it_holds(tmp_path: Path) -> None:
         ({"format_version": 2}, r"deployed\.json: format_version is 2, this version reads 1"),
         ({"members": []}, "field members is missing"),
         ({"members": ["gone"]}, "members: gone is no folder here"),
+        ({"members": [1]}, "members: 1 is no folder here"),
+        ({"members": "."}, "members is '.', expected a list of folders"),
     ):
         with pytest.raises(ValueError, match=message):
             what_is(deploy(tmp_path / "net", ".", **saved))
+    with pytest.raises(ValueError, match=r"deployed\.json: a file, expected a folder"):
+        what_is(tmp_path / "net" / "deployed.json")
     with pytest.raises(ValueError, match="is neither a Sa2VA nor a reward network"):
         load_maker(str(deploy(tmp_path / "net", ".")), device="cpu")
 
@@ -105,6 +109,8 @@ def test_a_reward_network_is_a_plain_segmenter(parts: Path) -> None:
             call()
     with pytest.raises(ValueError, match="one: max_tiles is for a Sa2VA, and this is a plain segmenter; leave it out"):
         load_maker(str(parts / "one"), device="cpu", max_tiles=2)
+    with pytest.raises(ValueError, match="device is 'cuda:99', but"):
+        load_maker(str(parts / "one"), device="cuda:99")
 
 
 def test_a_plain_segmenter_is_judged_by_another_network_or_by_itself_with_the_interval_of_its_own_masks(
