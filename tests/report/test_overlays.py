@@ -13,5 +13,5 @@ def test_a_sheet_shows_image_true_mask_and_mask_of_now_beside_each_other() -> No
     assert sheet.shape == (2 * SHEET_SIDE, 3 * SHEET_SIDE, 3)
     centres = sheet[SHEET_SIDE // 2 :: SHEET_SIDE, SHEET_SIDE // 2 :: SHEET_SIDE].astype(int) - 100
     marked = [[int(pixel.argmax()) if pixel.any() else None for pixel in row] for row in centres]
-    assert marked == [[None, 1, None], [None, None, 2]], "green and blue"
+    assert marked == [[None, 2, None], [None, None, 0]], "blue and orange"
     assert mask_sheet([]) is None
