@@ -70,7 +70,7 @@ OBJECTIVES = {SIDE: "supervised", TEACHER: "mean_teacher"}  # of the members tha
 STEPS = {  # member -> mode -> optimisation steps, whatever the model
     SEGMENTER: {"quick": 150, "full": 700},
     SIDE: {"quick": 80, "full": 700},
-    TEACHER: {"quick": 100, "full": 700},
+    TEACHER: {"full": 700},
 }
 FOLDS = {"quick": 2, "full": 3}  # each is one more training
 SIDE_PIXELS = 512  # at most: side of what a new side network sees; smaller images need less

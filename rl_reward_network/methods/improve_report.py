@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ class Judged:
         height, width = self.samples[number].size
         return np.unpackbits(self.masks[row][number], count=height * width).reshape(height, width).astype(bool)
 
-    @property
+    @cached_property
     def results(self) -> Results:
         """The rows with intervals, and differences to the start."""
 
