@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for the network
+os.environ.pop("SA2VA_RL_TYPED", None)  # set by run_tests.sh: the tests type commands of their own
 
 import numpy as np
 import pytest
