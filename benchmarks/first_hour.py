@@ -204,7 +204,7 @@ def first_hour(
     scored = ["--predictions", beside / "before", after, "--data_root", beside / "test", "--output", report]
     minutes["evaluate"] = called(["evaluate", *scored], log)
     rows = read_json(report / "eval.json")["rows"]  # before, after
-    return {"layout": layout, "minutes": minutes, "improve": read_json(made / "improve.json"), "test": rows}
+    return {"layout": layout, "minutes": minutes, "improve": read_json(made / "eval.json"), "test": rows}
 
 
 def main(args: Args) -> None:

@@ -103,7 +103,7 @@ def improve(
     """Improve the masks of own images, as `sa2va-rl improve`; returns the folder of the run, which `load` takes.
 
     `settings` are further fields of `RunConfig`, such as output_dir, seed or gpu. Raises as the command does; where
-    nothing is better, improve.json of the run says so, and `load` finds no model there.
+    nothing is better, eval.json of the run says so, and `load` finds no model there.
     """
     if mode not in get_args(Mode):
         raise ValueError(f"mode is {mode!r}, expected {' or '.join(get_args(Mode))}")

@@ -74,7 +74,7 @@ POLICY_RUN = Kind("sa2va_rl_finetune", "prompt policy", f"{FINAL}/config.json")
 POST_RUN = Kind("sa2va_post_process", "post-processing policy", f"{FINAL}/config.json")
 GRPO_RUN = Kind("sa2va_grpo", "grpo", f"{FINAL}/config.json")
 COMPARE_RUN = Kind("compare", "comparison", "eval.json")
-IMPROVE_RUN = Kind("improve", "improvement", "improve.json")
+IMPROVE_RUN = Kind("improve", "improvement", "eval.json")
 KINDS = (REWARD_RUN, POLICY_RUN, POST_RUN, GRPO_RUN, COMPARE_RUN, IMPROVE_RUN)
 
 

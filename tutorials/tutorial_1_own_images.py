@@ -104,7 +104,7 @@ sa2va_rl("improve quick --data_root roots --steps 20", lines=12)
 # deployed. ``report.html`` in the run's folder begins with that, and shows the best, the median and the worst image.
 
 (run,) = work.glob("outputs/improve_*")
-facts = json.loads((run / "improve.json").read_text())
+facts = json.loads((run / "eval.json").read_text())
 print("deployed:", facts["chosen"])
 for name, means in facts["judged"].items():
     print(f"{name:14} Dice {means['dice']['mean']:.2f}")

@@ -3,7 +3,7 @@
     <run>/fold_1/ ...      trained without the patients of a fold, who then judge: segmenter/, side_network/, ...
     <run>/all/             the same on all patients; what is deployed
     <run>/improved/        the deployed model, with deployed.json; missing where nothing was better
-    <run>/improve.json     what each candidate is worth, and what is deployed
+    <run>/eval.json        what each candidate is worth, and what is deployed; report.html has it with images
 
 Two different models learn the masks: a plain segmenter (the U-Nets of a reward network) and Sa2VA with a side network,
 which a mean teacher then takes to the images without masks. The mean of their soft masks is a candidate, too. Every
@@ -77,7 +77,6 @@ SIDE_PIXELS = 512  # at most: side of what a new side network sees; smaller imag
 MANY_PATIENTS = 40  # labelled; from here on the val split decides
 MOST_IMAGES = 500  # of a segmenter, which keeps them in memory
 FEW_IMAGES = 10  # without masks; fewer teach a mean teacher nothing that masks do not
-RESULT = "improve.json"
 FORMAT_VERSION = 1
 CORE_SECONDS = {  # of a step on one CPU core, with the embedded model and images of 512 x 512 pixels
     (SEGMENTER, "quick"): 0.75,
@@ -341,7 +340,6 @@ def run_improve_stage(inputs: GRPOInputs, plan: ImprovePlan, run: Run, command: 
         improvement = Improvement(plan.folds, judged, chosen, gain, tested)
         about = {"data": data_words(inputs, plan), "model": Path(inputs.config.model_path).name, "command": command}
         write_improve_report(run, improvement, about, notes_of(inputs, plan))
-        write_json(run / RESULT, improvement.facts)
         for part in trained:
             drop_merged(run / part.name)
     return improvement

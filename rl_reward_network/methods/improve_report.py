@@ -93,7 +93,7 @@ class Improvement:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The content of improve.json and eval.json."""
+        """The content of eval.json."""
         parts = {"judged": self.judged, **({"test": self.tested} if self.tested else {})}
         return {
             "chosen": self.chosen,

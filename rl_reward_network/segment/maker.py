@@ -32,13 +32,12 @@ from rl_reward_network.report.deployment import AS_IT_IS, Deployment
 from rl_reward_network.reward_training.calibration import given_interval
 from rl_reward_network.reward_training.masks import OWN, SEGMENTER
 from rl_reward_network.rewards.learned import ImageScorer
-from rl_reward_network.run import BEST_REWARD_NET, CONFIG, DEPLOYED, FINAL, REWARD_NET
+from rl_reward_network.run import BEST_REWARD_NET, CONFIG, DEPLOYED, FINAL, IMPROVE_RUN, REWARD_NET
 
 NO_MASK = "there is no mask, which is not an empty one: ask for a segmentation, or see sa2va-rl doctor"
 NO_PROMPT = "the masks of this model do not depend on a prompt; leave it out"
 NO_POLICY = {"max_tiles": None, "max_new_tokens": 64}  # limits of an answer where no run has set them
 OWN_MASKS = "plain segmenter"  # stands where other masks have a prompt
-IMPROVED = "improve.json"  # is written last by `improve`, which may deploy nothing
 FORMAT_VERSION = 1  # of `DEPLOYED`
 KEPT = ("improved", "best", BEST_REWARD_NET, MERGED, FINAL)  # where a run has what it has made; first wins
 MOST_NAMES = 8  # in a message
@@ -75,7 +74,7 @@ def what_is(path: str | Path) -> Recognised:
     for place in (folder, *(folder / name for name in KEPT)):
         if kind := _kind_of(place):
             return Recognised(kind, str(place), _prompt_of(kind, place))
-    if (folder / IMPROVED).is_file():
+    if (folder / IMPROVE_RUN.end).is_file() and _config(folder).get("stage") == IMPROVE_RUN.stage:
         raise ValueError(
             f"{folder}: this run deploys nothing, since nothing was better than the model as it was; segment with that "
             "model (--model_path), or annotate images of more patients"
@@ -107,10 +106,8 @@ def _member_kind(folder: Path) -> Kind | None:
         return "method"
     if (folder / TRAINABLE).is_dir() or is_adapter(folder):
         return "trained tensors"
-    config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else None
-    if not isinstance(config, dict):
-        return None
-    if (folder / "policy.zip").is_file():
+    config = _config(folder)
+    if config and (folder / "policy.zip").is_file():
         return "policy"
     if "model_type" in config:
         return "Sa2VA"
@@ -127,10 +124,15 @@ def _prompt_of(kind: Kind, folder: Path) -> str | None:
     return {"policy": None, "plain segmenter": OWN_MASKS}.get(kind, _question(folder.parent))
 
 
+def _config(folder: Path) -> dict[str, Any]:
+    """config.json of a folder; empty without one."""
+    config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else None
+    return config if isinstance(config, dict) else {}
+
+
 def _question(run: Path) -> str:
     """The question of a run for its masks; the default prompt where the folder is no such run."""
-    config = read_json(run / CONFIG) if (run / CONFIG).is_file() else None
-    inputs = config.get("inputs") if isinstance(config, dict) else None
+    inputs = _config(run).get("inputs")
     return str(inputs.get("segment_question", PROMPTS[0])) if isinstance(inputs, dict) else PROMPTS[0]
 
 

@@ -106,7 +106,7 @@ def fused(images: GRPOInputs, plan: ImprovePlan, tmp_path_factory: pytest.TempPa
 @pytest.fixture
 def again(fused: tuple[Run, Improvement], tmp_path: Path) -> Run:
     """The same run, interrupted after the last training."""
-    left = shutil.ignore_patterns("done.json", "improve.json", "improved")
+    left = shutil.ignore_patterns("done.json", "eval.json", "improved")
     shutil.copytree(fused[0].path, tmp_path / "again", ignore=left)
     return Run(tmp_path / "again", IMPROVE_RUN)
 
@@ -231,7 +231,7 @@ def test_the_fusion_is_deployed_with_both_members_and_a_report(
     domains = [(run / part / SEGMENTER / BEST_REWARD_NET, part == "all") for part in ("fold_1", "all")]
     for folder, known in [*domains, (run / IMPROVED / SEGMENTER, True)]:
         assert (RewardNetwork.from_pretrained(folder).config.domain is not None) is known
-    facts = read_json(run / "improve.json")
+    facts = read_json(run / "eval.json")
     assert facts["deployed"] == IMPROVED
     assert facts["gain_out_of_fold"]["groups"] == 8
     assert set(facts["judged"]) == set(plan.rows)
@@ -291,7 +291,7 @@ def test_nothing_is_deployed_where_nothing_is_better(images: GRPOInputs, plan: I
     result = improved(images, plan, again, segmenter=0.4)
     assert result.chosen == START
     assert not (again / IMPROVED).exists()
-    assert read_json(again / "improve.json")["deployed"] is None
+    assert read_json(again / "eval.json")["deployed"] is None
     assert "Deployed: nothing." in (again / "report.html").read_text()
 
 
