@@ -28,6 +28,7 @@ from rl_reward_network.grpo.prompts import (
 )
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig
 from rl_reward_network.inputs.loading import (
+    APART_FROM,
     check_named,
     check_readable,
     images_summary,
@@ -99,9 +100,15 @@ class GRPOInputs:
 
 
 def open_grpo_inputs(
-    config: RunConfig, regions: RegionConfig | None = None, split_file: Path | None = None
+    config: RunConfig,
+    regions: RegionConfig | None = None,
+    split_file: Path | None = None,
+    apart: Sequence[str] = APART_FROM,
 ) -> GRPOInputs:
-    """Read the data and split them, as in the `split_file` of an earlier run; embedded data are rendered if missing."""
+    """Read the data and split them, as in the `split_file` of an earlier run; embedded data are rendered if missing.
+
+    `apart` are the splits whose patients `--unlabelled_root` must not have.
+    """
     config, regions = check_config(config, regions or RegionConfig())
     config = own_format(config)
     root = config.data_root
@@ -109,18 +116,20 @@ def open_grpo_inputs(
         embedded_regions(DEFAULT_FOLDER)
     render_missing(root)
     if recognise(root, regions.dataset_name) in IMAGES:
-        return _open_images(config, regions, split_file)
+        return _open_images(config, regions, split_file, apart)
     return _open_regions(config, regions, split_file)
 
 
-def _open_images(config: RunConfig, regions: RegionConfig, split_file: Path | None) -> GRPOInputs:
+def _open_images(
+    config: RunConfig, regions: RegionConfig, split_file: Path | None, apart: Sequence[str]
+) -> GRPOInputs:
     """Annotated images, all with one prompt; or of several phrases, each image with a prompt per phrase."""
     root = config.data_root
     _refuse(root, "annotated images", changed(regions, "max_regions", "describe_question", "region_prompt"))
     samples, split = open_samples(config, split_file)
     if len({phrase_key(sample.text) for sample in samples}) > 1 or (root / CLASSES_FILE).is_file():
         return _open_named(config, regions, samples, split)
-    samples, split, unlabelled = join_unlabelled(config, samples, split)
+    samples, split, unlabelled = join_unlabelled(config, samples, split, apart)
     prompts = [image_prompt(sample, regions.segment_question) for sample in samples]
     summary = images_summary(samples, root, split)
     return GRPOInputs(config, regions, "images", summary, prompts, split, unlabelled, None, samples)

@@ -47,8 +47,9 @@ class RunConfig:
     """How images become patches of a Qwen-VL: resized twice, as in its official prediction (the default), or once, as
     in its training. An InternVL cuts images into tiles."""
     unlabelled_root: Annotated[Path | None, tyro.conf.arg(aliases=["--unlabelled"])] = None
-    """Folder of images without masks, of other patients, that join the split `policy` of a training that needs none
-    (UNLABELLED_ROOT): a plain folder of images, or a data folder, whose masks are then not read."""
+    """Folder of images without masks that join the split `policy` of a training that needs none (UNLABELLED_ROOT): a
+    plain folder of images, or a data folder, whose masks are then not read. Its patients are others than those of the
+    data; `improve` takes these, too, and leaves them out of a training that they judge."""
     group_regex: Rare[str | None] = None
     """Regular expression with a group named `group` that finds the patient in an image's name; a field `group` in
     annotations.json takes precedence."""

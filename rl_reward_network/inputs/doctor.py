@@ -146,17 +146,29 @@ def _images(config: RunConfig, named: RunConfig) -> Finding:
         by_name = [f"asked for by name, in GRPO with labels alone: {', '.join(one.name for one in classes.values())}"]
     else:
         loading.check_one_phrase(samples, root)
-    samples, split, _ = loading.join_unlabelled(config, samples, split)
+    samples, split, _ = loading.join_unlabelled(config, samples, split, apart=())
     images = sample_statistics(samples)
     summary = loading.images_summary(samples, root, split)
     joined = [sample for sample in samples if sample.joined]
     unread = [note for folder in (root, config.unlabelled_root) if folder for note in unread_note(folder)]
-    look = [f"look: {note}" for note in (*unread, loading.nameless_note(joined)) if note]
+    shared = _shared_note(config, samples, split)
+    look = [f"look: {note}" for note in (*unread, loading.nameless_note(joined), shared) if note]
     annotated = [sample for sample in samples if not sample.joined]
     spelled = () if is_ungrouped(root, annotated) else _spelling_note(samples)
     notes = (*import_notes(root, annotated), *_notes(images), *look, *spelled)
     details = [summary, *by_name, *_grey(samples, root, config.bit_depth), *_foreground(images)]
     return Finding("\n".join(details), notes, _ending(named, root, samples, split, bool(by_name)))
+
+
+def _shared_note(config: RunConfig, samples: Sequence[Sample], split: Split) -> str:
+    """Whom of `--unlabelled_root` other commands than improve refuse; "" where there is nobody."""
+    if config.unlabelled_root is None:
+        return ""
+    try:
+        loading.check_unlabelled_apart(config.unlabelled_root, samples, split, loading.APART_FROM)
+    except ValueError as error:
+        return f"{error}; improve does so by itself"
+    return ""
 
 
 def _ending(named: RunConfig, root: Path, samples: Sequence[Sample], split: Split, by_name: bool) -> tuple[str, ...]:

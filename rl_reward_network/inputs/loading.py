@@ -273,7 +273,9 @@ NAMELESS = "unlabelled image "  # begins the group of an image whose name gives 
 APART_FROM = ("reward", "val", "test")  # splits whose patients must not be among the unlabelled ones
 
 
-def join_unlabelled(config: RunConfig, samples: list[Sample], split: Split) -> tuple[list[Sample], Split, str | None]:
+def join_unlabelled(
+    config: RunConfig, samples: list[Sample], split: Split, apart: Sequence[str] = APART_FROM
+) -> tuple[list[Sample], Split, str | None]:
     """The data with the images of `unlabelled_root`, without masks, as further ones of the split `policy`.
 
     The folder is a plain one of images, or one that `read_images` reads; None changes nothing. Groups are found as in
@@ -281,7 +283,7 @@ def join_unlabelled(config: RunConfig, samples: list[Sample], split: Split) -> t
     split, and 64 hex digits that change with images, phrase and groups of the folder, or None.
 
     ValueError for no images, captioned regions, another phrase than that of the data, or groups or images of a split of
-    `APART_FROM`; or as `check_named_alike`.
+    `apart`; or as `check_named_alike`.
     """
     root = config.unlabelled_root
     if root is None:
@@ -309,11 +311,12 @@ def join_unlabelled(config: RunConfig, samples: list[Sample], split: Split) -> t
         )
         for sample in found
     ]
-    _check_unlabelled(root, joined, samples, split)
+    _check_no_masks(root, joined)
+    check_unlabelled_apart(root, [*samples, *joined], split, apart)
     if note := nameless_note(joined):
         warnings.warn(note, stacklevel=2)
-    groups = tuple(sorted({sample.group_id for sample in joined}))
-    return [*samples, *joined], replace(split, joined=groups), data_fingerprint(joined)
+    groups = {sample.group_id for sample in joined} - {*split.groups["reward"]}  # no sample is in two splits
+    return [*samples, *joined], replace(split, joined=tuple(sorted(groups))), data_fingerprint(joined)
 
 
 def _read_unlabelled(root: Path, text: str, config: RunConfig) -> list[Sample]:
@@ -347,8 +350,7 @@ def _read_unlabelled(root: Path, text: str, config: RunConfig) -> list[Sample]:
     return with_windows(samples, deep, config.bit_depth)
 
 
-def _check_unlabelled(root: Path, joined: Sequence[Sample], samples: Sequence[Sample], split: Split) -> None:
-    """Refuse masks, and patients of the splits that must not see training, by their group and by pictures."""
+def _check_no_masks(root: Path, joined: Sequence[Sample]) -> None:
     with ThreadPoolExecutor() as threads:
         flat = sum(threads.map(lambda sample: looks_like_mask(replace(sample, grey=None).load_image()), joined))
     if flat:
@@ -356,15 +358,20 @@ def _check_unlabelled(root: Path, joined: Sequence[Sample], samples: Sequence[Sa
             f"{root}: {FLAG}: {flat} of its {len(joined)} images hold a few flat colours, as masks do; leave them"
             " out, or put them into a folder masks/"
         )
-    groups = {sample.group_id for sample in joined}
-    own, shared = thumbnails(joined), dict[str, set[Path]]()
-    for name in APART_FROM:
+
+
+def check_unlabelled_apart(root: Path, samples: Sequence[Sample], split: Split, apart: Sequence[str]) -> None:
+    """Refuse images of `--unlabelled_root` of patients of some splits, by their group and by pictures."""
+    joined, own = [sample for sample in samples if sample.joined], [sample for sample in samples if not sample.joined]
+    groups, pictures = {sample.group_id for sample in joined}, thumbnails(joined) if apart else np.zeros(0)
+    shared = dict[str, set[Path]]()
+    for name in apart:
         if known := groups & set(split.groups[name]):
             raise ValueError(
                 f"{root}: {FLAG}: {len(known)} of its {len(groups)} groups are in the {name} split of the data; "
                 "leave these patients out"
             )
-        seen = among(own, thumbnails(select(samples, split, name)))
+        seen = among(pictures, thumbnails(select(own, split, name)))
         if seen.any():
             shared[name] = {sample.image_path for sample, same in zip(joined, seen, strict=True) if same}
     if shared:

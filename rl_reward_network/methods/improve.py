@@ -129,8 +129,11 @@ class Part:
 
 
 def open_improve_inputs(config: RunConfig, regions: RegionConfig | None = None) -> GRPOInputs:
-    """The inputs of an improvement; unless a question is given, the data's own phrase is asked for."""
-    inputs = open_grpo_inputs(config, regions)
+    """The inputs of an improvement; unless a question is given, the data's own phrase is asked for.
+
+    `--unlabelled_root` may have any patients: a training leaves out the further images of those who judge it.
+    """
+    inputs = open_grpo_inputs(config, regions, apart=())
     phrases = {phrase_key(sample.text) for sample in inputs.samples}
     if changed(inputs.regions, "segment_question") or len(phrases) != 1:
         return inputs
@@ -195,7 +198,9 @@ def settings_of(inputs: GRPOInputs, plan: ImprovePlan) -> dict[str, Any]:
 def parts_of(inputs: GRPOInputs, folds: int) -> tuple[list[Part], Part]:
     """The trainings that judges measure, and the one whose models are deployed."""
     if folds == 1:
-        part = Part("trained", inputs, tuple(_labelled(inputs, ["val"])))
+        split = inputs.split
+        apart = _without_further_images(inputs, {*split.groups["val"], *split.groups["test"]})
+        part = Part("trained", apart, tuple(_labelled(inputs, ["val"])))
         return [part], part
     test = _own_test(inputs)
     labelled = [sample for sample in inputs.samples if sample.labelled and sample.group_id not in test]
@@ -240,22 +245,25 @@ def _check_parts(inputs: GRPOInputs, judging: Sequence[Part], final: Part) -> No
 
 def _with_split(inputs: GRPOInputs, patients: Sequence[str], held: set[str], test: Sequence[str]) -> GRPOInputs:
     """The inputs with a split that trains on all but the held-out patients and those of the test split."""
+    inputs = _without_further_images(inputs, held | {*test})
     train = [patient for patient in patients if patient not in held]
     bare = {sample.group_id for sample in inputs.samples if not sample.joined} - {*patients, *test}
     groups = {"reward": train[::2], "policy": [*train[1::2], *sorted(bare)], "val": sorted(held), "test": list(test)}
-    left_out = held | _same_pictures(inputs, held)
-    joined = tuple(group for group in inputs.split.joined if group not in left_out)
+    joined = tuple(sorted({sample.group_id for sample in inputs.samples if sample.joined} - {*groups["reward"]}))
     split = replace(inputs.split, groups={name: tuple(sorted(ids)) for name, ids in groups.items()}, joined=joined)
     return replace(inputs, split=split)
 
 
-def _same_pictures(inputs: GRPOInputs, held: set[str]) -> set[str]:
-    """The groups of `--unlabelled_root` that have a picture of held-out patients, perhaps under another name."""
-    others = [sample for sample in inputs.samples if sample.joined and sample.group_id not in held]
-    if not (others and held):
-        return set()
-    of_held = thumbnails([sample for sample in inputs.samples if sample.group_id in held])
-    return {one.group_id for one, same in zip(others, among(thumbnails(others), of_held), strict=True) if same}
+def _without_further_images(inputs: GRPOInputs, held: set[str]) -> GRPOInputs:
+    """The inputs without the images of `--unlabelled_root` of some patients, known by their group or their picture."""
+    joined = [sample for sample in inputs.samples if sample.joined]
+    if not (joined and held):
+        return inputs
+    of_held = thumbnails([sample for sample in inputs.samples if sample.group_id in held and not sample.joined])
+    same = among(thumbnails(joined), of_held)
+    gone = {one.sample_id for one, seen in zip(joined, same, strict=True) if seen or one.group_id in held}
+    samples = [sample for sample in inputs.samples if sample.sample_id not in gone]
+    return replace(inputs, samples=samples, prompts=[one for one in inputs.prompts if one.sample_id not in gone])
 
 
 def _labelled(inputs: GRPOInputs, splits: Sequence[str]) -> list[Sample]:

@@ -62,6 +62,11 @@ def test_unlabelled_images_are_told_and_decoded(check: Check) -> None:
     row = check(data_root=data, unlabelled_root=new)
     assert "8 annotated images, 8 with a mask; 1 unlabelled images of 1 groups; patients: reward 3, policy 2" in row
     assert "look: 1 of 1 unlabelled images name no patient" in row
+    assert "leave these" not in row
+    Image.fromarray(tube_image(48, 98)[0]).save(new / "P0000(0000000000)_2_frame_000001.png")
+    row = check(data_root=data, unlabelled_root=new)
+    assert "1 of its 2 groups are in the" in row
+    assert "split of the data; leave these patients out; improve does so by itself" in row
     (new / "b.png").write_bytes((new / "a.png").read_bytes()[:200])
     with pytest.raises(ValueError, match=r"b\.png"):
         check(data_root=data, unlabelled_root=new)

@@ -36,7 +36,7 @@ from rl_reward_network.methods.improve import (
 from rl_reward_network.methods.improve_report import FUSION, IMPROVED, SEGMENTER, SIDE, START, TEACHER, Improvement
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.run import BEST_REWARD_NET, DEPLOYED, IMPROVE_RUN, Run, differences
-from tests.conftest import write_deep_data, write_tiny_data
+from tests.conftest import tube_image, write_deep_data, write_tiny_data
 
 
 def opened(
@@ -157,6 +157,25 @@ def test_an_image_without_a_mask_does_not_train_where_its_picture_is_held_out(tm
     assert copy.group_id in final.inputs.split.ids("policy")
     said = [notes_of(inputs, make_improve_plan(inputs, mode)) for mode in ("full", "quick")]
     assert ["name no patient" in " ".join(notes) for notes in said] == [True, False], "quick trains on masks alone"
+
+
+@pytest.mark.parametrize("folds", [1, 2])
+def test_further_images_of_the_labelled_patients_train_where_these_do_not_judge(folds: int, tmp_path: Path) -> None:
+    data = opened(tmp_path, unlabelled=True).config
+    for number in range(8):
+        name = f"P{number:04d}({number:010d})_2_frame_000001.png"
+        Image.fromarray(tube_image(64, 300 + number)[0]).save(tmp_path / "more" / "images" / name)
+    inputs = open_improve_inputs(data)
+    patients = {sample.group_id for sample in inputs.samples if sample.labelled}
+    further = {one.sample_id: one.group_id for one in inputs.samples if one.joined and one.group_id in patients}
+    assert len(further) == 8
+    judging, final = parts_of(inputs, folds)
+    for part in [*judging, final]:
+        trained = [prompt.sample_id for prompt in part.inputs.pick("reward", "policy")]
+        assert len(trained) == len(set(trained)), "none is there twice"
+        apart = {*part.inputs.split.groups["val"], *part.inputs.split.groups["test"]}
+        assert apart >= {sample.group_id for sample in part.judges}
+        assert further.keys() & set(trained) == {one for one, group in further.items() if group not in apart}
 
 
 def test_patients_without_an_object_are_in_every_fold(tmp_path: Path) -> None:
