@@ -120,9 +120,7 @@ def open_grpo_inputs(
     return _open_regions(config, regions, split_file)
 
 
-def _open_images(
-    config: RunConfig, regions: RegionConfig, split_file: Path | None, apart: Sequence[str]
-) -> GRPOInputs:
+def _open_images(config: RunConfig, regions: RegionConfig, split_file: Path | None, apart: Sequence[str]) -> GRPOInputs:
     """Annotated images, all with one prompt; or of several phrases, each image with a prompt per phrase."""
     root = config.data_root
     _refuse(root, "annotated images", changed(regions, "max_regions", "describe_question", "region_prompt"))
