@@ -254,6 +254,8 @@ class Run:
     def line(self) -> str:
         """The line on its folder at the start of a command."""
         state = "" if self.state == "new" else self.progress()
+        if state == NONE_YET and self.kind in (COMPARE_RUN, IMPROVE_RUN):
+            state = "the last checkpoint of each part"
         endings = {"": "", "finished": ", finished", NONE_YET: f", {NONE_YET}: it begins anew"}
         return f"run folder: {self}{endings.get(state, f', resumed from {state}')}"
 

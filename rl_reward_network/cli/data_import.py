@@ -82,5 +82,5 @@ def main(args: Args) -> None:
             )
         survey = replace(survey, groups_from=survey.groups_from.removeprefix(PROPOSED))
     write_import(survey, args.to)
-    by_name = "grpo quick --objective supervised" if survey.named else "improve"
+    by_name = "grpo quick --objective supervised" if survey.named else "improve quick"
     print(f"imported: {args.to}; next: sa2va-rl {by_name} --data_root {shlex.quote(str(args.to))}")

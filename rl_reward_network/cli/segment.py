@@ -129,9 +129,12 @@ def main(args: Args) -> None:
             check_free(target, known)
     check_results_free(files, args.format)
     check_readable([partial(load_image, target.image) for target in files])
+    if args.model_path is None and args.policy is None:
+        print(f"{DEFAULT_MODEL} knows rendered images alone; for real ones train a model: sa2va-rl improve")
     loaded = maker.load_maker(args.model_path, args.prompt, args.policy, **loading(args))
     bar = tqdm(files, "segmenting", unit="image", disable=len(files) == 1)
-    results = [segment_image(loaded, target, args.prompt, args.threshold, args.soft) for target in bar]
+    seen = None if args.policy else maker.trained_on(args.model_path)
+    results = [segment_image(loaded, target, args.prompt, args.threshold, args.soft, seen) for target in bar]
     write_results(results, args.format)
     if len(results) == 1:
         show_image(results[0])
@@ -259,11 +262,16 @@ def show_table(results: "Sequence[Segmented]") -> None:
 
 
 def show_end(results: "Sequence[Segmented]") -> None:
-    """Print where the files are, and name the images whose mask is missing, empty or of an unknown kind of image."""
+    """Print where the files are, and name the images whose mask is missing, empty, unsure or of an unknown kind."""
+    from rl_reward_network.segment.results import verdicts
+
     written = [result for result in results if result.segs != 0]
     folders = sorted({str(result.target.mask.parent) for result in results})
     sheet = " and contact_sheet.png" if len(results) > len(folders) else ""
     for words, meaning in WARNINGS.items():
         if names := [result.target.image.name for result in results if result.fault.startswith(words)]:
             print(f"{words}: {', '.join(names)}{meaning}")
+    unsure = [result.target.image.name for result, words in zip(results, verdicts(results), strict=True) if words]
+    if unsure:
+        print(f"look at these first: {', '.join(unsure)}; why: results.csv")
     print(f"written: {len(written)} masks and overlays, results.csv{sheet} in {', '.join(folders)}")

@@ -130,6 +130,8 @@ def compile_group_regex(group_regex: str | None) -> re.Pattern[str]:
 
 
 def _read_records(path: Path) -> list[Any]:
+    if not path.parent.is_dir():
+        raise ValueError(f"{path.parent}: no such folder; check the path (--data_root)")
     if not path.is_file():
         raise ValueError(
             f"{path}: file not found; a data folder holds annotations.json and images/: name one by DATA_ROOT "

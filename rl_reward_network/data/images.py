@@ -17,6 +17,8 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from rl_reward_network.bit_depth import WHITEST, GreyWindow, common_window, grey_to_rgb, is_cut, is_deep, window_of_bits
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")  # of images in a folder
+PROMPT_KEY = "sa2va_prompt"  # of the text in a PNG that `segment` has written: the prompt of the mask
+SEEN_KEY = "sa2va_seen"  # likewise: whether the model has seen the image in training
 SMALLEST = 8  # pixels of a side; the observation of the prompt policy needs as many
 MOST_PIXELS = 178_956_970  # Pillow refuses more
 CHANNELS = (1, 3, 4)  # grey, RGB, RGB with alpha
@@ -148,6 +150,15 @@ def decode_image(data: bytes, name: str, bit_depth: int | None = None) -> np.nda
     The window of grey of more than 8 bit is the range of `bit_depth`, or that of this image.
     """
     return _to_rgb(_still(io.BytesIO(data), name, data[:START]), name, window_of_bits(bit_depth))
+
+
+def text_of(path: Path, name: str) -> str | None:
+    """A text in a PNG file; None where there is none, or the file is unreadable."""
+    try:
+        with Image.open(path) as image:
+            return image.info.get(name)
+    except (OSError, Image.DecompressionBombError):
+        return None
 
 
 def image_size(path: Path) -> tuple[int, int]:

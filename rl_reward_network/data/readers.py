@@ -86,7 +86,7 @@ def recognise(path: Path | str, dataset_name: str = "auto") -> str:
         if dataset_name not in ("auto", "gar"):
             return dataset_name
         if not is_hub_id(path):
-            raise ValueError(f"{path}: no such folder; {EXPECTED}")
+            raise ValueError(f"{path}: no such folder; check the path (--data_root)")
         if "describe-anything" in str(path).lower():
             raise ValueError(f"{path}: describe-anything is read from a folder; download it ({DOWNLOAD}) and give that")
         return "gar"

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, TypeVar
 
 from rl_reward_network.atomic_io import read_json
-from rl_reward_network.data.images import IMAGE_SUFFIXES, check_name
+from rl_reward_network.data.images import IMAGE_SUFFIXES, PROMPT_KEY, check_name, text_of
 from rl_reward_network.data.masks import VOLUMES
 
 HIDDEN = (".", "__MACOSX")
@@ -23,20 +23,28 @@ UNREAD = {
 }  # kinds of files that hold images or masks -> what to do
 
 SILENT = ("readme", "license", "licence", "copying", "citation", "thumbs.db", "desktop.ini", "dicomdir")
+WRITTEN = ("_mask.png", "_overlay.png", "_soft.png", "contact_sheet.png")  # how names end that `segment` gives
 SHOWN = 3  # names in a message
 Key = TypeVar("Key", bound=Hashable)
 
 
-def files_below(folder: Path, *suffixes: str) -> list[Path]:
+def files_below(folder: Path, *suffixes: str, predictions: bool = False) -> list[Path]:
     """The files below a folder with one of these suffixes (any, if none is given), sorted.
 
-    Hidden ones are left out. Links to folders are followed, except to one that holds the link.
+    Hidden ones are left out and, without `predictions`, pictures that `segment` has written: a model must not learn its
+    own masks. Links to folders are followed, except to one that holds the link.
     """
     return sorted(
         path
         for path in _walk(folder)
         if (not suffixes or path.suffix.lower() in suffixes) and not path.name.startswith(HIDDEN) and path.is_file()
+        if predictions or not is_written(path)
     )
+
+
+def is_written(path: Path) -> bool:
+    """Whether a picture, named as `segment` names them, was written by it."""
+    return path.name.lower().endswith(WRITTEN) and text_of(path, PROMPT_KEY) is not None
 
 
 def _walk(folder: Path) -> Iterator[Path]:
@@ -85,6 +93,11 @@ def unread_note(folder: Path, named: bool = True, read: Iterable[Path] | None = 
     """
     kinds = grouped(files_below(folder), _kind)
     notes, rest = list[str](), {*IMAGE_SUFFIXES}
+    if ours := sorted(path for path in _walk(folder) if is_written(path)):
+        notes.append(
+            f"{len(ours)} pictures that `segment` has written, left out ({listed(ours, folder)}): no model learns its"
+            " own masks; one that you have corrected counts once another program has saved it"
+        )
     for names, remedy in UNREAD.items():
         found = [path for kind in names for path in kinds.get(kind, [])]
         notes += _counted("files of kinds", found, folder, named, remedy)

@@ -3,7 +3,6 @@
 import json
 import os
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -286,8 +285,9 @@ def startup_lines(trainer: Sa2VAGRPOTrainer, frozen: list[str], domain: DomainCh
     yield from (f"not trained: {', '.join(names)} ({reason})" for reason, names in parts.items())
     if domain and domain.outside:
         yield domain.sentence
-    for part, count in Counter(".".join(name.split(".")[:3]) for name in frozen).items():
-        yield f"frozen, since no enabled loss reaches it: {part} ({count} tensors, named in config.json)"
+    if frozen:
+        places = sorted({".".join(name.split(".")[:2]) for name in frozen})
+        yield f"frozen, since no enabled loss reaches them: {len(frozen)} tensors of {', '.join(places)} (config.json)"
     teacher, ema, steps = "the model itself", trainer.ema, trainer.planned_steps
     if trainer.args.objective == "supervised":
         teacher = "none, supervised training has none"

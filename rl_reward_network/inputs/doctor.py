@@ -186,10 +186,13 @@ def _ending(named: RunConfig, root: Path, samples: Sequence[Sample], split: Spli
     tested = len(labelled & split.ids("test"))
     verdict = f"a verdict on {tested} test patients"
     if tested < MIN_PATIENTS:
-        verdict = f"not yet a verdict on a test split, which has {tested} patients with masks and needs {MIN_PATIENTS}"
+        own = "improve has its verdict from folds, " * (lacking <= 0)
+        verdict = (
+            f"{own}the others not yet from a test split, which has {tested} patients with masks, of {MIN_PATIENTS}"
+        )
     flags = {flag: str(getattr(named, flag[2:])) for flag in changed(named, *NEXT)}
     words = " ".join(f"{flag} {shlex.quote(value)}" for flag, value in flags.items())
-    command = f"sa2va-rl {'grpo quick --objective supervised' if by_name else 'improve'} {words}".strip()
+    command = f"sa2va-rl {'grpo quick --objective supervised' if by_name else 'improve quick'} {words}".strip()
     first = f"annotate images of {lacking} more patients, then " * (lacking > 0)
     return there, f"works: {', '.join(roads)}; {verdict}", f"next: {first}{command}"
 

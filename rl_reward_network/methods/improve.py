@@ -306,7 +306,8 @@ def plan_lines(inputs: GRPOInputs, plan: ImprovePlan) -> list[str]:
         lines.append(f"  {TITLES[member]}: {times} x {plan.steps[member]} steps; {WORTH[member]}")
     lines.append(f"  {TITLES[FUSION]}: no training; {WORTH[FUSION]}")
     if TEACHER not in plan.members:
-        why = "it takes longer; full trains it"
+        bare = sum(not sample.labelled for sample in inputs.samples)
+        why = f"it takes longer; full trains it{f', and uses the {bare} images without masks' * bool(bare)}"
         if plan.mode == "full":
             bare = _fewest_bare(*parts_of(inputs, plan.folds))
             why = f"a training has {bare} images without masks, and it needs {FEW_IMAGES}"

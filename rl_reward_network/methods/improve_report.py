@@ -116,8 +116,10 @@ class Improvement:
         """Whether the deployed choice is better, in a sentence."""
         p = max_t_of({"choice": self.gain}, self.judged.groups)["choice"]
         verdict = gain_verdict("dice", self.gain_interval, p, "Dice of the choice less the start")
+        before, after = (self.judged.results.row(row).estimates["dice"] for row in (START, self.chosen))
         who = f"{self.folds} folds of patients, none judged by a model that saw them"
-        return f"{verdict.sentence} Judges: {who if self.folds > 1 else 'the val split'}."
+        change = f"Dice {before} before, {after} after, on unseen patients. " if self.chosen != START else ""
+        return f"{change}{verdict.sentence} Judges: {who if self.folds > 1 else 'the val split'}."
 
     @property
     def test_line(self) -> str:

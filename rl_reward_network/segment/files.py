@@ -16,10 +16,10 @@ from PIL.PngImagePlugin import PngInfo
 
 from rl_reward_network.atomic_io import whole_file
 from rl_reward_network.bit_depth import WHITEST
-from rl_reward_network.data.images import IMAGE_SUFFIXES, image_size
+from rl_reward_network.data.images import IMAGE_SUFFIXES, PROMPT_KEY, SEEN_KEY, image_size, text_of
+from rl_reward_network.data_import.files import pictures_below
 from rl_reward_network.report.overlays import AFTER, paint_mask
 
-PROMPT_KEY = "sa2va_prompt"  # of the text in a PNG that holds the prompt of the mask
 KINDS = ("mask", "overlay", "soft")  # of pictures, as their names end
 SHEET = "contact_sheet.png"  # beside the masks of several images
 MAX_LETTERS = 60  # of a prompt in a file name
@@ -35,7 +35,10 @@ class Target(NamedTuple):
 
 
 def image_files(paths: Sequence[Path]) -> list[Path]:
-    """The images among files and folders, in this order; those of a folder by name, without masks written here."""
+    """The images among files and folders, in this order.
+
+    Of a folder these are all pictures below it, by name, that are no masks of others and were not written here.
+    """
     if not paths:
         raise ValueError("no image: name images, or a folder of them")
     images: list[Path] = []
@@ -43,8 +46,10 @@ def image_files(paths: Sequence[Path]) -> list[Path]:
         if not path.is_dir():
             images.append(_checked(path))
             continue
-        named = (file for file in sorted(path.iterdir()) if file.suffix.lower() in IMAGE_SUFFIXES)
-        found = [file for file in named if file.name[0] != "." and prompt_of(_checked(file)) is None]
+        links = [file for file in sorted(path.iterdir()) if file.suffix.lower() in IMAGE_SUFFIXES and file.is_symlink()]
+        found = pictures_below(path)[0]
+        for file in (*links, *found):
+            _checked(file)
         if not found:
             raise ValueError(f"{path}: holds no image ({', '.join(IMAGE_SUFFIXES)}); name the folder that holds them")
         images += found
@@ -102,29 +107,26 @@ def prompt_of(path: Path) -> str | None:
     return text_of(path, PROMPT_KEY)
 
 
-def text_of(path: Path, name: str) -> str | None:
-    """A text in a PNG file; None where there is none, or the file is unreadable."""
-    try:
-        with Image.open(path) as image:
-            return image.info.get(name)
-    except (OSError, Image.DecompressionBombError):
-        return None
-
-
 def write_mask(
-    target: Target, image: np.ndarray, mask: np.ndarray | None, prompt: str, soft: np.ndarray | None = None
+    target: Target,
+    image: np.ndarray,
+    mask: np.ndarray | None,
+    prompt: str,
+    soft: np.ndarray | None = None,
+    seen: bool = False,
 ) -> None:
     """Write the mask, bool (H, W), its outline on the image, uint8 (H, W, 3), and, if given, the soft mask.
 
     The soft mask, float (H, W) in [0, 1], becomes 16 bit: 0 to 65535. What is None has its file of an earlier run
-    removed: that is of another mask. Without a mask, which is not an empty one, all are removed.
+    removed: that is of another mask. Without a mask, which is not an empty one, all are removed. `seen`: whether the
+    model has seen the image in training, which makes its mask better than others.
     """
     for path, there in zip(target[1:], (mask, mask, soft), strict=True):
         if there is None or mask is None:
             path.unlink(missing_ok=True)
     if mask is None:
         return
-    save_mask(target.mask, mask, prompt)
+    save_mask(target.mask, mask, prompt, {SEEN_KEY: "yes"} if seen else {})
     save_mask(target.overlay, paint_mask(image, mask, AFTER, opacity=0), prompt)
     if soft is not None:
         save_mask(target.soft, (soft * WHITEST).round().astype(np.uint16), prompt)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from stable_baselines3.common.policies import ActorCriticPolicy
 
-from rl_reward_network.atomic_io import read_json, weights_fingerprint
+from rl_reward_network.atomic_io import NAMES_ALONE, PICTURES, load_arrays, read_json, weights_fingerprint
 from rl_reward_network.bit_depth import GreyWindow, window_for
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.inputs.loading import located_model
@@ -117,7 +117,9 @@ def _member_kind(folder: Path) -> Kind | None:
 def _prompt_of(kind: Kind, folder: Path) -> str | None:
     """The prompt of the masks, or what stands in its place; None where a policy chooses."""
     if kind == "fusion":
-        return str(read_deployed(folder)["prompt"])
+        saved = read_deployed(folder)
+        alone = len(saved["members"]) == 1 and _member_kind(folder / saved["members"][0]) == "plain segmenter"
+        return OWN_MASKS if alone else str(saved["prompt"])
     if kind == "method":
         method = BY_NAME.get(read_json(folder / METHOD_FILE).get("method"))
         return None if method is None else method.title  # an unknown one is refused when it is loaded
@@ -150,6 +152,16 @@ def read_deployed(folder: Path) -> dict[str, Any]:
         if not (folder / name).is_dir():
             raise ValueError(f"{file}: members: {name} is no folder here; copy the whole folder again")
     return dict(saved)
+
+
+def trained_on(path: str | None) -> np.ndarray | None:
+    """Thumbnails of the images that trained what is at a path, int8 (N, SIDE, SIDE); None where they are not known."""
+    folder = Path(what_is(path or DEFAULT_MODEL).path)
+    members = read_deployed(folder)["members"] if (folder / DEPLOYED).is_file() else []
+    places = [folder, *(folder / str(name) for name in members)]
+    found = [load_arrays(place / PICTURES, NAMES_ALONE).get("train") for place in places]
+    known = [pictures for pictures in found if pictures is not None]
+    return np.concatenate(known) if known else None
 
 
 # ---- answers ----
@@ -409,8 +421,7 @@ def _load_fusion(folder: Path, prompt: str | None, options: dict[str, Any]) -> M
         given = {**of_kind, "reward_net": judge if alone else None}
         members.append(_load_kind(kind, str(place), default, prompt if alone else None, given))
     if alone:
-        maker = replace(members[0], grey=grey)
-        return replace(maker, prompt=default) if isinstance(maker, PlainSegmenter) else maker
+        return replace(members[0], grey=grey)
     network = load_reward_network(judge, None, options.get("device") or first_device())
     return Fusion(tuple(members), default, without_intervals(network), grey)
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from rl_reward_network.atomic_io import read_json
 from rl_reward_network.data.annotations import first_faults
-from rl_reward_network.data.images import IMAGE_SUFFIXES, load_grid
+from rl_reward_network.data.images import IMAGE_SUFFIXES, SEEN_KEY, load_grid, text_of
 from rl_reward_network.data.items import Sample, first_names
 from rl_reward_network.data.masks import MAX_CLASSES, Size, classes_of
 from rl_reward_network.data_import.coco import NAMES, outlines_of
@@ -67,7 +67,7 @@ def read_predictions(source: Path, samples: Sequence[Sample], root: Path, ids_fr
     if source.is_file():
         return _read_coco(source, samples, root, ids_from)
     images = {sample.image_path.resolve() for sample in samples}
-    pictures = files_below(source, *IMAGE_SUFFIXES, *ARRAYS)
+    pictures = files_below(source, *IMAGE_SUFFIXES, *ARRAYS, predictions=True)
     pictures = [path for path in pictures if not path.stem.endswith(OVERLAY) and path.name != SHEET]
     pictures = [path for path in pictures if path.resolve() not in images]
     if not pictures and (found := [path for path in files_below(source, ".json") if _is_coco(path)]):
@@ -85,6 +85,11 @@ def read_predictions(source: Path, samples: Sequence[Sample], root: Path, ids_fr
     notes = [f"{source}: {len(rest)} files are of no image of the data, left out"] if rest else []
     if rest:
         print(f"of no image of the data: {listed(rest, source)}")  # notes are for reports, and names may be of patients
+    if seen := sum(text_of(path, SEEN_KEY) is not None for path in files.values()):
+        notes.append(
+            f"{source}: the model has seen {seen} of these {len(files)} images in training, so its masks of new"
+            " patients are worse than these."
+        )
     return Predictions(source, {name: partial(_load, path, full) for name, path in files.items()}, tuple(notes))
 
 

@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from rl_reward_network.atomic_io import read_json, whole_file, write_json
 from rl_reward_network.data.annotations import compile_group_regex
+from rl_reward_network.data.identity import among, thumbnail
 from rl_reward_network.data.images import load_for_model, load_grid, load_image
 from rl_reward_network.data.masks import to_rle
 from rl_reward_network.report.overlays import AFTER, paint_mask
@@ -78,15 +79,26 @@ def soft_dice(soft: np.ndarray, mask: np.ndarray) -> float:
     return 2 * float(soft[mask].sum()) / total if total else 0.0
 
 
-def segment_image(maker: Maker, target: Target, prompt: str | None, threshold: float, keep_soft: bool) -> Segmented:
-    """Segment an image, write its mask and overlay, and with `keep_soft` the soft mask; without `[SEG]` nothing."""
+def segment_image(
+    maker: Maker,
+    target: Target,
+    prompt: str | None,
+    threshold: float,
+    keep_soft: bool,
+    trained: np.ndarray | None = None,
+) -> Segmented:
+    """Segment an image, write its mask and overlay, and with `keep_soft` the soft mask; without `[SEG]` nothing.
+
+    `trained` are the thumbnails of what the model was trained on, if known: `evaluate` warns where it is the image.
+    """
     image, note = load_for_model(target.image, maker.grey)
     if note:
         tqdm.write(note)
     found = maker.answer(image, prompt, before=lambda used: check_free(target, used))
     mask = found.soft > threshold
     none = found.segs == 0
-    write_mask(target, image, None if none else mask, found.prompt, found.soft if keep_soft else None)
+    seen = trained is not None and bool(among(thumbnail(image)[None], trained)[0])
+    write_mask(target, image, None if none else mask, found.prompt, found.soft if keep_soft else None, seen)
     predicted = None
     if maker.network is not None and found.scorer is not None and not none:
         predicted = predicted_quality(maker.network, found.scorer, mask, found.source)

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from rl_reward_network.atomic_io import pixels_digest, whole_file, write_json
 from rl_reward_network.bit_depth import GreyWindow
-from rl_reward_network.data.images import IMAGE_SUFFIXES, load_grid
+from rl_reward_network.data.images import IMAGE_SUFFIXES, load_grid, text_of
 from rl_reward_network.data.masks import load_mask
 from rl_reward_network.data_import.files import DICOM_SUFFIXES
 from rl_reward_network.data_import.sequences import (
@@ -44,7 +44,7 @@ from rl_reward_network.report.overlays import AFTER, TRUTH, paint_mask
 from rl_reward_network.report.page import csv_text
 from rl_reward_network.rewards.learned import ImageScorer
 from rl_reward_network.rewards.metrics import dice, iou
-from rl_reward_network.segment.files import prompt_of, save_mask, text_of, words_of
+from rl_reward_network.segment.files import prompt_of, save_mask, words_of
 from rl_reward_network.segment.maker import NO_MASK, MaskMaker
 
 RUN_KEY = "sa2va_sequence"  # of the text in a PNG that holds the key of its run

@@ -29,7 +29,7 @@ def test_without_write_it_only_tells(source: Path, capsys: pytest.CaptureFixture
 def test_with_write_it_writes_and_names_the_next_command(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["data", "import", "photos", "--to", "new", "--patients_csv", "none", "--write"])
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last == "imported: new; next: sa2va-rl improve --data_root new"
+    assert last == "imported: new; next: sa2va-rl improve quick --data_root new"
     assert Path("new/annotations.json").is_file()
 
 

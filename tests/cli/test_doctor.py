@@ -39,12 +39,12 @@ def test_every_line_is_there_and_the_status_is_0(capsys: pytest.CaptureFixture[s
 
 def test_the_next_command_comes_last_but_not_in_a_shell_file_nor_where_a_line_is_missing(capsys, monkeypatch):
     _, said = examined(capsys, data_root=Path("data"), gpu=-1)
-    assert said.endswith("next: sa2va-rl improve --data_root data")
+    assert said.endswith("next: sa2va-rl improve quick --data_root data")
     _, said = examined(capsys, data_root=Path("data"), gpu=-1, reward_net="nowhere")
-    assert said.endswith("needs 6")
+    assert said.endswith("of 6")
     monkeypatch.setenv("SA2VA_RL_CALLED_AS", "bash run_step2_finetune.sh")
     _, said = examined(capsys, data_root=Path("data"), gpu=-1)
-    assert said.endswith("needs 6")
+    assert said.endswith("of 6")
 
 
 @pytest.mark.parametrize("words", [["doctor"], ["data", "import"]])
@@ -60,7 +60,7 @@ def test_a_missing_line_is_shown_beside_the_others_and_the_status_is_1(capsys: p
     code, table = examined(capsys, model_path="no_model", data_root=Path("nowhere"), gpu=-1)
     assert code == 1
     assert "model missing no_model: " in table
-    assert "data and split missing nowhere/annotations.json: " in table
+    assert "data and split missing nowhere: no such folder" in table
     assert "device OK" in table
 
 

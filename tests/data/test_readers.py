@@ -55,8 +55,8 @@ def test_a_folder_with_both_is_an_error(both: tuple[Path, Path]) -> None:
         ("gar", "dam", "gar: dataset_name is 'dam', .* Grasp-Any-Region.*--dataset_name gar or auto"),
         ("dam", "gar", "dam: dataset_name is 'gar', .* describe-anything.*--dataset_name dam or auto"),
         ("gar", "GAR", "dataset_name is 'GAR', expected auto, gar, dam"),
-        ("nowhere", "auto", "nowhere: no such folder; expected Grasp-Any-Region"),
-        ("x.arrow", "auto", r"x\.arrow: no such folder; expected Grasp-Any-Region"),
+        ("nowhere", "auto", "nowhere: no such folder; check the path"),
+        ("x.arrow", "auto", r"x\.arrow: no such folder; check the path"),
         (
             "empty",
             "auto",

@@ -2,9 +2,20 @@
 
 from pathlib import Path, PurePosixPath
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from rl_reward_network.data_import.files import image_keys, images_and_masks, role_of, without_role
+from rl_reward_network.data_import.files import (
+    files_below,
+    image_keys,
+    images_and_masks,
+    pictures_below,
+    role_of,
+    unread_note,
+    without_role,
+)
+from rl_reward_network.segment.files import targets, write_mask
 
 FOLDERS = {
     "image": ("images", "JPEGImages", "train_images", "img_dir", "Images (2)", "trainImages", "inputs"),
@@ -54,6 +65,19 @@ def test_parts_of_the_data_stay_in_the_name() -> None:
 )
 def test_affixes_are_taken_off(name: str, bases: list[str]) -> None:
     assert [key.name for key in image_keys(PurePosixPath(f"{name}.png"))] == bases
+
+
+def test_what_segment_has_written_is_no_data_but_can_be_scored(tmp_path: Path) -> None:
+    picture = np.zeros((16, 16, 3), np.uint8)
+    for name in ("a.png", "a_mask.png", "b.png"):
+        Image.fromarray(picture).save(tmp_path / name)
+    write_mask(targets([tmp_path / "b.png"], None, None)[0], picture, picture[..., 0] > 0, "the vessel", None)
+    ours = [tmp_path / "b_mask.png", tmp_path / "b_overlay.png"]
+    assert all(path.exists() for path in ours)
+    assert pictures_below(tmp_path) == ([tmp_path / "a.png", tmp_path / "b.png"], [tmp_path / "a_mask.png"])
+    assert {*ours} <= {*files_below(tmp_path, ".png", predictions=True)}
+    (note,) = unread_note(tmp_path)
+    assert note.startswith("2 pictures that `segment` has written, left out (b_mask.png, b_overlay.png)")
 
 
 def sorted_out(*names: str) -> tuple[list[str], list[str]]:

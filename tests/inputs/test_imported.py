@@ -75,8 +75,9 @@ def test_grpo_and_the_doctor_use_the_same_folder() -> None:
                 "there: 8 images with masks, 0 without; 8 patients, 8 of them with masks;"
                 " patients proposed from folder names, not confirmed",
                 "works: segment, the prompt policy, improve;"
-                " not yet a verdict on a test split, which has 2 patients with masks and needs 6",
-                "next: sa2va-rl improve --data_root 'my data'",
+                " improve has its verdict from folds, the others not yet from a test split, which has 2 patients with"
+                " masks, of 6",
+                "next: sa2va-rl improve quick --data_root 'my data'",
             ),
         ),
         (
@@ -109,7 +110,7 @@ def test_few_patients_are_told_how_many_are_missing_and_all_frames_of_one_stay_t
     for number in range(5):
         save(source / f"p{number}_frame2.png", picture(10 + number))
     found = check_data(RunConfig(data_root=source), RegionConfig())
-    assert found.ending[2] == "next: annotate images of 1 more patients, then sa2va-rl improve --data_root few"
+    assert found.ending[2] == "next: annotate images of 1 more patients, then sa2va-rl improve quick --data_root few"
     inputs = open_inputs(RunConfig(data_root=source, gpu=-1))
     assert len({sample.group_id for sample in inputs.samples}) == 5
     config = describe_run(Run(Path("outputs/run"), REWARD_RUN), inputs, {})

@@ -1,6 +1,7 @@
 """Improvement: who decides, what is trained and deployed, when nothing is, resume, and what is refused."""
 
 import json
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -256,6 +257,10 @@ def test_the_fusion_is_deployed_with_both_members_and_a_report(
     assert set(facts["judged"]) == set(plan.rows)
     page = (run / "report.html").read_text()
     assert "trained on all 8 labelled patients after the choice" in page
+    before, after = (facts["judged"][row]["dice"]["mean"] for row in ("as it is", FUSION))
+    assert re.match(
+        rf"Dice {before:.2f} \[.*\] before, {after:.2f} \[.*\] after, on unseen patients\. ", fused[1].verdict
+    )
     assert page.count("data:image/jpeg") == 12, "three images: as they are, truth, before, after"
     assert not list(run.path.glob("*/*/merged")), "whole checkpoints are made again where they are needed"
 

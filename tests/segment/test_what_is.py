@@ -6,15 +6,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from rl_reward_network.atomic_io import write_json
 from rl_reward_network.bit_depth import DATA_SET, GreyWindow
+from rl_reward_network.data.annotations import read_annotations
+from rl_reward_network.data.identity import thumbnail
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.models.domain import STATISTICS, Domain
 from rl_reward_network.models.reward_network import DiceInterval, RewardNetwork, RewardNetworkConfig
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.rewards.learned import ImageScorer
 from rl_reward_network.run import BEST_REWARD_NET, Run
+from rl_reward_network.segment.files import targets
 from rl_reward_network.segment.maker import (
     OWN_MASKS,
     Fusion,
@@ -22,9 +26,12 @@ from rl_reward_network.segment.maker import (
     PlainSegmenter,
     load_maker,
     predicted_quality,
+    trained_on,
     what_is,
 )
-from tests.conftest import tube_image
+from rl_reward_network.segment.predictions import read_predictions
+from rl_reward_network.segment.results import segment_image
+from tests.conftest import tube_image, write_tiny_data
 
 IMAGE = tube_image(64, 3)[0]
 QUESTION = "Please segment the rib."
@@ -157,7 +164,7 @@ def test_the_only_member_of_a_fusion_is_that_model(parts: Path) -> None:
     assert (alone.prompt, alone.network is None, alone.answer(IMAGE).prompt) == (QUESTION, False, QUESTION)
     segmenter = load_maker(str(deploy(parts, "one")), device="cpu")
     assert isinstance(segmenter, PlainSegmenter)
-    assert segmenter.answer(IMAGE).prompt == QUESTION == what_is(parts).prompt
+    assert segmenter.answer(IMAGE).prompt == OWN_MASKS == what_is(parts).prompt
 
 
 @pytest.mark.parametrize("members", [["one"], ["one", "two"]])
@@ -175,3 +182,23 @@ def test_the_folder_of_a_policy_is_enough(policy_run: Run, tiny_checkpoint: Path
         assert made.trained["stage"] == "prompt policy"
     with pytest.raises(ValueError, match=r"prompt 'x' and .*final_model: the policy chooses the prompt; give one"):
         load_maker(str(policy_run.path), "x", device="cpu")
+
+
+def test_masks_of_images_that_the_model_has_learned_say_so(parts: Path, tmp_path: Path) -> None:
+    network, others = RewardNetwork.from_pretrained(parts / "one"), [tube_image(64, seed)[0] for seed in (8, 9)]
+    network.pictures = {"train": np.stack([thumbnail(others[0]), thumbnail(IMAGE)])}
+    network.save_pretrained(parts / "known")
+    assert trained_on(str(parts / "two")) is None
+    trained = trained_on(str(deploy(parts, "known", "two")))
+    assert trained is not None
+    assert len(trained) == 2
+    write_tiny_data(tmp_path / "data", images=2, size=64)
+    samples = read_annotations(tmp_path / "data")
+    for sample, image in zip(samples, (IMAGE, others[1]), strict=True):
+        Image.fromarray(image).save(sample.image_path)
+    found = [one.image_path for one in samples]
+    maker = load_maker(str(parts / "one"), device="cpu")
+    for target in targets(found, tmp_path / "masks", None):
+        segment_image(maker, target, None, 0.5, False, trained)
+    notes = read_predictions(tmp_path / "masks", samples, tmp_path / "data", tmp_path / "data").notes
+    assert "the model has seen 1 of these 2 images in training" in notes[-1]
