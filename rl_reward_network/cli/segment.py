@@ -271,7 +271,7 @@ def show_end(results: "Sequence[Segmented]") -> None:
     for words, meaning in WARNINGS.items():
         if names := [result.target.image.name for result in results if result.fault.startswith(words)]:
             print(f"{words}: {', '.join(names)}{meaning}")
-    unsure = [result.target.image.name for result, words in zip(results, verdicts(results), strict=True) if words]
-    if unsure:
-        print(f"look at these first: {', '.join(unsure)}; why: results.csv")
+    judged = zip(results, verdicts(results), strict=True)
+    if unsure := [result.target.image.name for result, words in judged if words and not result.fault]:
+        print(f"low confidence: {', '.join(unsure)}; look at these masks first")
     print(f"written: {len(written)} masks and overlays, results.csv{sheet} in {', '.join(folders)}")

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, TypeVar
 
 from rl_reward_network.atomic_io import read_json
-from rl_reward_network.data.images import IMAGE_SUFFIXES, PROMPT_KEY, check_name, text_of
+from rl_reward_network.data.images import IMAGE_SUFFIXES, PROMPT_KEY, check_name
 from rl_reward_network.data.masks import VOLUMES
 
 HIDDEN = (".", "__MACOSX")
@@ -23,7 +23,7 @@ UNREAD = {
 }  # kinds of files that hold images or masks -> what to do
 
 SILENT = ("readme", "license", "licence", "copying", "citation", "thumbs.db", "desktop.ini", "dicomdir")
-WRITTEN = ("_mask.png", "_overlay.png", "_soft.png", "contact_sheet.png")  # how names end that `segment` gives
+TEXTS_WITHIN = 512  # bytes: in the first ones of a PNG that `segment` has written stands the key of its prompt
 SHOWN = 3  # names in a message
 Key = TypeVar("Key", bound=Hashable)
 
@@ -43,8 +43,11 @@ def files_below(folder: Path, *suffixes: str, predictions: bool = False) -> list
 
 
 def is_written(path: Path) -> bool:
-    """Whether a picture, named as `segment` names them, was written by it."""
-    return path.name.lower().endswith(WRITTEN) and text_of(path, PROMPT_KEY) is not None
+    """Whether a picture, under whatever name, was written by `segment`; reads its beginning alone."""
+    if path.suffix.lower() != ".png":
+        return False
+    with path.open("rb") as file:
+        return PROMPT_KEY.encode() in file.read(TEXTS_WITHIN)
 
 
 def _walk(folder: Path) -> Iterator[Path]:
@@ -91,9 +94,10 @@ def unread_note(folder: Path, named: bool = True, read: Iterable[Path] | None = 
     With `named` the first of them are named. `read` are files that are read beside pictures; None: no others than
     images and masks are counted.
     """
-    kinds = grouped(files_below(folder), _kind)
+    there = grouped(files_below(folder, predictions=True), is_written)
+    kinds, ours = grouped(there.get(False, []), _kind), there.get(True, [])
     notes, rest = list[str](), {*IMAGE_SUFFIXES}
-    if ours := sorted(path for path in _walk(folder) if is_written(path)):
+    if ours:
         notes.append(
             f"{len(ours)} pictures that `segment` has written, left out ({listed(ours, folder)}): no model learns its"
             " own masks; one that you have corrected counts once another program has saved it"

@@ -167,7 +167,7 @@ def _shared_note(config: RunConfig, samples: Sequence[Sample], split: Split) -> 
     try:
         loading.check_unlabelled_apart(config.unlabelled_root, samples, split, loading.APART_FROM)
     except ValueError as error:
-        return f"{error}; improve does so by itself"
+        return f"{error}; improve does so by itself where they judge"
     return ""
 
 

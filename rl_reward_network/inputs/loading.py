@@ -362,9 +362,10 @@ def _check_no_masks(root: Path, joined: Sequence[Sample]) -> None:
 
 def check_unlabelled_apart(root: Path, samples: Sequence[Sample], split: Split, apart: Sequence[str]) -> None:
     """Refuse images of `--unlabelled_root` of patients of some splits, by their group and by pictures."""
+    if not apart:  # nothing to decode
+        return
     joined, own = [sample for sample in samples if sample.joined], [sample for sample in samples if not sample.joined]
-    groups, pictures = {sample.group_id for sample in joined}, thumbnails(joined) if apart else np.zeros(0)
-    shared = dict[str, set[Path]]()
+    groups, pictures, shared = {sample.group_id for sample in joined}, thumbnails(joined), dict[str, set[Path]]()
     for name in apart:
         if known := groups & set(split.groups[name]):
             raise ValueError(

@@ -15,7 +15,7 @@ from rl_reward_network.data_import.files import (
     unread_note,
     without_role,
 )
-from rl_reward_network.segment.files import targets, write_mask
+from rl_reward_network.segment.files import save_mask, targets, write_mask
 
 FOLDERS = {
     "image": ("images", "JPEGImages", "train_images", "img_dir", "Images (2)", "trainImages", "inputs"),
@@ -72,12 +72,16 @@ def test_what_segment_has_written_is_no_data_but_can_be_scored(tmp_path: Path) -
     for name in ("a.png", "a_mask.png", "b.png"):
         Image.fromarray(picture).save(tmp_path / name)
     write_mask(targets([tmp_path / "b.png"], None, None)[0], picture, picture[..., 0] > 0, "the vessel", None)
-    ours = [tmp_path / "b_mask.png", tmp_path / "b_overlay.png"]
+    (tmp_path / "labelsTs").mkdir()
+    save_mask(tmp_path / "labelsTs" / "b.png", picture[..., 0], "the vessel")
+    ours = [tmp_path / name for name in ("b_mask.png", "b_overlay.png", "labelsTs/b.png")]
     assert all(path.exists() for path in ours)
     assert pictures_below(tmp_path) == ([tmp_path / "a.png", tmp_path / "b.png"], [tmp_path / "a_mask.png"])
     assert {*ours} <= {*files_below(tmp_path, ".png", predictions=True)}
     (note,) = unread_note(tmp_path)
-    assert note.startswith("2 pictures that `segment` has written, left out (b_mask.png, b_overlay.png)")
+    assert note.startswith(
+        "3 pictures that `segment` has written, left out (b_mask.png, b_overlay.png, labelsTs/b.png)"
+    )
 
 
 def sorted_out(*names: str) -> tuple[list[str], list[str]]:
