@@ -12,6 +12,11 @@ not choose. With few patients these are the patients of folds, and the deployed 
 the choice; with many, or where the user has named them, they are the `val` split.
 
 No step of a training is chosen: schedules end at their last step, and the mean teacher's average is what is kept.
+
+Two cases are of another place than the model or the masks. A model that has a side network has learned masks somewhere:
+it is tuned, in fewer steps at a lower rate. Images of `--unlabelled_root` that a classifier tells from those with masks
+(`domain_auc`) are of a place where no mask can judge: the mean teacher is deployed there unless it has become worse at
+home.
 """
 
 import random
@@ -20,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +33,7 @@ from rl_reward_network.atomic_io import NAMES_ALONE, PICTURES, load_arrays, stat
 from rl_reward_network.data.annotations import phrase_key
 from rl_reward_network.data.identity import among, check_apart, thumbnails
 from rl_reward_network.data.items import Sample
+from rl_reward_network.data.shift import ELSEWHERE, domain_auc
 from rl_reward_network.data.splits import save_split, select, subsample
 from rl_reward_network.data_import.write import import_notes
 from rl_reward_network.flags import changed
@@ -35,7 +41,7 @@ from rl_reward_network.grpo.final_model import merge_run
 from rl_reward_network.grpo.inputs import GRPOInputs, check_foreground, open_grpo_inputs
 from rl_reward_network.grpo.plan import PlanArgs, TrainablePartsArgs, make_plan
 from rl_reward_network.grpo.prompts import segment_question
-from rl_reward_network.grpo.settings import GRPOSettings, Mode
+from rl_reward_network.grpo.settings import LATER_SIDE_LEARNING_RATE, GRPOSettings, Mode
 from rl_reward_network.grpo.stage import run_grpo_stage
 from rl_reward_network.inputs.config import RegionConfig, RunConfig
 from rl_reward_network.inputs.loading import check_readable, images_summary, nameless_note, portable_settings
@@ -58,7 +64,7 @@ from rl_reward_network.models.default import has_side_network, is_small
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
 from rl_reward_network.report.deployment import best_choice, best_out_of_fold
-from rl_reward_network.report.statistics import MIN_PATIENTS, sign_of
+from rl_reward_network.report.statistics import CHANGE, MIN_PATIENTS, mean_interval, sign_of
 from rl_reward_network.reward_training.calibration import with_own_domain
 from rl_reward_network.reward_training.stage import sized
 from rl_reward_network.reward_training.train import PRESETS, labelled_images, train_reward_network
@@ -72,6 +78,8 @@ STEPS = {  # member -> mode -> optimisation steps, whatever the model
     SIDE: {"quick": 80, "full": 700},
     TEACHER: {"full": 700},
 }
+TUNING_STEPS = {"quick": 60, "full": 150}  # of a side network that the model has: it has learned masks elsewhere
+NOT_WORSE = 0.05  # Dice at home that a model of another place may lose, by the lower bound of its change
 FOLDS = {"quick": 2, "full": 3}  # each is one more training
 SIDE_PIXELS = 512  # at most: side of what a new side network sees; smaller images need less
 MANY_PATIENTS = 40  # labelled; from here on the val split decides
@@ -91,7 +99,11 @@ WORTH = {  # Dice on real angiograms, docs/results.md
     TEACHER: "on real angiograms Dice 0.723 with 20 masks, from 0.676",
     FUSION: "on real angiograms +0.009 with 195 masks",
 }
-Row = TypeVar("Row")
+ELSEWHERE_LINE = (
+    "  the images of --unlabelled_root look unlike those with masks: they are of another place, where no mask judges.\n"
+    f"  The mean teacher is deployed unless it may lose more than {NOT_WORSE:g} Dice at home. With masks of six of its\n"
+    "  patients that place decides: sa2va-rl improve --data_root THERE --model_path outputs/improve_..."
+)
 Masks = dict[str, np.ndarray]  # row -> bool (H, W)
 
 
@@ -104,6 +116,7 @@ class ImprovePlan:
     steps: Mapping[str, int]  # member -> optimisation steps
     folds: int  # of the labelled patients; 1: the val split decides
     model_fingerprint: str  # of the weights of the start
+    elsewhere: bool = False  # whether the images of `--unlabelled_root` are of another place than those with masks
 
     @property
     def last(self) -> str:
@@ -173,7 +186,9 @@ def make_improve_plan(inputs: GRPOInputs, mode: Mode, steps: int | None = None) 
     members = (SEGMENTER, SIDE, *([TEACHER] if mode == "full" and bare >= FEW_IMAGES else []))
     weights = state_fingerprint(open_checkpoint(inputs.config.model_path).tensors())
     of_member = {member: steps or STEPS[member][mode] for member in members}
-    return ImprovePlan(mode, members, of_member, folds, weights)
+    if steps is None and has_side_network(inputs.config.model_path):
+        of_member[SIDE] = TUNING_STEPS[mode]
+    return ImprovePlan(mode, members, of_member, folds, weights, TEACHER in members and _elsewhere(inputs))
 
 
 def settings_of(inputs: GRPOInputs, plan: ImprovePlan) -> dict[str, Any]:
@@ -214,6 +229,12 @@ def parts_of(inputs: GRPOInputs, folds: int) -> tuple[list[Part], Part]:
         judges = tuple(sample for sample in labelled if sample.group_id in held)
         parts.append(Part(f"fold_{number + 1}", _with_split(inputs, patients, held, test), judges))
     return parts, Part("all", _with_split(inputs, patients, set(), test), ())
+
+
+def _elsewhere(inputs: GRPOInputs) -> bool:
+    """Whether the images of `--unlabelled_root` differ from the data's own in size, greys, sharpness, colour."""
+    joined = [sample for sample in inputs.samples if sample.joined]
+    return domain_auc([one for one in inputs.samples if not one.joined], joined, inputs.config.seed) >= ELSEWHERE
 
 
 def _own_test(inputs: GRPOInputs) -> tuple[str, ...]:
@@ -301,7 +322,7 @@ def plan_lines(inputs: GRPOInputs, plan: ImprovePlan) -> list[str]:
         whose = f"{patients} labelled patients{' outside the test split' * bool(_own_test(inputs))}"
         decides = f"{plan.folds} folds of all {whose} decide, then all of them train"
     times = plan.folds + 1 if plan.folds > 1 else 1
-    lines = [f"plan: {decides}"]
+    lines = [f"plan: {decides}", *([ELSEWHERE_LINE] if plan.elsewhere else [])]
     for member in plan.members:
         lines.append(f"  {TITLES[member]}: {times} x {plan.steps[member]} steps; {WORTH[member]}")
     lines.append(f"  {TITLES[FUSION]}: no training; {WORTH[FUSION]}")
@@ -340,13 +361,13 @@ def run_improve_stage(inputs: GRPOInputs, plan: ImprovePlan, run: Run, command: 
             if plan.folds > 1 and member == plan.last:
                 drop_merged(run / part.name)
         judged = judge(inputs, plan, run, judging)
-        chosen, gain = decide(judged.dice(plan.rows), judged.groups, plan.rows)
+        chosen, gain = decide(judged.dice(plan.rows), judged.groups, plan.rows, plan.elsewhere)
         test = tuple(_labelled(final.inputs, ["test"]))
         tested = judge(inputs, plan, run, [replace(final, judges=test)]) if test else None
         shutil.rmtree(run / IMPROVED, ignore_errors=True)  # of an interrupted run
         if chosen != START:
             deploy(inputs, plan, chosen, run / final.name, run / IMPROVED)
-        improvement = Improvement(plan.folds, judged, chosen, gain, tested)
+        improvement = Improvement(plan.folds, judged, chosen, gain, tested, plan.elsewhere)
         about = {"data": data_words(inputs, plan), "model": Path(inputs.config.model_path).name, "command": command}
         write_improve_report(run, improvement, about, notes_of(inputs, plan))
         for part in trained:
@@ -387,7 +408,9 @@ def sa2va_args(inputs: GRPOInputs, plan: ImprovePlan, member: str) -> PlanArgs:
     """The choices of the training of a member; nothing is chosen within it, so it is not validated."""
     settings = GRPOSettings(objective=OBJECTIVES[member], max_steps=plan.steps[member])  # type: ignore[arg-type]
     side, parts = min(SIDE_PIXELS, max(max(sample.size) for sample in inputs.samples)), TrainablePartsArgs()
-    if member == SIDE and not has_side_network(inputs.config.model_path):
+    if member == SIDE and has_side_network(inputs.config.model_path):
+        settings = replace(settings, side_learning_rate=LATER_SIDE_LEARNING_RATE)
+    elif member == SIDE:
         parts = TrainablePartsArgs(side_network=True, side_pixels=-(-side // 64) * 64)
     return PlanArgs(plan.mode, inputs.config, inputs.regions, settings, adapters=parts, eval_steps=0)
 
@@ -485,12 +508,20 @@ def _soft_masks(inputs: GRPOInputs, path: str) -> Callable[[np.ndarray], np.ndar
     return soft
 
 
-def decide(dice: np.ndarray, groups: Sequence[str], rows: Sequence[Row]) -> tuple[Row, np.ndarray]:
+def decide(
+    dice: np.ndarray, groups: Sequence[str], rows: Sequence[str], elsewhere: bool = False
+) -> tuple[str, np.ndarray]:
     """The row that is deployed, and the gain of this choice over the start on each image, float64 (N,).
 
     `dice` is float64 (R, N), that of the start first. The row with the highest mean is deployed if the choice is better
-    than the start by `max_t`, each patient judged by the row that is best on other patients.
+    than the start by `max_t`, each patient judged by the row that is best on other patients. For images of another
+    place (`elsewhere`) these patients say little: the mean teacher is deployed unless it may be worse by more than
+    `NOT_WORSE`, and then nothing is.
     """
+    if elsewhere:
+        change = dice[list(rows).index(TEACHER)] - dice[0]
+        low = mean_interval(change, groups, bounds=CHANGE).low
+        return TEACHER if low is not None and low > -NOT_WORSE else START, change
     gain = best_out_of_fold(dice, groups) - dice[0]
     return rows[best_choice(dice, groups) if sign_of(gain, groups) > 0 else 0], gain
 

@@ -85,6 +85,7 @@ class Improvement:
     chosen: str  # the row that is deployed; the start where nothing was better
     gain: np.ndarray  # float64 (N,): Dice of the choice less that of the start, on patients that did not choose
     tested: Judged | None  # on test patients, who neither train nor decide; None without any
+    elsewhere: bool = False  # whether it is for images of another place than those with masks
 
     @property
     def gain_interval(self) -> Estimate:
@@ -98,6 +99,7 @@ class Improvement:
         return {
             "chosen": self.chosen,
             "deployed": None if self.chosen == START else IMPROVED,
+            "elsewhere": self.elsewhere,
             "gain_out_of_fold": asdict(self.gain_interval),
             **{name: {row.name: row.means() for row in judged.results.rows} for name, judged in parts.items()},
         }
@@ -105,6 +107,8 @@ class Improvement:
     @property
     def deployed_line(self) -> str:
         """What is deployed, in a sentence."""
+        if self.chosen == START and self.elsewhere:
+            return "Deployed: nothing. The mean teacher may have become worse at home; use the model as it is."
         if self.chosen == START:
             return "Deployed: nothing. No candidate is better beyond chance; use the model as it is."
         patients, title = len(set(self.judged.groups)), TITLES[self.chosen]
@@ -114,6 +118,12 @@ class Improvement:
     @property
     def verdict(self) -> str:
         """Whether the deployed choice is better, in a sentence."""
+        if self.elsewhere:
+            return (
+                "The images without masks are of another place, and no mask of it has judged: whether masks are better"
+                f" there is not known. Dice at home: {self.gain_interval.signed} less the start. To know, annotate images"
+                " of six patients of that place."
+            )
         p = max_t_of({"choice": self.gain}, self.judged.groups)["choice"]
         verdict = gain_verdict("dice", self.gain_interval, p, "Dice of the choice less the start")
         before, after = (self.judged.results.row(row).estimates["dice"] for row in (START, self.chosen))
