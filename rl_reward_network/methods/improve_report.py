@@ -121,8 +121,8 @@ class Improvement:
         if self.elsewhere:
             return (
                 "The images without masks are of another place, and no mask of it has judged: whether masks are better"
-                f" there is not known. Dice at home: {self.gain_interval.signed} less the start. To know, annotate images"
-                " of six patients of that place."
+                f" there is not known. Dice at home: {self.gain_interval.signed} less the start. Annotate images of six"
+                " patients of that place to know."
             )
         p = max_t_of({"choice": self.gain}, self.judged.groups)["choice"]
         verdict = gain_verdict("dice", self.gain_interval, p, "Dice of the choice less the start")

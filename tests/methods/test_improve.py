@@ -126,6 +126,68 @@ def test_a_candidate_is_deployed_only_if_the_choice_is_better_on_patients_that_d
     assert chosen(0.02, 0.01, patients=5) == START, "five patients decide nothing"
 
 
+@pytest.mark.parametrize(("loss", "chosen"), [(-0.01, TEACHER), (0.0, TEACHER), (-0.08, START)])
+def test_at_another_place_the_mean_teacher_is_deployed_unless_it_may_be_worse_at_home(loss: float, chosen: str) -> None:
+    """The best row at home, and a gain that cannot be seen there, decide nothing."""
+    groups, noise = [str(number) for number in range(12)], np.random.default_rng(0).normal(0, 0.01, 12)
+    dice = np.vstack([np.full(12, 0.7), np.full(12, 0.8), 0.7 + loss + noise])
+    row, change = decide(dice, groups, (START, SEGMENTER, TEACHER), elsewhere=True)
+    assert row == chosen
+    assert change.mean() == pytest.approx(loss + noise.mean())
+    assert decide(dice[:, :5], groups[:5], (START, SEGMENTER, TEACHER), elsewhere=True)[0] == START, "five are too few"
+
+
+def test_images_of_another_place_are_known_by_their_looks_and_the_plan_says_what_follows(tmp_path: Path) -> None:
+    inputs = opened(tmp_path, unlabelled=True)
+    assert not make_improve_plan(inputs, "full").elsewhere
+    for path in (tmp_path / "more" / "images").iterdir():  # darker, and of another size
+        Image.fromarray(np.asarray(Image.open(path).convert("L").resize((96, 80))) // 2).save(path)
+    inputs = open_improve_inputs(inputs.config)
+    plan = make_improve_plan(inputs, "full")
+    assert plan.elsewhere
+    assert "they are of another place, where no mask judges" in "\n".join(plan_lines(inputs, plan))
+    assert not make_improve_plan(inputs, "quick").elsewhere, "quick does not train on them"
+
+
+def test_at_another_place_the_mean_teacher_is_deployed_and_the_report_promises_nothing(
+    images: GRPOInputs, plan: ImprovePlan, again: Run
+) -> None:
+    (again / "config.json").write_text(
+        (again / "config.json").read_text().replace('"elsewhere": false', '"elsewhere": true')
+    )
+    result = run_improve_stage(images, replace(plan, elsewhere=True), again)
+    assert read_json(again / "eval.json")["elsewhere"] is True
+    if result.chosen == TEACHER:
+        assert read_json(again / IMPROVED / DEPLOYED)["members"] == ["."]
+        assert "whether masks are better there is not known" in (again / "report.html").read_text()
+    assert result.gain == pytest.approx(result.judged.dice([TEACHER])[0] - result.judged.dice([START])[0])
+
+
+def test_a_model_that_has_learned_masks_is_tuned(
+    images: GRPOInputs, plan: ImprovePlan, fused: tuple[Run, Improvement], tmp_path: Path
+) -> None:
+    trained = improve.merged(fused[0] / "all" / SIDE)
+    inputs = open_improve_inputs(replace(images.config, model_path=str(trained)))
+    tuned = make_improve_plan(inputs, "full")
+    assert (tuned.steps[SIDE], tuned.steps[TEACHER]) == (150, 700)
+    args = sa2va_args(inputs, tuned, SIDE)
+    settings = make_plan(args, inputs, None)
+    assert settings.side_network is None, "its own goes on"
+    assert settings.settings.side_learning_rate == 1e-3
+    fresh = make_plan(sa2va_args(images, plan, SIDE), images, None)
+    assert fresh.settings.side_learning_rate == 3e-3
+
+
+def test_a_run_that_deployed_a_sa2va_is_a_start_and_another_is_refused(
+    images: GRPOInputs, fused: tuple[Run, Improvement], tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="--model_path is a fusion, expected a Sa2VA"):
+        open_improve_inputs(replace(images.config, model_path=str(fused[0].path)))
+    shutil.copytree(improve.merged(fused[0] / "all" / SIDE), tmp_path / "run" / IMPROVED)
+    inputs = open_improve_inputs(replace(images.config, model_path=str(tmp_path / "run")))
+    assert inputs.config.model_path == str(tmp_path / "run" / IMPROVED)
+
+
 def test_where_nothing_differs_nothing_is_deployed() -> None:
     """The best of four has an interval above 0 in more than 5 % of such runs; the choice, out of fold, has not."""
     rng, groups = np.random.default_rng(0), [str(number) for number in range(12)]
