@@ -38,7 +38,7 @@ def test_images_of_another_place_are(change: str, samples: list[Sample], tmp_pat
             image = image.resize((96, 96))
         pixels = np.asarray(image.reduce(4).resize((64, 64)) if change == "blurred" else image)
         Image.fromarray(pixels // 2 if change == "darker" else pixels).save(tmp_path / f"{number}.png")
-        there.append(replace(sample, image_path=tmp_path / f"{number}.png"))
+        there.append(replace(sample, image_path=tmp_path / f"{number}.png", size=pixels.shape[:2]))
     assert domain_auc(samples[:10], there) >= ELSEWHERE
 
 

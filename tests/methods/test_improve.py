@@ -87,7 +87,7 @@ def small_segmenter() -> Iterator[None]:
 def improved(images: GRPOInputs, plan: ImprovePlan, run: Run, **dice: float) -> Improvement:
     """Improve as if each candidate had that Dice on the patients that judge it."""
 
-    def as_if(values: np.ndarray, groups: list[str], rows: tuple[str, ...]) -> tuple[str, np.ndarray]:
+    def as_if(values: np.ndarray, groups: list[str], rows: tuple[str, ...], _: bool) -> tuple[str, np.ndarray]:
         assert values.shape == (len(plan.rows), 8)
         assert len(set(groups)) == 8, "every patient has judged"
         return decide(np.array([[dice.get(row, 0.5)] * 8 for row in rows]) + np.arange(8) / 1000, groups, rows)
