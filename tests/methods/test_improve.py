@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rl_reward_network.atomic_io import read_json
+from rl_reward_network.atomic_io import PICTURES, read_json
 from rl_reward_network.bit_depth import DATA_SET
 from rl_reward_network.cli.improve import Args, check
 from rl_reward_network.grpo.inputs import GRPOInputs
@@ -163,29 +163,32 @@ def test_at_another_place_the_mean_teacher_is_deployed_and_the_report_promises_n
     assert result.gain == pytest.approx(result.judged.dice([TEACHER])[0] - result.judged.dice([START])[0])
 
 
-def test_a_model_that_has_learned_masks_is_tuned(
-    images: GRPOInputs, plan: ImprovePlan, fused: tuple[Run, Improvement], tmp_path: Path
+@pytest.fixture
+def elsewhere_trained(fused: tuple[Run, Improvement], tmp_path: Path) -> Path:
+    """A run that deployed a Sa2VA with a side network, without the pictures that it has learned."""
+    shutil.copytree(improve.merged(fused[0] / "all" / SIDE), tmp_path / "run" / IMPROVED)
+    improve.drop_merged(fused[0] / "all")
+    (tmp_path / "run" / IMPROVED / PICTURES).unlink()
+    return tmp_path / "run"
+
+
+def test_a_run_that_deployed_a_sa2va_is_a_start_that_is_tuned(
+    images: GRPOInputs, plan: ImprovePlan, elsewhere_trained: Path
 ) -> None:
-    trained = improve.merged(fused[0] / "all" / SIDE)
-    inputs = open_improve_inputs(replace(images.config, model_path=str(trained)))
+    inputs = open_improve_inputs(replace(images.config, model_path=str(elsewhere_trained)))
+    assert inputs.config.model_path == str(elsewhere_trained / IMPROVED)
     tuned = make_improve_plan(inputs, "full")
     assert (tuned.steps[SIDE], tuned.steps[TEACHER]) == (150, 700)
-    args = sa2va_args(inputs, tuned, SIDE)
-    settings = make_plan(args, inputs, None)
-    assert settings.side_network is None, "its own goes on"
+    settings = make_plan(sa2va_args(inputs, tuned, SIDE), inputs, None)
+    assert settings.side_network is None, "its own is tuned"
     assert settings.settings.side_learning_rate == 1e-3
     fresh = make_plan(sa2va_args(images, plan, SIDE), images, None)
     assert fresh.settings.side_learning_rate == 3e-3
 
 
-def test_a_run_that_deployed_a_sa2va_is_a_start_and_another_is_refused(
-    images: GRPOInputs, fused: tuple[Run, Improvement], tmp_path: Path
-) -> None:
+def test_a_run_that_deployed_no_sa2va_is_no_start(images: GRPOInputs, fused: tuple[Run, Improvement]) -> None:
     with pytest.raises(ValueError, match="--model_path is a fusion, expected a Sa2VA"):
         open_improve_inputs(replace(images.config, model_path=str(fused[0].path)))
-    shutil.copytree(improve.merged(fused[0] / "all" / SIDE), tmp_path / "run" / IMPROVED)
-    inputs = open_improve_inputs(replace(images.config, model_path=str(tmp_path / "run")))
-    assert inputs.config.model_path == str(tmp_path / "run" / IMPROVED)
 
 
 def test_where_nothing_differs_nothing_is_deployed() -> None:
