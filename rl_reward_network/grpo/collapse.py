@@ -21,7 +21,7 @@ from rl_reward_network.models.lora import trainable_state
 from rl_reward_network.run import clock
 
 # A look takes the forward passes of at most 12 images, whose features are cached after the first: 0.22 of a step of the
-# embedded model (0.45 of 2.0 CPU seconds, 8 images of 512 x 512), so 2 % of a training. The first look takes 0.7 of one.
+# embedded model (0.45 of 2.0 CPU seconds, 8 images of 512 x 512), so 2 % of a training; the first look 0.7 of a step.
 WATCHED = 10  # optimisation steps between two looks
 IMAGES = 12  # without masks, at most
 AREAS, PARTS, LOST = 4.0, 8.0, 0.5  # ratios of medians, share of the images, beyond which masks are not like the start
