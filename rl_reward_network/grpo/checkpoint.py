@@ -87,6 +87,7 @@ class RunState:
     ema_steps: int  # updates of the teacher
     validation: dict[str, Any]  # empty without one
     taught: dict[str, int]  # images that a mean teacher was asked for, and those whose answer had no mask
+    watch: dict[str, Any]  # of a mean teacher: its masks at the start, and whether it has collapsed; else empty
 
 
 def save_run_state(trainer: Trainer, model: Any, ema: EMA | None, state: RunState) -> None:

@@ -248,7 +248,12 @@ def card_text(config: Mapping[str, Any], evaluation: Mapping[str, Any] | None = 
     )
     bits = config["settings"].get("quantization")
     control = CONTROL * config["settings"]["shuffle_rewards"]
-    said = (notice(config), control, IN_BITS.format(bits=bits.removesuffix("bit")) if merged and bits else "")
+    said = (
+        config.get("collapse"),
+        notice(config),
+        control,
+        IN_BITS.format(bits=bits.removesuffix("bit")) if merged and bits else "",
+    )
     first = "".join(f"**{line}**\n\n" for line in said if line)  # what must be known before anything else
     facts = {"base": f"{base}, weights {config['settings']['model_fingerprint']}", **training_facts(config)}
     table = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
@@ -334,6 +339,7 @@ def training_facts(config: Mapping[str, Any]) -> dict[str, Any]:
     judge = f"none: METEOR ({config['meteor_variant']})" if config["meteor_variant"] else "none: no captions"
     not_validated = "validation" in config and config["validation"] is None
     of_teacher = not_validated and settings["objective"] == "mean_teacher"  # else validation has said it
+    of_teacher = of_teacher and not config.get("collapse")
     return {
         "mode": origin["mode"],
         "objective": settings["objective"],

@@ -29,6 +29,7 @@ from rl_reward_network.data.identity import copy_pictures, thumbnail, together
 from rl_reward_network.data.splits import Split, save_split, select
 from rl_reward_network.flags import changed
 from rl_reward_network.grpo.checkpoint import any_rank
+from rl_reward_network.grpo.collapse import TeacherWatch
 from rl_reward_network.grpo.final_model import card_text
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.inputs import (
@@ -49,7 +50,7 @@ from rl_reward_network.grpo.prompts import TrainingItem, without_masks
 from rl_reward_network.grpo.rewards import LoopRewards, loop_rewards
 from rl_reward_network.grpo.settings import OF_LABELS, GRPOPlan, GRPOSettings
 from rl_reward_network.grpo.trainer import SMALLER_LOSS, TILES, Sa2VAGRPOTrainer, fit_batch, hint_out_of_memory
-from rl_reward_network.grpo.validation import LOOKS, ValidationCallback
+from rl_reward_network.grpo.validation import LOOKS, Outcome, ValidationCallback
 from rl_reward_network.inputs.loading import portable_settings
 from rl_reward_network.models.ema import trainable_tensors
 from rl_reward_network.models.lora import parameter_table, save_trainable
@@ -188,6 +189,8 @@ def _open(
         if args.max_steps < 0:  # nobody knew how many steps the epochs have
             every = min(every, -(-trainer.planned_steps // VALIDATIONS))
         trainer.validation = ValidationCallback(trainer, validation_prompts(inputs), every, maps)
+    if args.objective == "mean_teacher":
+        trainer.watch = TeacherWatch(trainer)
     return trainer, settings, domain
 
 
@@ -236,7 +239,7 @@ def _train(trainer: Sa2VAGRPOTrainer, folder: Path, resume: bool, log_completion
     logs = GRPOLogs(folder, lambda: trainer.last_rollouts, trainer.judge, sampled, lambda: trainer.timings, looks)
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
-    for added in filter(None, (logs, validation)):
+    for added in filter(None, (logs, trainer.watch, validation)):  # a run that is stopped is validated once more
         trainer.add_callback(added)
     last = get_last_checkpoint(str(folder)) if resume else None
     if last is None or not trainer.load_if_finished(Path(last)):
@@ -247,6 +250,8 @@ def _train(trainer: Sa2VAGRPOTrainer, folder: Path, resume: bool, log_completion
         raise ValueError(f"step {step}: {trainer.judge_failure}; {trainer.place().resume_hint}")
     if validation is not None and validation.over_optimised and trainer.args.should_save:
         print("stopped: the reward network's score still rose, but the metric of the validation items had fallen")
+    if trainer.watch is not None and trainer.watch.collapse and trainer.args.should_save:
+        print(trainer.watch.collapse)
 
 
 def _check_trained(trainer: Sa2VAGRPOTrainer, before: dict[str, str]) -> None:
@@ -395,12 +400,20 @@ def _labels_used(trainer: Sa2VAGRPOTrainer, split: Split) -> dict[str, int]:
     return {name: count_images(select(labelled, split, name)) for name in split.groups}
 
 
+def _keep_weights(trainer: Sa2VAGRPOTrainer) -> Outcome | None:
+    """Give the model what is kept of the run: the best weights, an average, or after its collapse the initial ones."""
+    outcome = None if trainer.validation is None else trainer.validation.finish()
+    if trainer.validation is None and trainer.args.objective == "mean_teacher":
+        trainer.take_teacher()
+    if trainer.watch is not None:
+        trainer.watch.finish()
+    return outcome
+
+
 def _save(inputs: GRPOInputs, folder: Path, trainer: Sa2VAGRPOTrainer, resumed: bool) -> None:
     """Keep the best weights, and write what the training cost and final_model/: tensors, config.json, model card."""
     validation, args = trainer.validation, trainer.args
-    outcome, taught = None if validation is None else validation.finish(), trainer.taught_counts
-    if validation is None and args.objective == "mean_teacher":
-        trainer.take_teacher()
+    outcome, taught = _keep_weights(trainer), trainer.taught_counts
     if not args.should_save:
         return
     peak = peak_memory_gib(inputs.device)
@@ -417,6 +430,7 @@ def _save(inputs: GRPOInputs, folder: Path, trainer: Sa2VAGRPOTrainer, resumed: 
         "peak_memory_gib": peak,
         "seconds": {**trainer.phases, "learning": learning},
         **({"taught": taught} if taught["images"] else {}),
+        "collapse": None if trainer.watch is None else trainer.watch.collapse,
     }
     if validation is not None:
         validation.save_looks(folder / LOOKS)

@@ -89,9 +89,10 @@ class Sa2VAGRPOTrainer(Trainer):
         shuffle_rewards: control experiment: rewards are permuted at random, so that nothing can be learned from them.
         pairs: makes the pairs of the objective dpo.
 
-    Attributes set from outside, both optional:
+    Attributes set from outside, all optional:
         judge: the LLM judge that scores captions; its counts are logged, and the run stops when it fails for good.
         validation: `ValidationCallback`, whose state goes into checkpoints.
+        watch: `TeacherWatch` of a mean teacher, whose state does so, too.
     """
 
     args: Sa2VAGRPOConfig
@@ -123,6 +124,7 @@ class Sa2VAGRPOTrainer(Trainer):
         self.reset_reference()
         self.judge: Judge | None = None
         self.validation: Any = None
+        self.watch: Any = None
         self.loop_weights = LoopWeights({"loop1": args.mask_to_caption_weight, "loop2": args.caption_to_mask_weight})
         self._init_state()
         self.add_callback(StepCallback(self))
@@ -141,7 +143,7 @@ class Sa2VAGRPOTrainer(Trainer):
         rewarded = [loop for loop, terms in self.rewards.items() if any(term.weight for term in terms.values())]
         self.alike_steps = {loop: 0 for loop in rewarded if self.loop_weights.configured[loop]}  # in a row
         self.taught = {"images": 0, "no_seg": 0}  # that the teacher was asked for; those whose answer has no [SEG]
-        self.ended = False  # before its last step, by the time limit or by the stop rule of validation
+        self.ended = False  # before its last step, by the time limit, a stop rule of validation or a collapse
         self.judge_failure: str | None = None  # the reason, if the run stopped for lack of a judge
         self.start_time, self.earlier_seconds = work_seconds(), 0.0
         self.phases: dict[str, float] = {}  # seconds of this process, since it began or resumed the run
@@ -477,6 +479,7 @@ class Sa2VAGRPOTrainer(Trainer):
             ema_steps=self.ema.steps if self.ema is not None else 0,
             validation=self.validation.state_dict() if self.validation is not None else {},
             taught=self.taught_counts if self.args.objective == "mean_teacher" else {},
+            watch=self.watch.state_dict() if self.watch is not None else {},
         )
         save_run_state(self, self.sa2va, self.ema, state)
 
@@ -492,6 +495,8 @@ class Sa2VAGRPOTrainer(Trainer):
             self.order.load_state_dict(state.curriculum)
         if self.validation is not None:
             self.validation.load_state_dict(state.validation)
+        if self.watch is not None:
+            self.watch.load_state_dict(state.watch)
 
     def load_if_finished(self, folder: Path) -> bool:
         """Load a checkpoint after whose step nothing is left to train; otherwise leave it to the Trainer.

@@ -30,6 +30,7 @@ from rl_reward_network.rewards.table import learned_reward
 from rl_reward_network.run import clock
 
 LOOKS = "validation.json"  # in the folder of a run: what `adapt` decides by
+COLLAPSED = "those before training: the mean teacher has collapsed"
 METRICS = {"val/cycle_iou": "IoU of mask'", "val/gt_dice": "Dice"}  # the first that the data allow is the criterion
 
 
@@ -71,7 +72,10 @@ def notice(config: Mapping[str, Any]) -> str:
 
 def kept_weights(config: Mapping[str, Any]) -> str:
     """The line of a card on the choice of weights."""
-    if (facts := config.get("validation")) is None:  # not validated, or not at its end
+    facts = config.get("validation")
+    if config.get("collapse") and (facts is None or facts["metric"] is None):
+        return COLLAPSED
+    if facts is None:  # not validated, or not at its end
         return "of the last step; the run was not validated" if "validation" in config else "not recorded"
     said = Outcome(**facts)
     if said.metric is None:

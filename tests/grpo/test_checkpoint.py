@@ -55,6 +55,7 @@ def test_a_checkpoint_holds_all_that_changes(trained: tuple[Path, Any]) -> None:
         "curriculum": {},
         "taught": {},
         "validation": {},
+        "watch": {},
     }
 
 

@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from rl_reward_network.atomic_io import PICTURES, read_json
 from rl_reward_network.bit_depth import DATA_SET
 from rl_reward_network.cli.improve import Args, check
+from rl_reward_network.grpo import collapse
 from rl_reward_network.grpo.inputs import GRPOInputs
 from rl_reward_network.grpo.plan import make_plan
 from rl_reward_network.grpo.stage import captions_of
@@ -36,6 +38,7 @@ from rl_reward_network.methods.improve import (
 )
 from rl_reward_network.methods.improve_report import FUSION, IMPROVED, SEGMENTER, SIDE, START, TEACHER, Improvement
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
+from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
 from rl_reward_network.run import BEST_REWARD_NET, DEPLOYED, IMPROVE_RUN, Run, differences
 from tests.conftest import tube_image, write_deep_data, write_tiny_data
 
@@ -374,6 +377,20 @@ def test_the_grey_window_of_the_data_is_deployed_with_the_model(
     assert grey is not None
     assert read_json(tmp_path / "improved" / DEPLOYED)["grey_levels"] == {DATA_SET: list(grey[:2])}
     assert read_json(fused[0] / IMPROVED / DEPLOYED)["grey_levels"] is None
+
+
+def test_a_mean_teacher_that_collapses_is_the_model_it_began_with(
+    images: GRPOInputs, plan: ImprovePlan, fused: tuple[Run, Improvement], tmp_path: Path
+) -> None:
+    shutil.copytree(fused[0].path / "all" / SIDE, tmp_path / SIDE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collapse, "difference", lambda *_: "its masks are planted")
+        assert not improve.train_member(parts_of(images, 2)[1].inputs, plan, tmp_path, TEACHER)
+    said = read_json(tmp_path / TEACHER / "final_model" / "config.json")["collapse"]
+    assert "its masks are planted; training stops" in said
+    before, after = (open_checkpoint(improve.merged(tmp_path / member)).tensors() for member in (SIDE, TEACHER))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
 
 
 def test_nothing_is_deployed_where_nothing_is_better(images: GRPOInputs, plan: ImprovePlan, again: Run) -> None:
