@@ -182,10 +182,12 @@ def test_a_run_that_deployed_a_sa2va_is_a_start_that_is_tuned(
     assert inputs.config.model_path == str(elsewhere_trained / IMPROVED)
     tuned = make_improve_plan(inputs, "full")
     assert (tuned.steps[SIDE], tuned.steps[TEACHER]) == (150, 700)
-    settings = make_plan(sa2va_args(inputs, tuned, SIDE), inputs, None)
+    masks_alone = inputs_of(inputs, SIDE, inputs.config.model_path)
+    settings = make_plan(sa2va_args(masks_alone, tuned, SIDE), masks_alone, None)
     assert settings.side_network is None, "its own is tuned"
     assert settings.settings.side_learning_rate == 1e-3
-    fresh = make_plan(sa2va_args(images, plan, SIDE), images, None)
+    masks_alone = inputs_of(images, SIDE, images.config.model_path)
+    fresh = make_plan(sa2va_args(masks_alone, plan, SIDE), masks_alone, None)
     assert fresh.settings.side_learning_rate == 3e-3
 
 
