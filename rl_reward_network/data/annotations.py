@@ -9,6 +9,7 @@ The file is a list of records. `image` (a file under `images/`, with or without 
 | `mask`, 3 levels `[[[x1, y1, ...], ...], ...]` | official format: a list of polygons per phrase, as many as phrases |
 | `mask`, RLE | COCO RLE (compressed or not) wherever a polygon can stand, or alone |
 | `mask_png` | a file under the data folder, or a list with one per phrase; wins over `mask` |
+| `to_draw` | true: a file of `mask_png` that is not there yet leaves its phrase unlabelled, else it is an error |
 | `group`, `series` | patient (see `splits.py`), and sequence of nearly identical frames; else from the file name |
 | `split` | `train`, `val` or `test`, in all records or none; else the patients are split by a seed |
 | `width`, `height` (or labelme's `imageWidth`, `imageHeight`) | checked against the image after EXIF rotation |
@@ -37,7 +38,7 @@ from rl_reward_network.data.splits import OWN_SPLITS, one_spelling
 # The group is the number, not the video: a patient with two videos stays in one split.
 VESSEL_NAME = r"^(?P<name>.+?)(?:\^?\(|__)(?P<group>\d{6,})(?:\)_|__)(?P<series>.+)_frame_(?P<frame>\d+)\.\w+$"
 SIZE_KEYS = {"height": 0, "imageHeight": 0, "width": 1, "imageWidth": 1}
-KNOWN_KEYS = {"image", "text", "mask", "mask_png", "group", "series", "split", *SIZE_KEYS}
+KNOWN_KEYS = {"image", "text", "mask", "mask_png", "to_draw", "group", "series", "split", *SIZE_KEYS}
 NEST = {2: "2 levels (user format)", 3: "3 levels (official format)"}
 MAX_FAULTS_LISTED = 10
 
@@ -54,6 +55,7 @@ class _Notes:
     other_keys: set[str] = field(default_factory=set)
     dropped: int = 0
     left_bare: int = 0
+    undrawn: int = 0
     deep: dict[Path, str | None] = field(default_factory=dict)  # image of more than 8 bit -> series of its record
     patients: dict[str, str] = field(default_factory=dict)  # name -> the spelling that stands for all of them
     proposed: dict[str, tuple[str, str]] = field(default_factory=dict)  # image -> its patient, and what shows it
@@ -62,6 +64,8 @@ class _Notes:
         """At most one warning of each kind; none names an image."""
         if self.other_keys:
             warnings.warn(f"{file}: keys that are not read: {', '.join(sorted(self.other_keys))}", stacklevel=3)
+        if self.undrawn:
+            warnings.warn(f"{file}: {self.undrawn} mask(s) are still to be drawn (`to_draw`): unlabelled", stacklevel=3)
         if self.dropped:
             bare = f"; {self.left_bare} phrase(s) of those records have no other part: unlabelled"
             message = f"{file}: dropped {self.dropped} polygon(s) of fewer than 3 points"
@@ -284,9 +288,11 @@ def _masks(record: dict[str, Any], root: Path, phrases: int, size: tuple[int, in
         files = png if isinstance(png, list) else [png]
         _check_count("`mask_png` has ", len(files), phrases)
         paths = [_inside(root, file, "mask_png")[1] for file in files]
-        for path in paths:
+        drawn = [path for path in paths if record.get("to_draw") is not True or path.exists() or path.is_symlink()]
+        for path in drawn:
             check_mask_size(path, size)
-        return [MaskParts(pngs=(path,)) for path in paths]
+        notes.undrawn += len(paths) - len(drawn)
+        return [MaskParts(pngs=(path,)) if path in drawn else MaskParts() for path in paths]
     mask = record.get("mask")
     if mask is None or mask == []:
         return [MaskParts()] * phrases

@@ -201,22 +201,31 @@ def _rows(path: Path) -> list[dict[str, str]]:
 def write_contact_sheet(path: Path, results: Sequence[tuple[Segmented, str]]) -> None:
     """Draw the overlays, those to look at first; with more than a hundred only these."""
     chosen = sorted(results, key=lambda one: one[0].rank)[:MOST_TILES]
+    title = f"{len(chosen)} of {len(results)} images, the lowest predicted Dice or confidence first"
+    tiles = [(_tile(result), _caption(result, verdict), bool(verdict)) for result, verdict in chosen]
+    save_mask(path, contact_sheet(tiles, title), chosen[0][0].prompt)
+
+
+def contact_sheet(tiles: Sequence[tuple[Image.Image, Sequence[str], bool]], title: str) -> np.ndarray:
+    """uint8 (H, W, 3) of tiles: a picture of at most `TILE` pixels a side, its texts, and whether they are red.
+
+    At most `MOST_TILES` are drawn.
+    """
+    tiles = tiles[:MOST_TILES]
     font = ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf", LINE - 4)
-    words = [_caption(result, verdict, font) for result, verdict in chosen]
-    across = min(MOST_ACROSS, math.ceil(math.sqrt(len(chosen))))
+    words = [_lines(texts, font) for _, texts, _ in tiles]
+    across = min(MOST_ACROSS, math.ceil(math.sqrt(len(tiles))))
     tall = TILE + LINE * max(len(lines) for lines in words) + LINE
-    size = across * (TILE + LINE) + LINE, -(-len(chosen) // across) * tall + 2 * LINE
+    size = across * (TILE + LINE) + LINE, -(-len(tiles) // across) * tall + 2 * LINE
     sheet = Image.new("RGB", size, "white")
     draw = ImageDraw.Draw(sheet)
-    title = f"{len(chosen)} of {len(results)} images, the lowest predicted Dice or confidence first"
     draw.text((LINE, LINE // 2), title, "black", font)
-    for number, ((result, verdict), lines) in enumerate(zip(chosen, words, strict=True)):
+    for number, ((picture, _, red), lines) in enumerate(zip(tiles, words, strict=True)):
         left, top = LINE + number % across * (TILE + LINE), 2 * LINE + number // across * tall
-        picture = _tile(result)
         sheet.paste(picture, (left, top))
         for row, line in enumerate(lines):
-            draw.text((left, top + picture.height + row * LINE), line, RED if verdict else "black", font)
-    save_mask(path, np.asarray(sheet), chosen[0][0].prompt)
+            draw.text((left, top + picture.height + row * LINE), line, RED if red else "black", font)
+    return np.asarray(sheet)
 
 
 def _tile(result: Segmented) -> Image.Image:
@@ -228,12 +237,17 @@ def _tile(result: Segmented) -> Image.Image:
     return Image.fromarray(paint_mask(np.asarray(picture), load_grid(result.target.mask) > 0, AFTER))
 
 
-def _caption(result: Segmented, verdict: str, font: ImageFont.FreeTypeFont) -> list[str]:
-    """The lines below a tile: the whole file name, the number that sorts it, and the verdict."""
+def _caption(result: Segmented, verdict: str) -> list[str]:
+    """The texts below a tile: the whole file name, the number that sorts it, and the verdict."""
     known, number = result.rank
     words = f"{'predicted Dice' if known else 'confidence'} {number:.3f}"
+    return [result.target.image.name, "" if result.segs == 0 else words, verdict]
+
+
+def _lines(texts: Sequence[str], font: ImageFont.FreeTypeFont) -> list[str]:
+    """Each text in lines that are no wider than a tile."""
     lines: list[str] = []
-    for text in (result.target.image.name, "" if result.segs == 0 else words, verdict):
+    for text in texts:
         for letter in text:
             if not lines or lines[-1] == "\n" or font.getlength(lines[-1] + letter) > TILE:
                 lines.append("")
