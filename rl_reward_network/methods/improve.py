@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -105,6 +105,7 @@ ELSEWHERE_LINE = (
     f"  The mean teacher is deployed unless it may lose more than {NOT_WORSE:g} Dice at home. Six labelled patients\n"
     "  of that place would decide: sa2va-rl improve --data_root THERE --model_path outputs/improve_TIME"
 )
+Row = TypeVar("Row")
 Masks = dict[str, np.ndarray]  # row -> bool (H, W)
 
 
@@ -523,8 +524,8 @@ def _soft_masks(inputs: GRPOInputs, path: str) -> Callable[[np.ndarray], np.ndar
 
 
 def decide(
-    dice: np.ndarray, groups: Sequence[str], rows: Sequence[str], elsewhere: bool = False
-) -> tuple[str, np.ndarray]:
+    dice: np.ndarray, groups: Sequence[str], rows: Sequence[Row], elsewhere: bool = False
+) -> tuple[Row, np.ndarray]:
     """The row that is deployed, and the gain of this choice over the start on each image, float64 (N,).
 
     `dice` is float64 (R, N), that of the start first. The row with the highest mean is deployed if the choice is better
@@ -533,9 +534,10 @@ def decide(
     `NOT_WORSE`, and then nothing is.
     """
     if elsewhere:
-        change = dice[list(rows).index(TEACHER)] - dice[0]
+        taught = rows.index(TEACHER)
+        change = dice[taught] - dice[0]
         low = mean_interval(change, groups, bounds=CHANGE).low
-        return TEACHER if low is not None and low > -NOT_WORSE else START, change
+        return rows[taught if low is not None and low > -NOT_WORSE else 0], change
     gain = best_out_of_fold(dice, groups) - dice[0]
     return rows[best_choice(dice, groups) if sign_of(gain, groups) > 0 else 0], gain
 
