@@ -21,7 +21,7 @@ from rl_reward_network.data.splits import subsample
 MOST_IMAGES = 100  # of a set; more change the AUC by less than its own error
 FEWEST_GROUPS = 5  # of a set; each fold of the cross-validation has one of each
 SIDE = 256  # pixels, of which sharpness is measured
-ELSEWHERE = 0.9  # AUC from which two sets are of different places; see docs/how-to/improve.md for measured values
+ELSEWHERE = 0.9  # AUC from which two sets are of different places; docs/log.md has measured values
 
 
 def image_statistics(image: np.ndarray) -> np.ndarray:

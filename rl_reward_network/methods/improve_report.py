@@ -36,6 +36,10 @@ TITLES = {
     FUSION: "fusion of the segmenter and Sa2VA",
 }
 IMPROVED = "improved"  # folder of the model that is deployed
+RULE = (
+    "The choice is the highest mean where the choice itself, judged on patients that did not choose, beats the start."
+)
+RULE_ELSEWHERE = "The choice is the mean teacher, for images of another place, unless it may have lost too much here."
 SHOWN = ("dice", "precision", "recall", "cldice")  # metrics of the page; eval.csv has all
 
 
@@ -121,8 +125,8 @@ class Improvement:
         if self.elsewhere:
             return (
                 "The images without masks are of another place, and no mask of it has judged: whether masks are better"
-                f" there is not known. Dice at home: {self.gain_interval.signed} less the start. Annotate images of six"
-                " patients of that place to know."
+                f" there is not known. At home the mean teacher's Dice less the start's is {self.gain_interval.signed}."
+                " Annotate images of six patients of that place to know."
             )
         p = max_t_of({"choice": self.gain}, self.judged.groups)["choice"]
         verdict = gain_verdict("dice", self.gain_interval, p, "Dice of the choice less the start")
@@ -153,8 +157,8 @@ def write_improve_report(run: Run, result: Improvement, facts: dict[str, str], n
     first = "Test patients" if result.tested else next(iter(tables))
     shown = result.tested or result.judged
     about = (
-        f"<p>{first}: {len(shown.samples)} images; {INTERVALS}. p is adjusted for all candidates. The choice is the "
-        "highest mean where the choice itself, judged on patients that did not choose, beats the start.</p>"
+        f"<p>{first}: {len(shown.samples)} images; {INTERVALS}. p is adjusted for all candidates. "
+        f"{RULE_ELSEWHERE if result.elsewhere else RULE}</p>"
     )
     lines = [
         [name, *ids]
