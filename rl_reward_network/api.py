@@ -30,7 +30,7 @@ from rl_reward_network.report.overlays import AFTER, paint_mask
 from rl_reward_network.rewards.learned import ImageScorer
 from rl_reward_network.run import IMPROVE_RUN, Run
 from rl_reward_network.segment.files import save_mask
-from rl_reward_network.segment.maker import Maker, Predicted, load_maker, predicted_quality
+from rl_reward_network.segment.maker import Maker, Predicted, load_maker, predicted_quality, trainable_model
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +109,7 @@ def improve(
         raise ValueError(f"mode is {mode!r}, expected {' or '.join(get_args(Mode))}")
     given = {"data_root": data_root, "unlabelled_root": unlabelled_root, "output_dir": RunConfig.output_dir} | settings
     paths = {name: given[name] and Path(given[name]) for name in ("data_root", "unlabelled_root", "output_dir")}
-    config = RunConfig(model_path=str(model_path), **given | paths)
+    config = RunConfig(model_path=trainable_model(str(model_path)), **given | paths)
     inputs = open_improve_inputs(config)
     plan = make_improve_plan(inputs, mode)
     run = Run.create(IMPROVE_RUN, config.output_dir, settings_of(inputs, plan))

@@ -12,7 +12,7 @@ fewer than 40, folds of them decide, and all train the deployed model.
 import os
 import shlex
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -71,8 +71,10 @@ def main(args: Args) -> None:
         settings_of,
     )
     from rl_reward_network.methods.improve_report import IMPROVED, START
+    from rl_reward_network.segment.maker import trainable_model
 
-    inputs = open_improve_inputs(args.inputs, args.regions)
+    config = replace(args.inputs, model_path=trainable_model(args.inputs.model_path))
+    inputs = open_improve_inputs(config, args.regions)
     plan = make_improve_plan(inputs, args.mode, args.steps)
     run = open_run(IMPROVE_RUN, args, settings_of(inputs, plan))
     run.announce()

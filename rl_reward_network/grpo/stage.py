@@ -306,8 +306,9 @@ def startup_lines(trainer: Sa2VAGRPOTrainer, frozen: list[str], domain: DomainCh
         if count and not training:
             parts.setdefault(WHY_FROZEN.get(part, AS_SUPERVISED), []).append(part)
     yield from (f"not trained: {', '.join(names)} ({reason})" for reason, names in parts.items())
-    second = trainer.rollout_generator.second
-    if domain and domain.outside and second is None:
+    if domain and trainer.args.objective == "mean_teacher":
+        yield second_teacher_line(trainer.args.second_teacher_weight, domain)
+    elif domain and domain.outside:
         yield domain.sentence
     if frozen:
         places = sorted({".".join(name.split(".")[:2]) for name in frozen})
@@ -320,8 +321,6 @@ def startup_lines(trainer: Sa2VAGRPOTrainer, frozen: list[str], domain: DomainCh
         setting = "" if reached == ema.decay else f" (setting {ema.decay:g})"
         teacher = f"moving average, decay {reached:.4g}{setting} after {steps} steps, half-life {half_life:.0f} steps"
     yield f"EMA teacher: {teacher}"
-    if second is not None and domain is not None:
-        yield second_teacher_line(second.weight, domain)
 
 
 def second_teacher_line(weight: float, domain: DomainCheck) -> str:
@@ -459,7 +458,7 @@ def _save(inputs: GRPOInputs, folder: Path, trainer: Sa2VAGRPOTrainer, resumed: 
         "peak_memory_gib": peak,
         "seconds": {**trainer.phases, "learning": learning},
         **({"taught": taught} if taught["images"] else {}),
-        "collapse": None if trainer.watch is None else trainer.watch.collapse,
+        **({} if trainer.watch is None else {"collapse": trainer.watch.collapse}),
     }
     if validation is not None:
         validation.save_looks(folder / LOOKS)

@@ -71,7 +71,6 @@ from rl_reward_network.reward_training.train import PRESETS, labelled_images, tr
 from rl_reward_network.rewards.learned import foreground_prob
 from rl_reward_network.rewards.metrics import mask_metrics
 from rl_reward_network.run import BEST_REWARD_NET, DEPLOYED, FINAL, GRPO_RUN, Run
-from rl_reward_network.segment.maker import what_is
 
 OBJECTIVES = {SIDE: "supervised", TEACHER: "mean_teacher"}  # of the members that are Sa2VA
 STEPS = {  # member -> mode -> optimisation steps, whatever the model
@@ -149,7 +148,7 @@ def open_improve_inputs(config: RunConfig, regions: RegionConfig | None = None) 
 
     `--unlabelled_root` may have any patients: a training leaves out the further images of those who judge it.
     """
-    inputs = open_grpo_inputs(with_sa2va(config), regions, apart=())
+    inputs = open_grpo_inputs(config, regions, apart=())
     phrases = {phrase_key(sample.text) for sample in inputs.samples}
     if changed(inputs.regions, "segment_question") or len(phrases) != 1:
         return inputs
@@ -157,21 +156,6 @@ def open_improve_inputs(config: RunConfig, regions: RegionConfig | None = None) 
     question = segment_question(phrase if phrase.lower().startswith(("the ", "a ", "an ")) else f"the {phrase}")
     prompts = [replace(prompt, question=question) for prompt in inputs.prompts]
     return replace(inputs, regions=replace(inputs.regions, segment_question=question), prompts=prompts)
-
-
-def with_sa2va(config: RunConfig) -> RunConfig:
-    """The settings with a Sa2VA in place of the run that has deployed it; a ValueError for a model of another kind."""
-    if not Path(config.model_path).is_dir():
-        return config  # an embedded model, or a hub id
-    found = what_is(config.model_path)
-    if found.kind == "trained tensors":
-        return config  # which is refused with the command that merges them
-    if found.kind != "Sa2VA":
-        raise ValueError(
-            f"{config.model_path}: --model_path is a {found.kind}, expected a Sa2VA, whose weights can be trained: give"
-            " the Sa2VA that it was made of"
-        )
-    return replace(config, model_path=found.path)
 
 
 def make_improve_plan(inputs: GRPOInputs, mode: Mode, steps: int | None = None) -> ImprovePlan:

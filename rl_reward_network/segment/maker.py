@@ -93,6 +93,24 @@ def what_is(path: str | Path) -> Recognised:
     )
 
 
+def trainable_model(path: str) -> str:
+    """The Sa2VA that a training begins with: of a run that has deployed one its folder, else the path itself.
+
+    A ValueError for a model of another kind; trained tensors are refused where they are opened, with their merge.
+    """
+    if not Path(path).is_dir():
+        return path  # an embedded model, or a hub id
+    found = what_is(path)
+    if found.kind == "trained tensors":
+        return path
+    if found.kind != "Sa2VA":
+        raise ValueError(
+            f"{path}: --model_path is a {found.kind}, expected a Sa2VA, whose weights can be trained: give the Sa2VA"
+            " that it was made of"
+        )
+    return found.path
+
+
 def _kind_of(folder: Path) -> Kind | None:
     """What a folder itself is; None for a folder of something else, or none at all."""
     if (folder / DEPLOYED).is_file():

@@ -40,6 +40,7 @@ from rl_reward_network.methods.improve_report import FUSION, IMPROVED, SEGMENTER
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
 from rl_reward_network.run import BEST_REWARD_NET, DEPLOYED, IMPROVE_RUN, Run, differences
+from rl_reward_network.segment.maker import trainable_model
 from tests.conftest import tube_image, write_deep_data, write_tiny_data
 
 
@@ -181,7 +182,7 @@ def elsewhere_trained(fused: tuple[Run, Improvement], tmp_path: Path) -> Path:
 def test_a_run_that_deployed_a_sa2va_is_a_start_that_is_tuned(
     images: GRPOInputs, plan: ImprovePlan, elsewhere_trained: Path
 ) -> None:
-    inputs = open_improve_inputs(replace(images.config, model_path=str(elsewhere_trained)))
+    inputs = open_improve_inputs(replace(images.config, model_path=trainable_model(str(elsewhere_trained))))
     assert inputs.config.model_path == str(elsewhere_trained / IMPROVED)
     tuned = make_improve_plan(inputs, "full")
     assert (tuned.steps[SIDE], tuned.steps[TEACHER]) == (150, 700)
@@ -195,9 +196,9 @@ def test_a_run_that_deployed_a_sa2va_is_a_start_that_is_tuned(
     assert fresh.settings.side_learning_rate == 3e-3
 
 
-def test_a_run_that_deployed_no_sa2va_is_no_start(images: GRPOInputs, fused: tuple[Run, Improvement]) -> None:
+def test_a_run_that_deployed_no_sa2va_is_no_start(fused: tuple[Run, Improvement]) -> None:
     with pytest.raises(ValueError, match="--model_path is a fusion, expected a Sa2VA"):
-        open_improve_inputs(replace(images.config, model_path=str(fused[0].path)))
+        trainable_model(str(fused[0].path))
 
 
 def test_where_nothing_differs_nothing_is_deployed() -> None:
