@@ -9,7 +9,6 @@ regions (Grasp-Any-Region or describe-anything), or annotated images with a rewa
 no labels. With --resume the newest run of these settings is resumed.
 """
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,9 +57,7 @@ def check(args: Args) -> None:
 def main(args: Args) -> None:
     """Open the data, train, print where the model is."""
     check(args)
-    from accelerate.utils import broadcast_object_list
-
-    from rl_reward_network.grpo.checkpoint import connect
+    from rl_reward_network.grpo.checkpoint import first_process, run_of_all
     from rl_reward_network.grpo.evaluate import why_not_judged
     from rl_reward_network.grpo.inputs import open_grpo_inputs
     from rl_reward_network.grpo.settings import meanings
@@ -73,28 +70,19 @@ def main(args: Args) -> None:
     judge = _judge(args)
     if judge is not None:
         plan = replace(plan, judge=args.rewards.judge_facts(judge.config.model))
-    run = open_run(GRPO_RUN, args, wanted_settings(inputs, plan))
-    connect(inputs.device == "cpu")
-    names = [str(run)]  # of the first process, in all: names have the time
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        broadcast_object_list(names)
-    run = replace(run, path=Path(names[0]))
+    run = run_of_all(open_run(GRPO_RUN, args, wanted_settings(inputs, plan)), inputs.device == "cpu")
     why = why_not_judged(inputs.pick("test"), network is not None)
-    if _first_process():
+    if first_process():
         run.announce(evaluate=not why)
         print("\n".join([f"data: {inputs.summary}", *meanings(args.grpo, plan.settings)]))
     if run.finished:
         print("nothing to resume: this run is finished")
     else:
         run_grpo_stage(inputs, plan, run, judge, network, args.log_completions)
-    if _first_process():
+    if first_process():
         lines = [notice(read_json(run / FINAL / "config.json")), f"no evaluation: {why}" if why else ""]
         note = "\n".join(filter(None, lines))
         show_ending({"fine-tuned model": run / FINAL}, args.inputs.output_dir, run.path, note=note)
-
-
-def _first_process() -> bool:
-    return os.environ.get("RANK", "0") == "0"
 
 
 def _reward_network(folder: Path | None, inputs: "GRPOInputs", teaches: bool) -> "RewardNetwork | None":
@@ -113,10 +101,11 @@ def _judge(args: Args) -> "Judge | None":
     """The LLM judge, which `check` has asked a first question."""
     if (config := args.rewards.judge_config(args.inputs.output_dir)) is None:
         return None
+    from rl_reward_network.grpo.checkpoint import first_process
     from rl_reward_network.rewards.judge import Judge
 
     judge = Judge(config)
-    if _first_process():
+    if first_process():
         where = f"at {config.base_url}, in {' and '.join(args.rewards.judged_loops)}"
         print(f"LLM judge: {judge.config.model} {where}; replies: {config.cache_path or 'off'}")
     return judge

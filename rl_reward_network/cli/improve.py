@@ -9,7 +9,6 @@ on. What has beaten the model as it was is deployed, and otherwise nothing is. S
 fewer than 40, folds of them decide, and all train the deployed model.
 """
 
-import os
 import shlex
 import sys
 from dataclasses import dataclass, field, replace
@@ -47,11 +46,6 @@ def check(args: Args) -> None:
     from rl_reward_network.grpo.inputs import check_config
     from rl_reward_network.inputs.loading import check_inputs
 
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError(
-            "improve runs in one process; on several GPUs call its stages: torchrun ... sa2va-rl grpo --objective "
-            "supervised --side_network, then merge, then --objective mean_teacher (docs/how-to/images-without-masks.md)"
-        )
     check_at_least(args, 1, "steps")
     check_acts(Chosen(PlanArgs(inputs=args.inputs, regions=args.regions), learned=False))
     check_inputs(args.inputs)
@@ -62,6 +56,7 @@ def check(args: Args) -> None:
 def main(args: Args) -> None:
     """Open the data, print the plan, train, and say what is deployed."""
     check(args)
+    from rl_reward_network.grpo.checkpoint import first_process, run_of_all
     from rl_reward_network.methods.improve import (
         data_words,
         make_improve_plan,
@@ -76,13 +71,16 @@ def main(args: Args) -> None:
     config = replace(args.inputs, model_path=trainable_model(args.inputs.model_path))
     inputs = open_improve_inputs(config, args.regions)
     plan = make_improve_plan(inputs, args.mode, args.steps)
-    run = open_run(IMPROVE_RUN, args, settings_of(inputs, plan))
-    run.announce()
-    print("\n".join([f"data: {data_words(inputs, plan)}", *plan_lines(inputs, plan)]), flush=True)
+    run = run_of_all(open_run(IMPROVE_RUN, args, settings_of(inputs, plan)), inputs.device == "cpu")
+    if first_process():
+        run.announce()
+        print("\n".join([f"data: {data_words(inputs, plan)}", *plan_lines(inputs, plan)]), flush=True)
     if run.finished:
         print(f"nothing to resume: this run is finished; its results are in {run}")
         return
     result = run_improve_stage(inputs, plan, run, shlex.join(["sa2va-rl", *sys.argv[1:]]))
+    if result is None:  # not the first process
+        return
     note = "\n".join(filter(None, (result.deployed_line, result.verdict, result.test_line)))
     model = run / IMPROVED if result.chosen != START else Path(args.inputs.model_path)
     show_ending({"report": run / "report.html"}, args.inputs.output_dir, model, note=note)

@@ -4,7 +4,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +23,7 @@ from rl_reward_network.models.ema import EMA
 from rl_reward_network.models.lora import load_trainable, save_trainable
 from rl_reward_network.models.sa2va.checkpoint_sa2va import TRAINABLE
 from rl_reward_network.models.weights import read_tensors
+from rl_reward_network.run import Run
 
 EMA_WEIGHTS, STATE = "ema.safetensors", "grpo_state.pt"
 SAVE_TOTAL_LIMIT = 2  # checkpoints
@@ -40,6 +41,26 @@ def connect(cpu: bool) -> None:
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         PartialState(cpu=cpu, timeout=LONGEST_WAIT)
+
+
+def run_of_all(run: Run, cpu: bool) -> Run:
+    """Connect the processes, and return the run of the first one in all of them: names have the time."""
+    connect(cpu)
+    names = [str(run)]
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        broadcast_object_list(names)
+    return replace(run, path=Path(names[0]))
+
+
+def first_process() -> bool:
+    """Whether this is the process that writes and prints."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def wait_for_all() -> None:
+    """Wait until every process is here; nothing without torchrun."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        PartialState().wait_for_everyone()
 
 
 def from_first_rank(accelerator: Accelerator, make: Callable[[], Value]) -> Value:

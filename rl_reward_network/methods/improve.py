@@ -37,6 +37,7 @@ from rl_reward_network.data.shift import ELSEWHERE, domain_auc
 from rl_reward_network.data.splits import save_split, select, subsample
 from rl_reward_network.data_import.write import import_notes
 from rl_reward_network.flags import changed
+from rl_reward_network.grpo.checkpoint import first_process, wait_for_all
 from rl_reward_network.grpo.final_model import merge_run
 from rl_reward_network.grpo.inputs import GRPOInputs, check_foreground, open_grpo_inputs
 from rl_reward_network.grpo.plan import PlanArgs, TrainablePartsArgs, make_plan
@@ -347,16 +348,21 @@ def plan_lines(inputs: GRPOInputs, plan: ImprovePlan) -> list[str]:
 # ---- training --------------------------------------------------------------------------------------------------------
 
 
-def run_improve_stage(inputs: GRPOInputs, plan: ImprovePlan, run: Run, command: str = "") -> Improvement:
+def run_improve_stage(inputs: GRPOInputs, plan: ImprovePlan, run: Run, command: str = "") -> Improvement | None:
     """Train the candidates in `run`, new or interrupted, judge them, write the model that is deployed and the report.
 
-    `command` is as the user typed it.
+    `command` is as the user typed it. Processes of torchrun train Sa2VA together; the first one does the rest, and the
+    others return None.
     """
     settings = settings_of(inputs, plan)
     facts = {"inputs": portable_settings(run.path, inputs.config, inputs.regions)}
+    judging, final = parts_of(inputs, plan.folds)
+    trained = judging if final in judging else [*judging, final]
+    if not first_process():
+        for part, member in product(trained, plan.members):
+            train_member(part.inputs, plan, run / part.name, member)
+        return None
     with run.working(settings, lambda: _begin(inputs, settings, facts, run)):
-        judging, final = parts_of(inputs, plan.folds)
-        trained = judging if final in judging else [*judging, final]
         progress = Progress({"training": len(trained) * len(plan.members)})
         for part, member in product(trained, plan.members):
             reused = train_member(part.inputs, plan, run / part.name, member)
@@ -385,13 +391,18 @@ def _begin(inputs: GRPOInputs, settings: dict[str, Any], facts: dict[str, Any], 
 
 def train_member(inputs: GRPOInputs, plan: ImprovePlan, folder: Path, member: str) -> bool:
     """Train or resume one member in `<folder>/<member>`; returns whether it was finished."""
-    if member == SEGMENTER:
-        return train_segmenter(inputs, plan, folder / member)
+    if member == SEGMENTER:  # of the first process alone, for which the others wait below
+        return first_process() and train_segmenter(inputs, plan, folder / member)
     run = Run(folder / member, GRPO_RUN)
     if run.finished:
         return True
-    print(f"\n{TITLES[member]}: {run}", flush=True)
-    opened = inputs_of(inputs, member, inputs.config.model_path if member == SIDE else str(merged(folder / SIDE)))
+    if first_process():
+        print(f"\n{TITLES[member]}: {run}", flush=True)
+        if member == TEACHER:
+            merged(folder / SIDE)
+    wait_for_all()
+    base = inputs.config.model_path if member == SIDE else str(folder / SIDE / MERGED)
+    opened = inputs_of(inputs, member, base)
     run_grpo_stage(opened, make_plan(sa2va_args(opened, plan, member), opened, None), run)
     free_memory(inputs.device)
     return False

@@ -25,6 +25,7 @@ from rl_reward_network.grpo.checkpoint import any_rank, first_message, from_firs
 from rl_reward_network.grpo.policy import CANDIDATE_HEADS
 from rl_reward_network.grpo.trainer import check_supported
 from rl_reward_network.models.ema import copied
+from tests.conftest import write_tiny_data
 from tests.grpo.nano import make_trainer
 from tests.grpo.rank import RANKS, candidates, train
 
@@ -228,6 +229,24 @@ def test_the_command_line_runs_in_two_processes_and_goes_on(tmp_path: Path) -> N
         assert done.stdout.count(f"fine-tuned model: {run.relative_to(tmp_path) / 'final_model'}") == 1
     assert "nothing to resume" in done.stdout
     assert load_file(run / "final_model" / "trainable" / "trainable.safetensors")
+
+
+@pytest.mark.slow
+def test_an_improvement_in_two_processes_has_one_report_and_goes_on(tmp_path: Path) -> None:
+    data = write_tiny_data(tmp_path / "data", images=18, size=64)
+    records = json.loads((data / "annotations.json").read_text())
+    for record in records[6:]:
+        del record["mask_png"]
+    (data / "annotations.json").write_text(json.dumps(records))
+    command = [*LAUNCHER, *["rl_reward_network.cli", "improve", "full", "--data_root", "data", "--gpu", "-1"]]
+    command += ["--steps", "1", "--run_folder", "run"]
+    for more in ([], ["--resume"]):
+        done = subprocess.run([*command, *more], cwd=tmp_path, env=environment(), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("report: run/report.html") == 1
+        (tmp_path / "run" / "done.json").unlink()
+        shutil.rmtree(tmp_path / "run" / "all" / "mean_teacher")  # its base is written again, by the first process
+    assert len(list((tmp_path / "run").glob("*/side_network/final_model"))) == 4, "three folds, and all"
 
 
 @pytest.mark.slow
