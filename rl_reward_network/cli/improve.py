@@ -64,6 +64,7 @@ def main(args: Args) -> None:
         plan_lines,
         run_improve_stage,
         settings_of,
+        train_along,
     )
     from rl_reward_network.methods.improve_report import IMPROVED, START
     from rl_reward_network.segment.maker import trainable_model
@@ -78,9 +79,10 @@ def main(args: Args) -> None:
     if run.finished:
         print(f"nothing to resume: this run is finished; its results are in {run}")
         return
-    result = run_improve_stage(inputs, plan, run, shlex.join(["sa2va-rl", *sys.argv[1:]]))
-    if result is None:  # not the first process
+    if not first_process():
+        train_along(inputs, plan, run)
         return
+    result = run_improve_stage(inputs, plan, run, shlex.join(["sa2va-rl", *sys.argv[1:]]))
     note = "\n".join(filter(None, (result.deployed_line, result.verdict, result.test_line)))
     model = run / IMPROVED if result.chosen != START else Path(args.inputs.model_path)
     show_ending({"report": run / "report.html"}, args.inputs.output_dir, model, note=note)

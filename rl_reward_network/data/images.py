@@ -18,6 +18,7 @@ from rl_reward_network.bit_depth import WHITEST, GreyWindow, common_window, grey
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")  # of images in a folder
 PROMPT_KEY = "sa2va_prompt"  # of the text in a PNG that `segment` has written: the prompt of the mask
+SHEET = "contact_sheet.png"  # beside the masks that `segment` writes of several images
 SEEN_KEY = "sa2va_seen"  # likewise: whether the model has seen the image in training
 SMALLEST = 8  # pixels of a side; the observation of the prompt policy needs as many
 MOST_PIXELS = 178_956_970  # Pillow refuses more

@@ -25,13 +25,13 @@ ELSEWHERE = 0.9  # AUC from which two sets are of different places; docs/log.md 
 
 
 def image_statistics(image: np.ndarray) -> np.ndarray:
-    """float64 (8,) of an image uint8 (H, W, 3): size, grey levels, sharpness, colour."""
+    """float64 (6,) of an image uint8 (H, W, 3): grey levels, sharpness, colour; not its size, which an export sets."""
     grey = image.astype(np.float64).mean(axis=2)
     small = np.asarray(Image.fromarray(grey.astype(np.float32)).resize((SIDE, SIDE), Image.Resampling.BILINEAR))
     sharp = np.abs(np.diff(small, axis=0)).mean() + np.abs(np.diff(small, axis=1)).mean()
     colour = (image.max(axis=2).astype(np.float64) - image.min(axis=2)).mean()
     levels = np.percentile(grey, [5, 50, 95])
-    return np.array([*np.log(grey.shape), grey.std(), *levels, np.log(sharp + 1e-3), colour])
+    return np.array([grey.std(), *levels, np.log(sharp + 1e-3), colour])
 
 
 def domain_auc(first: Sequence[Sample], second: Sequence[Sample], seed: int = 0) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, TypeVar
 
 from rl_reward_network.atomic_io import read_json
-from rl_reward_network.data.images import IMAGE_SUFFIXES, PROMPT_KEY, check_name
+from rl_reward_network.data.images import IMAGE_SUFFIXES, PROMPT_KEY, SHEET, check_name
 from rl_reward_network.data.masks import VOLUMES
 
 HIDDEN = (".", "__MACOSX")
@@ -95,11 +95,12 @@ def unread_note(folder: Path, named: bool = True, read: Iterable[Path] | None = 
     images and masks are counted.
     """
     there = grouped(files_below(folder, predictions=True), is_written)
-    kinds, ours = grouped(there.get(False, []), _kind), there.get(True, [])
+    kinds, ours = grouped(there.get(False, []), _kind), [path for path in there.get(True, []) if path.name != SHEET]
     notes, rest = list[str](), {*IMAGE_SUFFIXES}
     if ours:
+        pictures = f"{len(ours)} picture{'s' * (len(ours) > 1)}"
         notes.append(
-            f"{len(ours)} pictures that `segment` has written, left out ({listed(ours, folder)}): no model learns its"
+            f"{pictures} that `segment` has written, left out ({listed(ours, folder)}): no model learns its"
             " own masks; one that you have corrected counts once another program has saved it"
         )
     for names, remedy in UNREAD.items():

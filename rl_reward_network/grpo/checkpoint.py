@@ -4,7 +4,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,7 +39,7 @@ def connect(cpu: bool) -> None:
 
     On CPUs the Trainer would ignore `ddp_timeout`, and a process would wait for others for half an hour at most.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if processes() > 1:
         PartialState(cpu=cpu, timeout=LONGEST_WAIT)
 
 
@@ -47,9 +47,14 @@ def run_of_all(run: Run, cpu: bool) -> Run:
     """Connect the processes, and return the run of the first one in all of them: names have the time."""
     connect(cpu)
     names = [str(run)]
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if processes() > 1:
         broadcast_object_list(names)
     return replace(run, path=Path(names[0]))
+
+
+def processes() -> int:
+    """The number of processes of torchrun; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def first_process() -> bool:
@@ -59,7 +64,7 @@ def first_process() -> bool:
 
 def wait_for_all() -> None:
     """Wait until every process is here; nothing without torchrun."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if processes() > 1:
         PartialState().wait_for_everyone()
 
 
@@ -108,7 +113,7 @@ class RunState:
     ema_steps: int  # updates of the teacher
     validation: dict[str, Any]  # empty without one
     taught: dict[str, int]  # images that a mean teacher was asked for, and those whose answer had no mask
-    watch: dict[str, Any]  # of a mean teacher: its masks at the start, and whether it has collapsed; else empty
+    watch: dict[str, Any] = field(default_factory=dict)  # of a mean teacher: its masks at the start, and a collapse
 
 
 def save_run_state(trainer: Trainer, model: Any, ema: EMA | None, state: RunState) -> None:

@@ -27,8 +27,8 @@ IMAGES = 12  # without masks, at most
 AREAS, PARTS, LOST = 4.0, 8.0, 0.5  # ratios of medians, share of the images, beyond which masks are not like the start
 LEAST_PIXELS = 5  # of a part; smaller ones are not counted
 REMEDY = (
-    "lower learning_rate or consistency_weight, or check that the images without masks look like those with masks "
-    "(sa2va-rl doctor)"
+    "lower side_learning_rate (of a model without a side network learning_rate) or consistency_weight, and look "
+    "whether the images without masks are like those with masks"
 )
 Look = Sequence[tuple[float, int] | None]  # of each image the share of foreground and the number of parts, or no mask
 
@@ -87,7 +87,7 @@ class TeacherWatch(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The look at the initial model, unless a resumed run has it already."""
-        if state.global_step == 0:
+        if not self.start:  # a resumed run has it, unless an earlier version began it
             self.true = [shape_of(prompt.load()[1]) for prompt in self.labelled]
             self.start = self._look()
 

@@ -409,7 +409,11 @@ def _write_inputs(inputs: GRPOInputs, folder: Path, trainer: Sa2VAGRPOTrainer, n
     """Write the reward network, split.json, and thumbnails of the images of the run and of those of its base model."""
     if network is not None:
         network.save_pretrained(folder / REWARD_NET)
-    images = {"train": trainer.prompts, "val": trainer.validation.prompts if trainer.validation else []}
+    images = {
+        "train": [prompt for prompt in trainer.prompts if prompt.labelled],
+        "unlabelled": [prompt for prompt in trainer.prompts if not prompt.labelled],
+        "val": trainer.validation.prompts if trainer.validation else [],
+    }
     loads = {use: {p.image_key: p.load for p in prompts if p.image_key} for use, prompts in images.items()}
     own = {use: np.stack([thumbnail(load()[0]) for load in of.values()]) for use, of in loads.items() if of}
     if pictures := together(load_arrays(Path(inputs.config.model_path) / PICTURES, NAMES_ALONE), own):

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -138,14 +138,26 @@ def open_samples(config: RunConfig, split_file: Path | None = None) -> tuple[lis
     """
     samples = read_samples(config.data_root, config.group_regex, config.bit_depth)
     split = load_split(split_file, samples) if split_file else split_samples(config, samples)
-    parts = judged_parts(samples, split, ("val", "test"))
-    pictures = load_arrays(Path(config.model_path) / PICTURES, NAMES_ALONE)  # none of a published model: it passes
     remedy = (
         "use the data, --split_seed and --fractions of that training, the model that it began with, or leave these"
         " images out"
     )
-    check_apart(pictures, parts, f"{config.model_path}: the model", remedy)
+    check_model_apart(config.model_path, judged_parts(samples, split, ("val", "test")), remedy)
     return samples, split
+
+
+def check_model_apart(model_path: str, parts: Mapping[str, Sequence[Sample]], remedy: str) -> None:
+    """`check_apart` of a model; that it was trained on images of `parts` without their masks is a warning alone."""
+    pictures = load_arrays(Path(model_path) / PICTURES, NAMES_ALONE)  # none of a published model: it passes
+    bare = pictures.pop("unlabelled", thumbnails([]))
+    check_apart(pictures, parts, f"{model_path}: the model", remedy)
+    for part, samples in parts.items() if len(bare) else ():
+        if count := int(among(thumbnails(samples), bare).sum()):
+            warnings.warn(
+                f"{model_path}: the model was trained, without masks, on {count} of the {len(samples)} images of"
+                f" {part}: on new images of the same place it may be worse than on these",
+                stacklevel=2,
+            )
 
 
 def split_samples(config: RunConfig, samples: Sequence[Sample]) -> Split:

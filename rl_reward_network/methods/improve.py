@@ -8,8 +8,8 @@
 Two different models learn the masks: a plain segmenter (the U-Nets of a reward network) and Sa2VA with a side network,
 which a mean teacher then takes to the images without masks. The mean of their soft masks is a candidate, too. Every
 candidate is measured on patients that it was not trained on, and the choice among them is judged on patients that did
-not choose. With few patients these are the patients of folds, and the deployed model is trained on all of them after
-the choice; with many, or where the user has named them, they are the `val` split.
+not choose. With few patients these are the patients of folds, and the deployed model is trained on all of them; with
+many, or where the user has named them, they are the `val` split.
 
 No step of a training is chosen: schedules end at their last step, and the mean teacher's average is what is kept.
 
@@ -29,15 +29,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rl_reward_network.atomic_io import NAMES_ALONE, PICTURES, load_arrays, state_fingerprint, write_json
+from rl_reward_network.atomic_io import read_json, state_fingerprint, write_json
 from rl_reward_network.data.annotations import phrase_key
-from rl_reward_network.data.identity import among, check_apart, thumbnails
+from rl_reward_network.data.identity import among, thumbnails
 from rl_reward_network.data.items import Sample
-from rl_reward_network.data.shift import ELSEWHERE, domain_auc
+from rl_reward_network.data.shift import ELSEWHERE, FEWEST_GROUPS, domain_auc
 from rl_reward_network.data.splits import save_split, select, subsample
 from rl_reward_network.data_import.write import import_notes
 from rl_reward_network.flags import changed
-from rl_reward_network.grpo.checkpoint import first_process, wait_for_all
+from rl_reward_network.grpo.checkpoint import first_process, processes, wait_for_all
 from rl_reward_network.grpo.final_model import merge_run
 from rl_reward_network.grpo.inputs import GRPOInputs, check_foreground, open_grpo_inputs
 from rl_reward_network.grpo.plan import PlanArgs, TrainablePartsArgs, make_plan
@@ -45,7 +45,13 @@ from rl_reward_network.grpo.prompts import segment_question
 from rl_reward_network.grpo.settings import LATER_SIDE_LEARNING_RATE, GRPOSettings, Mode
 from rl_reward_network.grpo.stage import run_grpo_stage
 from rl_reward_network.inputs.config import RegionConfig, RunConfig
-from rl_reward_network.inputs.loading import check_readable, images_summary, nameless_note, portable_settings
+from rl_reward_network.inputs.loading import (
+    check_model_apart,
+    check_readable,
+    images_summary,
+    nameless_note,
+    portable_settings,
+)
 from rl_reward_network.inputs.segmenter import load_segmenter
 from rl_reward_network.methods.compare import Progress
 from rl_reward_network.methods.improve_report import (
@@ -105,6 +111,10 @@ ELSEWHERE_LINE = (
     "  the images of --unlabelled_root look unlike those with masks: they are of another place, where no mask judges.\n"
     f"  The mean teacher is deployed unless it may lose more than {NOT_WORSE:g} Dice at home. Six labelled patients\n"
     "  of that place would decide: sa2va-rl improve --data_root THERE --model_path outputs/improve_TIME"
+)
+UNTOLD_LINE = (
+    f"  --unlabelled_root has fewer than {FEWEST_GROUPS} patients: whether its images are of another place is not"
+    " known, and the labelled patients decide"
 )
 Row = TypeVar("Row")
 Masks = dict[str, np.ndarray]  # row -> bool (H, W)
@@ -210,6 +220,7 @@ def settings_of(inputs: GRPOInputs, plan: ImprovePlan) -> dict[str, Any]:
         "quantization": inputs.regions.quantization,
         "use_flash_attn": inputs.regions.use_flash_attn,
         "unlabelled": inputs.unlabelled,
+        "processes": processes(),  # a step takes the images of all
     }
 
 
@@ -259,12 +270,16 @@ def _check_parts(inputs: GRPOInputs, judging: Sequence[Part], final: Part) -> No
     check_readable([load for sample in inputs.samples for load in (sample.load_image, sample.load_mask)])
     for part in (*judging, final):
         check_foreground(part.inputs.pick("reward", "policy"), "improve")
+    if (fewest := min(len(_labelled(part.inputs, ["reward", "policy"])) for part in judging)) < processes():
+        raise ValueError(
+            f"{inputs.config.data_root}: a training has {fewest} images with masks, and each of {processes()} processes"
+            " takes its own; give torchrun a smaller --nproc_per_node"
+        )
     if final in judging:  # of a val split this is known
         return
-    known = load_arrays(Path(inputs.config.model_path) / PICTURES, NAMES_ALONE)
     judges = {"the labelled patients": [sample for part in judging for sample in part.judges]}
     remedy = "begin with the model that was not trained on these images (--model_path)"
-    check_apart(known, judges, f"{inputs.config.model_path}: the model", remedy)
+    check_model_apart(inputs.config.model_path, judges, remedy)
 
 
 def _with_split(inputs: GRPOInputs, patients: Sequence[str], held: set[str], test: Sequence[str]) -> GRPOInputs:
@@ -323,9 +338,11 @@ def plan_lines(inputs: GRPOInputs, plan: ImprovePlan) -> list[str]:
     decides = "the patients of the val split decide, and those of the test split are measured once"
     if plan.folds > 1:
         whose = f"{patients} labelled patients{' outside the test split' * bool(_own_test(inputs))}"
-        decides = f"{plan.folds} folds of all {whose} decide, then all of them train"
+        decides = f"{plan.folds} folds of all {whose} decide; what is deployed is trained on all of them"
     times = plan.folds + 1 if plan.folds > 1 else 1
     lines = [f"plan: {decides}", *([ELSEWHERE_LINE] if plan.elsewhere else [])]
+    if TEACHER in plan.members and 0 < len({one.group_id for one in inputs.samples if one.joined}) < FEWEST_GROUPS:
+        lines.append(UNTOLD_LINE)
     worth = WORTH | ({SIDE: TUNING_WORTH} if has_side_network(inputs.config.model_path) else {})
     for member in plan.members:
         lines.append(f"  {TITLES[member]}: {times} x {plan.steps[member]} steps; {worth[member]}")
@@ -348,20 +365,15 @@ def plan_lines(inputs: GRPOInputs, plan: ImprovePlan) -> list[str]:
 # ---- training --------------------------------------------------------------------------------------------------------
 
 
-def run_improve_stage(inputs: GRPOInputs, plan: ImprovePlan, run: Run, command: str = "") -> Improvement | None:
+def run_improve_stage(inputs: GRPOInputs, plan: ImprovePlan, run: Run, command: str = "") -> Improvement:
     """Train the candidates in `run`, new or interrupted, judge them, write the model that is deployed and the report.
 
-    `command` is as the user typed it. Processes of torchrun train Sa2VA together; the first one does the rest, and the
-    others return None.
+    `command` is as the user typed it. Of several processes the first one calls this, and the others `train_along`.
     """
     settings = settings_of(inputs, plan)
     facts = {"inputs": portable_settings(run.path, inputs.config, inputs.regions)}
     judging, final = parts_of(inputs, plan.folds)
-    trained = judging if final in judging else [*judging, final]
-    if not first_process():
-        for part, member in product(trained, plan.members):
-            train_member(part.inputs, plan, run / part.name, member)
-        return None
+    trained = trained_parts(judging, final)
     with run.working(settings, lambda: _begin(inputs, settings, facts, run)):
         progress = Progress({"training": len(trained) * len(plan.members)})
         for part, member in product(trained, plan.members):
@@ -370,18 +382,31 @@ def run_improve_stage(inputs: GRPOInputs, plan: ImprovePlan, run: Run, command: 
             if plan.folds > 1 and member == plan.last:
                 drop_merged(run / part.name)
         judged = judge(inputs, plan, run, judging)
-        chosen, gain = decide(judged.dice(plan.rows), judged.groups, plan.rows, plan.elsewhere)
+        collapsed = [part.name for part in trained if has_collapsed(run / part.name)]
+        rows = [row for row in plan.rows if not (collapsed and row in (TEACHER, FUSION))]
+        chosen, gain = decide(judged.dice(rows), judged.groups, rows, plan.elsewhere)
         test = tuple(_labelled(final.inputs, ["test"]))
         tested = judge(inputs, plan, run, [replace(final, judges=test)]) if test else None
         shutil.rmtree(run / IMPROVED, ignore_errors=True)  # of an interrupted run
         if chosen != START:
             deploy(inputs, plan, chosen, run / final.name, run / IMPROVED)
-        improvement = Improvement(plan.folds, judged, chosen, gain, tested, plan.elsewhere)
+        improvement = Improvement(plan.folds, judged, chosen, gain, tested, plan.elsewhere, tuple(collapsed))
         about = {"data": data_words(inputs, plan), "model": Path(inputs.config.model_path).name, "command": command}
-        write_improve_report(run, improvement, about, notes_of(inputs, plan))
+        write_improve_report(run, improvement, about, (*improvement.notes, *notes_of(inputs, plan)))
         for part in trained:
             drop_merged(run / part.name)
     return improvement
+
+
+def train_along(inputs: GRPOInputs, plan: ImprovePlan, run: Run) -> None:
+    """Train Sa2VA beside the first process of torchrun, which does all else by `run_improve_stage`."""
+    for part, member in product(trained_parts(*parts_of(inputs, plan.folds)), plan.members):
+        train_member(part.inputs, plan, run / part.name, member)
+
+
+def trained_parts(judging: list[Part], final: Part) -> list[Part]:
+    """All trainings, each once."""
+    return judging if final in judging else [*judging, final]
 
 
 def _begin(inputs: GRPOInputs, settings: dict[str, Any], facts: dict[str, Any], run: Run) -> None:
@@ -450,6 +475,12 @@ def train_segmenter(inputs: GRPOInputs, plan: ImprovePlan, folder: Path) -> bool
     network.save_pretrained(folder / BEST_REWARD_NET)
     free_memory(inputs.device)
     return False
+
+
+def has_collapsed(trained: Path) -> bool:
+    """Whether the mean teacher of a part has ended with its initial weights, which are those of the side network."""
+    config = trained / TEACHER / FINAL / "config.json"
+    return config.exists() and bool(read_json(config).get("collapse"))
 
 
 def merged(folder: Path) -> Path:
@@ -532,6 +563,8 @@ def decide(
     place (`elsewhere`) these patients say little: the mean teacher is deployed unless it may be worse by more than
     `NOT_WORSE`, and then nothing is.
     """
+    if elsewhere and TEACHER not in rows:  # it has collapsed
+        return rows[0], np.zeros(dice.shape[1])
     if elsewhere:
         taught = rows.index(TEACHER)
         change = dice[taught] - dice[0]

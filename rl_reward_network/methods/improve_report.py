@@ -90,6 +90,7 @@ class Improvement:
     gain: np.ndarray  # float64 (N,): Dice of the choice less that of the start, on patients that did not choose
     tested: Judged | None  # on test patients, who neither train nor decide; None without any
     elsewhere: bool = False  # whether it is for images of another place than those with masks
+    collapsed: tuple[str, ...] = ()  # the trainings whose mean teacher has collapsed
 
     @property
     def gain_interval(self) -> Estimate:
@@ -112,16 +113,27 @@ class Improvement:
     def deployed_line(self) -> str:
         """What is deployed, in a sentence."""
         if self.chosen == START and self.elsewhere:
-            return "Deployed: nothing. The mean teacher may have become worse at home; use the model as it is."
+            why = "has collapsed" if self.collapsed else "may have become worse at home"
+            return f"Deployed: nothing. The mean teacher {why}; use the model as it is."
         if self.chosen == START:
             return "Deployed: nothing. No candidate is better beyond chance; use the model as it is."
         patients, title = len(set(self.judged.groups)), TITLES[self.chosen]
-        how = f"trained on all {patients} labelled patients after the choice" if self.folds > 1 else "as it was judged"
+        how = f"trained on all {patients} labelled patients" if self.folds > 1 else "as it was judged"
         return f"Deployed: {title}, {how}."
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What limits the candidates, in sentences."""
+        if not self.collapsed:
+            return ()
+        where = ", ".join(self.collapsed)
+        return (f"The mean teacher has collapsed in {where}: neither it nor the fusion is a candidate.",)
 
     @property
     def verdict(self) -> str:
         """Whether the deployed choice is better, in a sentence."""
+        if self.elsewhere and self.collapsed:
+            return self.notes[0]
         if self.elsewhere:
             return (
                 "The images without masks are of another place, and no mask of it has judged: whether masks are better"

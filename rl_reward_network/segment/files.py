@@ -21,7 +21,6 @@ from rl_reward_network.data_import.files import pictures_below
 from rl_reward_network.report.overlays import AFTER, paint_mask
 
 KINDS = ("mask", "overlay", "soft")  # of pictures, as their names end
-SHEET = "contact_sheet.png"  # beside the masks of several images
 MAX_LETTERS = 60  # of a prompt in a file name
 
 

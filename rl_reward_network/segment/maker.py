@@ -103,6 +103,13 @@ def trainable_model(path: str) -> str:
     found = what_is(path)
     if found.kind == "trained tensors":
         return path
+    if found.kind == "fusion":
+        places = [Path(found.path) / name for name in read_deployed(Path(found.path))["members"]]
+        models = [place for place in places if _member_kind(place) == "Sa2VA"]
+        if len(models) == len(places) == 1:
+            return str(models[0])
+        remedy = f"give its Sa2VA: {models[0]}" if models else "give the Sa2VA that it was trained beside"
+        raise ValueError(f"{path}: --model_path is not a Sa2VA alone, whose weights can be trained; {remedy}")
     if found.kind != "Sa2VA":
         raise ValueError(
             f"{path}: --model_path is a {found.kind}, expected a Sa2VA, whose weights can be trained: give the Sa2VA"

@@ -24,7 +24,7 @@ import numpy as np
 
 from rl_reward_network.atomic_io import read_json
 from rl_reward_network.data.annotations import first_faults
-from rl_reward_network.data.images import IMAGE_SUFFIXES, SEEN_KEY, load_grid, text_of
+from rl_reward_network.data.images import IMAGE_SUFFIXES, SEEN_KEY, SHEET, load_grid, text_of
 from rl_reward_network.data.items import Sample, first_names
 from rl_reward_network.data.masks import MAX_CLASSES, Size, classes_of
 from rl_reward_network.data_import.coco import NAMES, outlines_of
@@ -32,7 +32,7 @@ from rl_reward_network.data_import.files import files_below, json_files, listed,
 from rl_reward_network.data_import.items import OutlineMasks, id_text
 from rl_reward_network.inputs.loading import decode_files
 from rl_reward_network.rewards.metrics import ROUNDING
-from rl_reward_network.segment.files import SHEET, prompt_of, words_of
+from rl_reward_network.segment.files import prompt_of, words_of
 
 ARRAYS = (".npy", ".npz")
 SOFT_ARRAYS = ("soft", "probabilities", "mask")  # names of the array in a .npz with several

@@ -20,11 +20,11 @@ from tqdm import tqdm
 from rl_reward_network.atomic_io import read_json, whole_file, write_json
 from rl_reward_network.data.annotations import compile_group_regex
 from rl_reward_network.data.identity import among, thumbnail
-from rl_reward_network.data.images import load_for_model, load_grid, load_image
+from rl_reward_network.data.images import SHEET, load_for_model, load_grid, load_image
 from rl_reward_network.data.masks import to_rle
 from rl_reward_network.report.overlays import AFTER, paint_mask
 from rl_reward_network.report.page import csv_text
-from rl_reward_network.segment.files import SHEET, Target, check_apart, check_free, prompt_of, save_mask, write_mask
+from rl_reward_network.segment.files import Target, check_apart, check_free, prompt_of, save_mask, write_mask
 from rl_reward_network.segment.maker import Maker, Predicted, predicted_quality
 
 Format = Literal["png", "coco", "nnunet"]

@@ -15,11 +15,11 @@ from PIL import Image
 
 from rl_reward_network.atomic_io import whole_file, whole_folder, write_json
 from rl_reward_network.data.annotations import compile_group_regex
-from rl_reward_network.data.images import load_for_model
+from rl_reward_network.data.images import SHEET, load_for_model
 from rl_reward_network.data.patients import picture_name, propose_patients
 from rl_reward_network.data.splits import one_spelling
 from rl_reward_network.report.page import csv_text
-from rl_reward_network.segment.files import SHEET, save_mask
+from rl_reward_network.segment.files import save_mask
 from rl_reward_network.segment.results import TILE, contact_sheet
 
 TABLE, COLUMNS = "suggested.csv", ("rank", "image", "patient")

@@ -141,7 +141,7 @@ def test_a_collapse_ends_the_run_with_a_sentence_and_the_initial_weights(
     said = config["collapse"]
     assert said.startswith("step 4: the mean teacher has collapsed: ")
     assert seen in said
-    assert "the initial ones; lower learning_rate or consistency_weight" in said
+    assert "the initial ones; lower side_learning_rate" in said
     assert capsys.readouterr().out.count(said) == 1
     card = (run / "final_model" / "README.md").read_text()
     assert said in card

@@ -13,9 +13,10 @@ import pytest
 from datasets import Dataset
 from PIL import Image
 
-from rl_reward_network.atomic_io import pixels_digest, read_json, write_json
+from rl_reward_network.atomic_io import PICTURES, load_arrays, pixels_digest, read_json, write_json
 from rl_reward_network.bit_depth import GreyWindow
 from rl_reward_network.cli import grpo
+from rl_reward_network.data.identity import among, thumbnails
 from rl_reward_network.data.masks import to_rle
 from rl_reward_network.data.splits import SPLITS, make_split, save_split, select, subsample
 from rl_reward_network.embedded import datasets as embedded
@@ -29,7 +30,7 @@ from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL, TrainingItem
 from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings, RewardWeights
 from rl_reward_network.grpo.stage import wanted_settings
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig, pick_fields
-from rl_reward_network.inputs.loading import open_inputs, portable_settings, read_samples
+from rl_reward_network.inputs.loading import check_model_apart, open_inputs, portable_settings, read_samples
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
@@ -325,6 +326,23 @@ def test_a_merged_model_is_measured_on_nothing_that_trained_it(inputs: GRPOInput
         for opened_by in (open_grpo_inputs, open_inputs):
             with pytest.raises(ValueError, match=r"merged: the model was trained on .* images of the (val|test) split"):
                 opened_by(replace(config, data_root=data, split_seed=seed))
+
+
+def test_images_whose_masks_a_model_has_not_learned_may_judge_it(
+    inputs: GRPOInputs, run: Path, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    known = load_arrays(run / PICTURES, "")
+    bare = [sample for sample in inputs.samples if sample.joined]
+    labelled = [
+        sample for sample in inputs.samples if sample.labelled and sample.group_id in inputs.split.groups["policy"]
+    ]
+    assert among(thumbnails(bare), known["unlabelled"]).all()
+    assert not among(thumbnails(labelled), known["unlabelled"]).any()
+    with pytest.raises(ValueError, match=r"was trained on .* images of the judges"):
+        check_model_apart(str(run), {"the judges": labelled}, "")
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match=f"without masks, on {len(bare)} of the {len(bare)} images of the judges"):
+        check_model_apart(str(run), {"the judges": bare}, "")
 
 
 def test_a_resumed_run_has_the_same_unlabelled_images(inputs: GRPOInputs, run: Path, plan: GRPOPlan) -> None:

@@ -25,6 +25,7 @@ from rl_reward_network.methods import improve
 from rl_reward_network.methods.improve import (
     ImprovePlan,
     decide,
+    has_collapsed,
     inputs_of,
     make_improve_plan,
     masks_of,
@@ -91,10 +92,12 @@ def small_segmenter() -> Iterator[None]:
 def improved(images: GRPOInputs, plan: ImprovePlan, run: Run, **dice: float) -> Improvement:
     """Improve as if each candidate had that Dice on the patients that judge it."""
 
-    def as_if(values: np.ndarray, groups: list[str], rows: tuple[str, ...], _: bool) -> tuple[str, np.ndarray]:
-        assert values.shape == (len(plan.rows), 8)
+    def as_if(values: np.ndarray, groups: list[str], rows: list[str], elsewhere: bool) -> tuple[str, np.ndarray]:
+        assert values.shape == (len(rows), 8)
         assert len(set(groups)) == 8, "every patient has judged"
-        return decide(np.array([[dice.get(row, 0.5)] * 8 for row in rows]) + np.arange(8) / 1000, groups, rows)
+        return decide(
+            np.array([[dice.get(row, 0.5)] * 8 for row in rows]) + np.arange(8) / 1000, groups, rows, elsewhere
+        )
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(improve, "decide", as_if)
@@ -141,10 +144,35 @@ def test_at_another_place_the_mean_teacher_is_deployed_unless_it_may_be_worse_at
     assert decide(dice[:, :5], groups[:5], (START, SEGMENTER, TEACHER), elsewhere=True)[0] == START, "five are too few"
 
 
+def test_a_collapse_is_read_from_the_config_of_the_training(tmp_path: Path) -> None:
+    file = tmp_path / TEACHER / "final_model" / "config.json"
+    assert not has_collapsed(tmp_path)
+    file.parent.mkdir(parents=True)
+    for said in (None, "step 10: the mean teacher has collapsed"):
+        file.write_text(json.dumps({"collapse": said}))
+        assert has_collapsed(tmp_path) is (said is not None)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_mean_teacher_that_has_collapsed_is_not_deployed(
+    elsewhere: bool, images: GRPOInputs, plan: ImprovePlan, again: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(improve, "NOT_WORSE", 1.0)
+    monkeypatch.setattr(improve, "has_collapsed", lambda part: part.name == "all")
+    (again / "config.json").write_text(
+        (again / "config.json").read_text().replace('"elsewhere": false', f'"elsewhere": {str(elsewhere).lower()}')
+    )
+    result = improved(images, replace(plan, elsewhere=elsewhere), again, segmenter=0.6, mean_teacher=0.8, fusion=0.9)
+    assert result.chosen == (START if elsewhere else SEGMENTER)
+    page = (again / "report.html").read_text()
+    assert "The mean teacher has collapsed in all: neither it nor the fusion is a candidate." in page
+    assert ("Deployed: nothing. The mean teacher has collapsed" in page) is elsewhere
+
+
 def test_images_of_another_place_are_known_by_their_looks_and_the_plan_says_what_follows(tmp_path: Path) -> None:
     inputs = opened(tmp_path, unlabelled=True)
     assert not make_improve_plan(inputs, "full").elsewhere
-    for path in (tmp_path / "more" / "images").iterdir():  # darker, and of another size
+    for path in (tmp_path / "more" / "images").iterdir():  # darker
         Image.fromarray(np.asarray(Image.open(path).convert("L").resize((96, 80))) // 2).save(path)
     inputs = open_improve_inputs(inputs.config)
     plan = make_improve_plan(inputs, "full")
@@ -171,10 +199,9 @@ def test_at_another_place_the_mean_teacher_is_deployed_and_the_report_promises_n
 
 
 @pytest.fixture
-def elsewhere_trained(fused: tuple[Run, Improvement], tmp_path: Path) -> Path:
+def elsewhere_trained(images: GRPOInputs, plan: ImprovePlan, fused: tuple[Run, Improvement], tmp_path: Path) -> Path:
     """A run that deployed a Sa2VA with a side network, without the pictures that it has learned."""
-    shutil.copytree(improve.merged(fused[0] / "all" / SIDE), tmp_path / "run" / IMPROVED)
-    improve.drop_merged(fused[0] / "all")
+    improve.deploy(images, plan, SIDE, fused[0] / "all", tmp_path / "run" / IMPROVED)
     (tmp_path / "run" / IMPROVED / PICTURES).unlink()
     return tmp_path / "run"
 
@@ -197,7 +224,7 @@ def test_a_run_that_deployed_a_sa2va_is_a_start_that_is_tuned(
 
 
 def test_a_run_that_deployed_no_sa2va_is_no_start(fused: tuple[Run, Improvement]) -> None:
-    with pytest.raises(ValueError, match="--model_path is a fusion, expected a Sa2VA"):
+    with pytest.raises(ValueError, match=r"not a Sa2VA alone.*give its Sa2VA: .*improved.mean_teacher$"):
         trainable_model(str(fused[0].path))
 
 
@@ -331,7 +358,7 @@ def test_the_fusion_is_deployed_with_both_members_and_a_report(
     assert facts["gain_out_of_fold"]["groups"] == 8
     assert set(facts["judged"]) == set(plan.rows)
     page = (run / "report.html").read_text()
-    assert "trained on all 8 labelled patients after the choice" in page
+    assert "trained on all 8 labelled patients." in page
     before, after = (facts["judged"][row]["dice"]["mean"] for row in ("as it is", FUSION))
     assert re.match(
         rf"Dice {before:.2f} \[.*\] before, {after:.2f} \[.*\] after, on unseen patients\. ", fused[1].verdict
