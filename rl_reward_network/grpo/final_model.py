@@ -103,7 +103,10 @@ def load_trained(model: Any, trained: Path, config: dict[str, Any]) -> None:
     load_trainable(model, trained / TRAINABLE)
     if config["settings"]["training"]["objective"] != "mean_teacher" or not (trained / STATE).exists():
         return
-    validation = load_checkpoint(trained / STATE)["validation"]
+    state = load_checkpoint(trained / STATE)
+    if state.get("watch", {}).get("collapse"):
+        print(f"{trained.name}: {state['watch']['collapse']}; --resume ends the run with those")
+    validation = state["validation"]
     kept, of_teacher = validation.get("peak", {}), validation.get("peak_is_teacher", False)
     if not validation.get("gold") and (trained / EMA_WEIGHTS).exists():  # nothing has been compared
         kept, of_teacher = read_tensors(trained / EMA_WEIGHTS), True

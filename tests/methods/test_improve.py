@@ -481,6 +481,12 @@ def test_every_model_takes_the_same_steps_of_as_many_images(images: GRPOInputs, 
         assert (of_member.side_network or {}).get("pixels", 64) == 64, "no larger than the images"
 
 
+def test_more_processes_than_images_with_masks_are_refused(images: GRPOInputs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "6")
+    with pytest.raises(ValueError, match="a training has 5 images with masks, and each of 6 processes takes its own"):
+        make_improve_plan(images, "full")
+
+
 def test_own_data_are_needed_before_anything_is_read() -> None:
     with pytest.raises(ValueError, match="no data are named for it"):
         check(Args(inputs=RunConfig(model_path=".", gpu=-1)))
