@@ -14,9 +14,9 @@ many, or where the user has named them, they are the `val` split.
 No step of a training is chosen: schedules end at their last step, and the mean teacher's average is what is kept.
 
 Two cases are of another place than the model or the masks. A model that has a side network has learned masks somewhere:
-it is tuned, in fewer steps at a lower rate. Images of `--unlabelled_root` that a classifier tells from those with masks
-(`domain_auc`) are of a place where no mask can judge: the mean teacher is deployed there unless it has become worse at
-home.
+it is tuned, in fewer steps at a lower rate, and with few patients the best estimate is deployed. Images of
+`--unlabelled_root` that a classifier tells from those with masks (`domain_auc`) are of a place where no mask can judge:
+the mean teacher is deployed there unless it has become worse at home.
 """
 
 import random
@@ -71,7 +71,7 @@ from rl_reward_network.models.default import has_side_network, is_small
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
 from rl_reward_network.report.deployment import best_choice, best_out_of_fold
-from rl_reward_network.report.statistics import CHANGE, MIN_PATIENTS, mean_interval, sign_of
+from rl_reward_network.report.statistics import CHANGE, MIN_PATIENTS, group_means, mean_interval, sign_of
 from rl_reward_network.reward_training.calibration import with_own_domain
 from rl_reward_network.reward_training.stage import sized
 from rl_reward_network.reward_training.train import PRESETS, labelled_images, train_reward_network
@@ -112,6 +112,10 @@ ELSEWHERE_LINE = (
     f"  The mean teacher is deployed unless it may lose more than {NOT_WORSE:g} Dice at home. Six labelled patients\n"
     "  of that place would decide: sa2va-rl improve --data_root THERE --model_path outputs/improve_TIME"
 )
+TUNES_LINE = (
+    "  the model has learned masks elsewhere, and is tuned: what is best on the patients of the folds is deployed,\n"
+    "  also where so few cannot show that it is better"
+)
 UNTOLD_LINE = (
     f"  --unlabelled_root has fewer than {FEWEST_GROUPS} patients: whether its images are of another place is not"
     " known, and the labelled patients decide"
@@ -130,6 +134,7 @@ class ImprovePlan:
     folds: int  # of the labelled patients; 1: the val split decides
     model_fingerprint: str  # of the weights of the start
     elsewhere: bool = False  # whether the images of `--unlabelled_root` are of another place than those with masks
+    tunes: bool = False  # whether a model that has learned masks elsewhere is tuned on those of few patients
 
     @property
     def last(self) -> str:
@@ -199,9 +204,11 @@ def make_improve_plan(inputs: GRPOInputs, mode: Mode, steps: int | None = None) 
     members = (SEGMENTER, SIDE, *([TEACHER] if mode == "full" and bare >= FEW_IMAGES else []))
     weights = state_fingerprint(open_checkpoint(inputs.config.model_path).tensors())
     of_member = {member: steps or STEPS[member][mode] for member in members}
-    if steps is None and has_side_network(inputs.config.model_path):
+    learned = has_side_network(inputs.config.model_path)
+    if steps is None and learned:
         of_member[SIDE] = TUNING_STEPS[mode]
-    return ImprovePlan(mode, members, of_member, folds, weights, TEACHER in members and _elsewhere(inputs))
+    elsewhere = TEACHER in members and _elsewhere(inputs)
+    return ImprovePlan(mode, members, of_member, folds, weights, elsewhere, learned and folds > 1 and not elsewhere)
 
 
 def settings_of(inputs: GRPOInputs, plan: ImprovePlan) -> dict[str, Any]:
@@ -340,7 +347,7 @@ def plan_lines(inputs: GRPOInputs, plan: ImprovePlan) -> list[str]:
         whose = f"{patients} labelled patients{' outside the test split' * bool(_own_test(inputs))}"
         decides = f"{plan.folds} folds of all {whose} decide; what is deployed is trained on all of them"
     times = plan.folds + 1 if plan.folds > 1 else 1
-    lines = [f"plan: {decides}", *([ELSEWHERE_LINE] if plan.elsewhere else [])]
+    lines = [f"plan: {decides}", *([ELSEWHERE_LINE] if plan.elsewhere else [TUNES_LINE] if plan.tunes else [])]
     if TEACHER in plan.members and 0 < len({one.group_id for one in inputs.samples if one.joined}) < FEWEST_GROUPS:
         lines.append(UNTOLD_LINE)
     worth = WORTH | ({SIDE: TUNING_WORTH} if has_side_network(inputs.config.model_path) else {})
@@ -384,13 +391,15 @@ def run_improve_stage(inputs: GRPOInputs, plan: ImprovePlan, run: Run, command: 
         judged = judge(inputs, plan, run, judging)
         collapsed = [part.name for part in trained if has_collapsed(run / part.name)]
         rows = [row for row in plan.rows if not (collapsed and row in (TEACHER, FUSION))]
-        chosen, gain = decide(judged.dice(rows), judged.groups, rows, plan.elsewhere)
+        chosen, gain = decide(judged.dice(rows), judged.groups, rows, plan.elsewhere, plan.tunes)
         test = tuple(_labelled(final.inputs, ["test"]))
         tested = judge(inputs, plan, run, [replace(final, judges=test)]) if test else None
         shutil.rmtree(run / IMPROVED, ignore_errors=True)  # of an interrupted run
         if chosen != START:
             deploy(inputs, plan, chosen, run / final.name, run / IMPROVED)
-        improvement = Improvement(plan.folds, judged, chosen, gain, tested, plan.elsewhere, tuple(collapsed))
+        improvement = Improvement(
+            plan.folds, judged, chosen, gain, tested, plan.elsewhere, plan.tunes, tuple(collapsed)
+        )
         about = {"data": data_words(inputs, plan), "model": Path(inputs.config.model_path).name, "command": command}
         write_improve_report(run, improvement, about, (*improvement.notes, *notes_of(inputs, plan)))
         for part in trained:
@@ -554,14 +563,15 @@ def _soft_masks(inputs: GRPOInputs, path: str) -> Callable[[np.ndarray], np.ndar
 
 
 def decide(
-    dice: np.ndarray, groups: Sequence[str], rows: Sequence[Row], elsewhere: bool = False
+    dice: np.ndarray, groups: Sequence[str], rows: Sequence[Row], elsewhere: bool = False, tunes: bool = False
 ) -> tuple[Row, np.ndarray]:
     """The row that is deployed, and the gain of this choice over the start on each image, float64 (N,).
 
     `dice` is float64 (R, N), that of the start first. The row with the highest mean is deployed if the choice is better
     than the start by `max_t`, each patient judged by the row that is best on other patients. For images of another
     place (`elsewhere`) these patients say little: the mean teacher is deployed unless it may be worse by more than
-    `NOT_WORSE`, and then nothing is.
+    `NOT_WORSE`, and then nothing is. Where a model `tunes`, it is enough that the choice has a higher mean: masks of
+    the place have helped in every draw (docs/log.md), and six patients cannot show a gain of 0.05.
     """
     if elsewhere and TEACHER not in rows:  # it has collapsed
         return rows[0], np.zeros(dice.shape[1])
@@ -571,7 +581,8 @@ def decide(
         low = mean_interval(change, groups, bounds=CHANGE).low
         return rows[taught if low is not None and low > -NOT_WORSE else 0], change
     gain = best_out_of_fold(dice, groups) - dice[0]
-    return rows[best_choice(dice, groups) if sign_of(gain, groups) > 0 else 0], gain
+    better = group_means(gain, groups).mean() > 0 if tunes else sign_of(gain, groups) > 0
+    return rows[best_choice(dice, groups) if better else 0], gain
 
 
 def deploy(inputs: GRPOInputs, plan: ImprovePlan, chosen: str, trained: Path, folder: Path) -> None:

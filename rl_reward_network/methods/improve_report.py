@@ -39,6 +39,7 @@ IMPROVED = "improved"  # folder of the model that is deployed
 RULE = (
     "The choice is the highest mean where the choice itself, judged on patients that did not choose, beats the start."
 )
+RULE_TUNES = "The choice is the highest mean; it is deployed where the choice itself, out of fold, has a higher mean."
 RULE_ELSEWHERE = "The choice is the mean teacher, for images of another place, unless it may have lost too much here."
 SHOWN = ("dice", "precision", "recall", "cldice")  # metrics of the page; eval.csv has all
 
@@ -90,6 +91,7 @@ class Improvement:
     gain: np.ndarray  # float64 (N,): Dice of the choice less that of the start, on patients that did not choose
     tested: Judged | None  # on test patients, who neither train nor decide; None without any
     elsewhere: bool = False  # whether it is for images of another place than those with masks
+    tunes: bool = False  # whether the start has learned masks elsewhere, and the best estimate is deployed
     collapsed: tuple[str, ...] = ()  # the trainings whose mean teacher has collapsed
 
     @property
@@ -116,10 +118,12 @@ class Improvement:
             why = "has collapsed" if self.collapsed else "may have become worse at home"
             return f"Deployed: nothing. The mean teacher {why}; use the model as it is."
         if self.chosen == START:
-            return "Deployed: nothing. No candidate is better beyond chance; use the model as it is."
+            why = "has a higher Dice, out of fold" if self.tunes else "is better beyond chance"
+            return f"Deployed: nothing. No candidate {why}; use the model as it is."
         patients, title = len(set(self.judged.groups)), TITLES[self.chosen]
         how = f"trained on all {patients} labelled patients" if self.folds > 1 else "as it was judged"
-        return f"Deployed: {title}, {how}."
+        estimate = " It is the best estimate; these patients are few." if self.tunes else ""
+        return f"Deployed: {title}, {how}.{estimate}"
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -170,7 +174,7 @@ def write_improve_report(run: Run, result: Improvement, facts: dict[str, str], n
     shown = result.tested or result.judged
     about = (
         f"<p>{first}: {len(shown.samples)} images; {INTERVALS}. p is adjusted for all candidates. "
-        f"{RULE_ELSEWHERE if result.elsewhere else RULE}</p>"
+        f"{RULE_ELSEWHERE if result.elsewhere else RULE_TUNES if result.tunes else RULE}</p>"
     )
     lines = [
         [name, *ids]

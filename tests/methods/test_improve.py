@@ -92,12 +92,11 @@ def small_segmenter() -> Iterator[None]:
 def improved(images: GRPOInputs, plan: ImprovePlan, run: Run, **dice: float) -> Improvement:
     """Improve as if each candidate had that Dice on the patients that judge it."""
 
-    def as_if(values: np.ndarray, groups: list[str], rows: list[str], elsewhere: bool) -> tuple[str, np.ndarray]:
+    def as_if(values: np.ndarray, groups: list[str], rows: list[str], *rule: bool) -> tuple[str, np.ndarray]:
         assert values.shape == (len(rows), 8)
         assert len(set(groups)) == 8, "every patient has judged"
-        return decide(
-            np.array([[dice.get(row, 0.5)] * 8 for row in rows]) + np.arange(8) / 1000, groups, rows, elsewhere
-        )
+        planted = np.array([[dice.get(row, 0.5)] * 8 for row in rows]) + np.arange(8) / 1000
+        return decide(planted, groups, rows, *rule)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(improve, "decide", as_if)
@@ -131,6 +130,15 @@ def test_a_candidate_is_deployed_only_if_the_choice_is_better_on_patients_that_d
     assert chosen(0.0, -0.01) == START
     assert chosen(np.array([0.3, -0.2, 0.1, -0.1, 0.2, -0.1, 0.0, -0.1])) == START
     assert chosen(0.02, 0.01, patients=5) == START, "five patients decide nothing"
+
+
+def test_where_a_model_is_tuned_the_best_estimate_is_deployed() -> None:
+    """A mean gain that eight patients cannot show is enough, and one below 0 is not."""
+    gains, groups = np.array([0.3, -0.2, 0.1, -0.1, 0.2, -0.1, 0.0, -0.1]), [str(number) for number in range(8)]
+    for change, chosen in ((0.05, SIDE), (-0.1, START)):
+        dice = np.array([np.full(8, 0.5), 0.5 + gains + change])
+        assert decide(dice, groups, [START, SIDE])[0] == START
+        assert decide(dice, groups, [START, SIDE], tunes=True)[0] == chosen
 
 
 @pytest.mark.parametrize(("loss", "chosen"), [(-0.01, TEACHER), (0.0, TEACHER), (-0.08, START)])
@@ -212,7 +220,8 @@ def test_a_run_that_deployed_a_sa2va_is_a_start_that_is_tuned(
     inputs = open_improve_inputs(replace(images.config, model_path=trainable_model(str(elsewhere_trained))))
     assert inputs.config.model_path == str(elsewhere_trained / IMPROVED)
     tuned = make_improve_plan(inputs, "full")
-    assert (tuned.steps[SIDE], tuned.steps[TEACHER]) == (150, 700)
+    assert (tuned.steps[SIDE], tuned.steps[TEACHER], tuned.tunes) == (150, 700, True)
+    assert "what is best on the patients of the folds is deployed" in "\n".join(plan_lines(inputs, tuned))
     assert "side network: 4 x 150 steps; on angiograms of another hospital" in "\n".join(plan_lines(inputs, tuned))
     masks_alone = inputs_of(inputs, SIDE, inputs.config.model_path)
     settings = make_plan(sa2va_args(masks_alone, tuned, SIDE), masks_alone, None)
