@@ -83,6 +83,6 @@ def main(args: Args) -> None:
         train_along(inputs, plan, run)
         return
     result = run_improve_stage(inputs, plan, run, shlex.join(["sa2va-rl", *sys.argv[1:]]))
-    note = "\n".join(filter(None, (result.deployed_line, result.verdict, result.test_line)))
+    note = "\n".join(filter(None, (result.deployed_line, *result.notes, result.verdict, result.test_line)))
     model = run / IMPROVED if result.chosen != START else Path(args.inputs.model_path)
     show_ending({"report": run / "report.html"}, args.inputs.output_dir, model, note=note)

@@ -40,7 +40,7 @@ RULE = (
     "The choice is the highest mean where the choice itself, judged on patients that did not choose, beats the start."
 )
 RULE_TUNES = "The choice is the highest mean; it is deployed where the choice itself, out of fold, has a higher mean."
-RULE_ELSEWHERE = "The choice is the mean teacher, for images of another place, unless it may have lost too much here."
+RULE_ELSEWHERE = "The choice is the mean teacher: at the other place its masks agree more with the plain segmenter's."
 SHOWN = ("dice", "precision", "recall", "cldice")  # metrics of the page; eval.csv has all
 
 
@@ -93,11 +93,17 @@ class Improvement:
     elsewhere: bool = False  # whether it is for images of another place than those with masks
     tunes: bool = False  # whether the start has learned masks elsewhere, and the best estimate is deployed
     collapsed: tuple[str, ...] = ()  # the trainings whose mean teacher has collapsed
+    referee: tuple[float, float] | None = None  # Dice with the plain segmenter before and after the mean teacher
 
     @property
     def gain_interval(self) -> Estimate:
         """The gain in Dice of the choice, out of fold."""
         return change_interval("dice", self.gain, self.judged.groups)
+
+    @property
+    def taught_elsewhere(self) -> bool:
+        """Whether the mean teacher is deployed for another place, where no mask has judged."""
+        return self.elsewhere and self.chosen == TEACHER
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -107,6 +113,7 @@ class Improvement:
             "chosen": self.chosen,
             "deployed": None if self.chosen == START else IMPROVED,
             "elsewhere": self.elsewhere,
+            "referee": self.referee,
             "gain_out_of_fold": asdict(self.gain_interval),
             **{name: {row.name: row.means() for row in judged.results.rows} for name, judged in parts.items()},
         }
@@ -114,9 +121,6 @@ class Improvement:
     @property
     def deployed_line(self) -> str:
         """What is deployed, in a sentence."""
-        if self.chosen == START and self.elsewhere:
-            why = "has collapsed" if self.collapsed else "may have become worse at home"
-            return f"Deployed: nothing. The mean teacher {why}; use the model as it is."
         if self.chosen == START:
             why = "has a higher Dice, out of fold" if self.tunes else "is better beyond chance"
             return f"Deployed: nothing. No candidate {why}; use the model as it is."
@@ -127,18 +131,23 @@ class Improvement:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What limits the candidates, in sentences."""
-        if not self.collapsed:
+        """What passed or excluded the mean teacher, in a sentence; () where patients alone decided."""
+        if self.collapsed:
+            where = ", ".join(self.collapsed)
+            return (f"The mean teacher has collapsed in {where}: neither it nor the fusion is a candidate.",)
+        if self.referee is None:
             return ()
-        where = ", ".join(self.collapsed)
-        return (f"The mean teacher has collapsed in {where}: neither it nor the fusion is a candidate.",)
+        before, after = (f"{dice:.3f}" for dice in self.referee)
+        passed = "it is deployed" if self.chosen == TEACHER else "neither it nor the fusion is a candidate"
+        return (
+            "On images of the other place, Dice with the masks of the plain segmenter, which has not seen them, is"
+            f" {before} before and {after} after the mean teacher: {passed}.",
+        )
 
     @property
     def verdict(self) -> str:
         """Whether the deployed choice is better, in a sentence."""
-        if self.elsewhere and self.collapsed:
-            return self.notes[0]
-        if self.elsewhere:
+        if self.taught_elsewhere:
             return (
                 "The images without masks are of another place, and no mask of it has judged: whether masks are better"
                 f" there is not known. At home the mean teacher's Dice less the start's is {self.gain_interval.signed}."
@@ -172,10 +181,8 @@ def write_improve_report(run: Run, result: Improvement, facts: dict[str, str], n
     tables = {name: _table(judged.results) for name, judged in parts.items()}
     first = "Test patients" if result.tested else next(iter(tables))
     shown = result.tested or result.judged
-    about = (
-        f"<p>{first}: {len(shown.samples)} images; {INTERVALS}. p is adjusted for all candidates. "
-        f"{RULE_ELSEWHERE if result.elsewhere else RULE_TUNES if result.tunes else RULE}</p>"
-    )
+    rule = RULE_ELSEWHERE if result.taught_elsewhere else RULE_TUNES if result.tunes else RULE
+    about = f"<p>{first}: {len(shown.samples)} images; {INTERVALS}. p is adjusted for all candidates. {rule}</p>"
     lines = [
         [name, *ids]
         for name, judged in parts.items()
