@@ -24,10 +24,10 @@ from rl_reward_network.grpo.inputs import open_grpo_inputs, validation_prompts
 from rl_reward_network.grpo.prompts import TrainingItem
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.segmenter import Sa2VASegmenter, load_segmenter
-from rl_reward_network.methods.methods import FUSION_WEIGHTS
+from rl_reward_network.methods.methods import FUSION_WEIGHTS, fusion
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.report.statistics import CHANGE, UNIT, mean_interval
-from rl_reward_network.rewards.learned import foreground_prob, fusion
+from rl_reward_network.rewards.learned import foreground_prob
 from rl_reward_network.rewards.metrics import cldice, dice
 
 NETWORK, MEAN, RESIZED = "plain segmenter", "mean of the models", "plain segmenter, images resized"

@@ -19,12 +19,12 @@ from rl_reward_network.embedded.angiograms import render_series
 from rl_reward_network.embedded.regions import make_scenes
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL
+from rl_reward_network.methods.methods import fusion
 from rl_reward_network.models.default import is_small
 from rl_reward_network.models.reward_network import error_map
 from rl_reward_network.models.sa2va.pixels_sa2va import QUESTIONS, RegionPrompt, draw_region
 from rl_reward_network.report.overlays import AFTER, paint_mask
 from rl_reward_network.reward_training.calibration import given_interval
-from rl_reward_network.rewards.learned import fusion
 from rl_reward_network.segment.files import save_mask
 from rl_reward_network.segment.maker import (
     Answered,

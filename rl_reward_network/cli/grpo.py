@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from rl_reward_network.atomic_io import read_json
 from rl_reward_network.cli.app import open_run, show_ending
 from rl_reward_network.flags import Rare
-from rl_reward_network.grpo.plan import TEACHER, PlanArgs, check_together, make_plan
+from rl_reward_network.grpo.plan import PlanArgs, check_together, make_plan
 from rl_reward_network.run import FINAL, GRPO_RUN, check_folder
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def main(args: Args) -> None:
     from rl_reward_network.grpo.validation import notice
 
     inputs = open_grpo_inputs(args.inputs, args.regions)
-    network = _reward_network(args.rewards.reward_net, inputs, teaches=args.grpo.objective == TEACHER)
+    network = _reward_network(args.rewards.reward_net, inputs)
     plan = make_plan(args, inputs, network)
     judge = _judge(args)
     if judge is not None:
@@ -85,15 +85,15 @@ def main(args: Args) -> None:
         show_ending({"fine-tuned model": run / FINAL}, args.inputs.output_dir, run.path, note=note)
 
 
-def _reward_network(folder: Path | None, inputs: "GRPOInputs", teaches: bool) -> "RewardNetwork | None":
-    """The named reward network, unless it was trained on patients that it must not know; see `check_no_leak`."""
+def _reward_network(folder: Path | None, inputs: "GRPOInputs") -> "RewardNetwork | None":
+    """The named reward network, unless it was trained on patients of this run."""
     if folder is None:
         return None
     from rl_reward_network.models.reward_network import RewardNetwork
     from rl_reward_network.reward_training.stage import check_no_leak
 
     network = RewardNetwork.from_pretrained(folder)
-    check_no_leak(inputs.split, network, folder, inputs.samples, teaches)
+    check_no_leak(inputs.split, network, folder, inputs.samples)
     return network
 
 

@@ -225,7 +225,6 @@ HOW = {
     "mean_teacher": "on true masks and a mean teacher's",
     "dpo": "by DPO, preferences between masks",
 }
-TWO_TEACHERS = "on true masks, a mean teacher's and the reward network's"
 IN_BITS = (  # what a merged model of QLoRA loses
     "LoRA was trained beside a language model in {bits} bit, and is merged here into the weights that were not "
     "quantized: texts and masks are near those that were evaluated, not equal to them."
@@ -264,7 +263,7 @@ def card_text(config: Mapping[str, Any], evaluation: Mapping[str, Any] | None = 
     return f"""---
 {_metadata(config, evaluation or {"rows": ()}, merged)}
 ---
-# {base}, fine-tuned {_how(config["settings"])}
+# {base}, fine-tuned {HOW[config["settings"]["training"]["objective"]]}
 
 {first}
 {what.format(base=base)}
@@ -320,21 +319,9 @@ def _metadata(config: Mapping[str, Any], evaluation: Mapping[str, Any], merged: 
         datasets=[data] if _is_hub_id(data) else None,
         tags=["sa2va", "segmentation", objective],
         metrics=sorted({result.metric_type for result in results}) or None,
-        model_name=f"{Path(base).name}, fine-tuned {_how(config['settings'])}" if results else None,
+        model_name=f"{Path(base).name}, fine-tuned {HOW[objective]}" if results else None,
         eval_results=results or None,
     ).to_yaml()
-
-
-def _how(origin: Mapping[str, Any]) -> str:
-    """The training in a few words, by the settings of its run."""
-    return TWO_TEACHERS if second_teacher(origin) else HOW[origin["training"]["objective"]]
-
-
-def second_teacher(origin: Mapping[str, Any]) -> float:
-    """The weight of a reward network's map in the targets of a mean teacher, by the settings of its run; 0 without."""
-    settings = origin["training"]
-    taught = settings["objective"] == "mean_teacher" and origin.get("reward_net")
-    return float(settings.get("second_teacher_weight", 0)) if taught else 0.0
 
 
 def _is_hub_id(name: str) -> bool:
@@ -390,9 +377,7 @@ def _rewards(origin: Mapping[str, Any]) -> str:
         case "dpo":
             return f"none: preferences between masks, by {settings['preferred_by']}"
         case "mean_teacher":
-            weight = second_teacher(origin)
-            second = f" with the reward network's map, weight {weight:g} in logits" if weight else ""
-            return f"none: true masks are learned, and those of a moving average of the model{second}"
+            return "none: true masks are learned, and those of a moving average of the model"
         case "supervised":
             return "none: true masks are learned, and reference captions where there are any"
     untrained = () if settings.get("mask_to_caption_weight", 1.0) else ("iou", "caption")  # those of loop 1

@@ -71,7 +71,7 @@ class RewardArgs:
 
     reward_net: Path | None = None
     """Folder of a reward network (REWARD_NET): its score of the sampled mask is a reward of loop 2, of weight 1, so
-    that annotated images need no labels. With the objective mean_teacher a second teacher."""
+    that annotated images need no labels."""
     use_llm_judge: bool = False
     """Let a language model compare captions as well (loop 1)."""
     use_llm_judge_loop2: Rare[bool] = False
@@ -161,7 +161,6 @@ JUDGED = "with --use_llm_judge or --use_llm_judge_loop2"
 OF_SIDE = "on a side network, added or the model's own, where a loss on masks has a gradient"
 LOOP1 = "on sampled captions: --objective grpo on captioned regions, with --mask_to_caption_weight above 0"
 LOOP2 = "on the rewards of sampled masks: --objective grpo with --caption_to_mask_weight above 0"
-OF_SECOND = "with --objective mean_teacher and --reward_net"
 TRUTH = "on true masks: --objective supervised or mean_teacher"
 
 
@@ -221,7 +220,6 @@ class Chosen:
             "side_learning_rate": (self.trains_side, OF_SIDE),
             "max_labelled": (of_labels, "with --objective supervised or mean_teacher"),
             "consistency_weight": (objective == TEACHER, "with --objective mean_teacher"),
-            "second_teacher_weight": (objective == TEACHER and self.learned, OF_SECOND),
             "preferred_by": (objective == DPO, "with --objective dpo"),
             "freeze_embeddings": (qwen is not False, "on a Qwen-VL, whose recipe trains them"),
             "max_dynamic_patch": (not qwen, "on an InternVL, which sees an image as tiles"),
@@ -281,7 +279,7 @@ def make_plan(args: PlanArgs, inputs: "GRPOInputs", network: "RewardNetwork | No
     more = {"loop1": rewards.mask_rewards, "loop2": rewards.loop2_mask_rewards}
     return GRPOPlan(
         args.mode,
-        _weights(rewards, captions, learned and objective != TEACHER),  # a second teacher rewards nothing
+        _weights(rewards, captions, learned),
         lora_r=r,
         lora_alpha=2 * r,
         settings=settings,
@@ -366,6 +364,8 @@ def check_together(args: PlanArgs, learned: bool) -> None:
     objective = args.grpo.objective
     if args.rewards.judge_config(args.inputs.output_dir):
         _weights(args.rewards, True, learned)
+    if objective == TEACHER and args.rewards.reward_net is not None:
+        raise ValueError("--objective mean_teacher has no rewards, so --reward_net does nothing; leave it out")
     if objective == DPO and args.grpo.preferred_by == "learned" and not learned:
         raise ValueError("--preferred_by learned asks the reward network: give --reward_net, or --preferred_by truth")
 

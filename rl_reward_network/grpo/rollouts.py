@@ -42,7 +42,6 @@ from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.models.sa2va.templates import SEG_ANSWERS
-from rl_reward_network.rewards.learned import SecondTeacher
 
 CELLS = 16  # side of the grid on which Sa2VA reads a region: finer Bernoulli noise would be lost
 CERTAIN_LOGIT = 10.0  # magnitude of the logit of a sampled cell
@@ -66,7 +65,7 @@ class PromptImage:
     prefix_ids: list[int]  # token ids up to and including the end of the image
     image: np.ndarray  # uint8 (H, W, 3)
     truth: Mask  # bool (H, W), None for an unlabelled image
-    taught: Mask = None  # of mean_teacher: the teachers' float32 (H, W) in [0, 1] for an unlabelled image
+    taught: Mask = None  # of mean_teacher: the teacher's float32 (H, W) in [0, 1] for an unlabelled image
     pair: Pair | None = None  # of dpo; None where no mask is preferred
 
 
@@ -252,7 +251,6 @@ class RolloutGenerator:
     """Sample rollouts from a model with its current weights."""
 
     ema: EMA | None = None  # the teacher's weights; None: the model itself is the teacher
-    second: SecondTeacher | None = None  # of mean_teacher: a reward network beside the moving average
 
     def __init__(self, model: Any, processor: Sa2VAProcessor, config: Sa2VAGRPOConfig) -> None:
         self.model, self.processor, self.config = model, processor, config
@@ -302,8 +300,7 @@ class RolloutGenerator:
     def taught(self, prompts: Sequence[TrainingItem], views: np.random.Generator, weight: float) -> MicroBatch:
         """For mean_teacher: random views, strong ones of images without masks, which the teacher segments as they are.
 
-        A second teacher's map of the image as it is joins that mask before the view is drawn. `weight` is that of the
-        loss on the teacher's masks; all randomness comes from `views`.
+        `weight` is that of the loss on the teacher's masks; all randomness comes from `views`.
         """
         loaded = [prompt.load() for prompt in prompts]
         plain = [prompt for prompt, (_, truth) in zip(prompts, loaded, strict=True) if truth is None]
@@ -314,7 +311,6 @@ class RolloutGenerator:
             if truth is not None:
                 image, (truth,) = augmented(image, truth[None], views, mirrored([prompt]))
             elif soft is not None:  # which turns with the view
-                soft = soft if self.second is None else self.second.target(soft, image)
                 image, (soft,) = strongly_augmented(image, soft[None], views, mirrored([prompt]))
             images.append(image)
             truths.append(truth)

@@ -124,9 +124,6 @@ class GRPOSettings:
     consistency_weight: Rare[float] = 1.0
     """Mean teacher: weight of the loss on the teacher's masks, once it has faded in
     (docs/how-to/images-without-masks.md)."""
-    second_teacher_weight: Rare[float] = 0.5
-    """Mean teacher with a reward network: weight of the reward network's map in the target, in logits; 0 is the mean
-    teacher alone."""
     preferred_by: Rare[Literal["truth", "learned"]] = "learned"
     """DPO: which of two masks is preferred: by the truth, or by the reward network's score (learned)."""
     dpo_beta: InPython[float] = 1.0  # large values stay near the initial model
@@ -268,8 +265,6 @@ def _check_objective(settings: Any) -> None:
         raise ValueError("augment is False, but a mean teacher needs different views of an image; leave it out")
     if objective == "mean_teacher" and not settings.ema_decay:
         raise ValueError("ema_decay is 0, but the teacher is a moving average; leave it out")
-    if settings.second_teacher_weight > 1:
-        raise ValueError(f"second_teacher_weight is {settings.second_teacher_weight}, expected 0 to 1")
     if objective != "grpo" and (times := settings.num_iterations) > 1:
         raise ValueError(
             f"num_iterations is {times}, expected 1 with {objective} training: it uses no rollouts again; raise "

@@ -63,7 +63,7 @@ from rl_reward_network.models.sa2va.side_network import side_network_config
 from rl_reward_network.report.deployment import RunCost
 from rl_reward_network.reward_training.stage import named
 from rl_reward_network.rewards.judge import Judge
-from rl_reward_network.rewards.learned import DomainCheck, ForegroundMaps, SecondTeacher
+from rl_reward_network.rewards.learned import DomainCheck, ForegroundMaps
 from rl_reward_network.rewards.metrics import meteor_variant
 from rl_reward_network.rewards.table import MASK_REWARDS, own_fingerprint
 from rl_reward_network.run import FINAL, GRPO_RUN, REWARD_NET, Run, peak_memory_gib
@@ -83,7 +83,6 @@ ALIKE = {
 SHARED = "seed max_dynamic_patch quantization use_flash_attn bit_depth describe_question segment_question"
 VALIDATIONS = 4  # at least, in a run of epochs
 ONLY_SCORES = "no loss of this run asks the reward network: it scores the validation items alone (val/score)"
-ONE_TEACHER = "--second_teacher_weight is 0: the reward network teaches nothing"
 PROBED = 4  # prompts on which unreached tensors are found
 
 
@@ -113,7 +112,7 @@ def run_grpo_stage(
     if writes:
         print("\n".join(startup_lines(trainer, frozen, domain)))
         if network is not None and not asks_network(plan):
-            print(ONE_TEACHER if plan.settings.objective == "mean_teacher" else ONLY_SCORES)
+            print(ONLY_SCORES)
         if captions_of(trainer.args) < captions_of(plan.settings):
             print(f"each step takes fewer than its preset says, since only {len(trainer.taken_together)} train")
     facts = _facts(inputs, run.path, trainer, domain, frozen, network) if writes and not resume else {}
@@ -177,20 +176,19 @@ def _open(
     maps = None if network is None else ForegroundMaps.beside(folder, network.to(inputs.device))
     rewards = loop_rewards(plan, inputs.kind, judge, maps)
     pathwise = None if maps is None else PathwiseReward(maps, processor.sam_image_size)
-    prompts, domain = _prompts_and_domain(inputs, plan, rewards, maps)
+    asked = network is not None and asks_network(plan)
+    prompts = _training_prompts(inputs, plan, rewards, asked)
+    prompts, domain = judged_prompts(prompts, maps, by_labels=not asked)
     check_prompts(prompts)
     if not plan.own_batch:
         fit_batch(prompts, args)
     pairs = PairMaker(args.preferred_by, args.dpo_gap, maps)
     trainer = Sa2VAGRPOTrainer(model, processor, args, prompts, rewards, pathwise, plan.shuffle_rewards, pairs)
     trainer.judge = judge
-    scored_by = None if args.objective == "mean_teacher" else maps  # a second teacher is no reward
-    if maps is not None and scored_by is None:
-        trainer.rollout_generator.second = SecondTeacher(maps, args.second_teacher_weight)
     if every := plan.eval_steps:
         if args.max_steps < 0:  # nobody knew how many steps the epochs have
             every = min(every, -(-trainer.planned_steps // VALIDATIONS))
-        trainer.validation = ValidationCallback(trainer, validation_prompts(inputs), every, scored_by)
+        trainer.validation = ValidationCallback(trainer, validation_prompts(inputs), every, maps)
     if args.objective == "mean_teacher":
         trainer.watch = TeacherWatch(trainer)
     return trainer, settings, domain
@@ -202,27 +200,11 @@ def captions_of(settings: GRPOSettings) -> int:
 
 
 def asks_network(plan: GRPOPlan) -> bool:
-    """Whether a loss, a reward or a target asks the reward network; else it at most scores the validation items."""
+    """Whether a loss or a reward asks the reward network; otherwise it only scores the validation items."""
     settings = plan.settings
     if settings.objective == "grpo":
         return bool(settings.pathwise_weight or (plan.weights.learned and settings.caption_to_mask_weight))
-    if settings.objective == "mean_teacher":
-        return bool(settings.second_teacher_weight)
     return settings.objective == "dpo" and settings.preferred_by != "truth"
-
-
-def _prompts_and_domain(
-    inputs: GRPOInputs, plan: GRPOPlan, rewards: LoopRewards, maps: ForegroundMaps | None
-) -> tuple[list[TrainingItem], DomainCheck | None]:
-    """The prompts to train on, and what the reward network can judge of them, None where it is not asked.
-
-    Those outside its domain are left out, but for a mean teacher, whose moving average teaches them alone.
-    """
-    asked, taught = maps is not None and asks_network(plan), plan.settings.objective == "mean_teacher"
-    prompts = _training_prompts(inputs, plan, rewards, asked and not taught)
-    if taught:
-        return prompts, judged_prompts(prompts, maps if asked else None, by_labels=True)[1]
-    return judged_prompts(prompts, maps, by_labels=not asked)
 
 
 def _training_prompts(inputs: GRPOInputs, plan: GRPOPlan, rewards: LoopRewards, learned: bool) -> list[TrainingItem]:
@@ -306,9 +288,7 @@ def startup_lines(trainer: Sa2VAGRPOTrainer, frozen: list[str], domain: DomainCh
         if count and not training:
             parts.setdefault(WHY_FROZEN.get(part, AS_SUPERVISED), []).append(part)
     yield from (f"not trained: {', '.join(names)} ({reason})" for reason, names in parts.items())
-    if domain and trainer.args.objective == "mean_teacher":
-        yield second_teacher_line(trainer.args.second_teacher_weight, domain)
-    elif domain and domain.outside:
+    if domain and domain.outside:
         yield domain.sentence
     if frozen:
         places = sorted({".".join(name.split(".")[:2]) for name in frozen})
@@ -321,14 +301,6 @@ def startup_lines(trainer: Sa2VAGRPOTrainer, frozen: list[str], domain: DomainCh
         setting = "" if reached == ema.decay else f" (setting {ema.decay:g})"
         teacher = f"moving average, decay {reached:.4g}{setting} after {steps} steps, half-life {half_life:.0f} steps"
     yield f"EMA teacher: {teacher}"
-
-
-def second_teacher_line(weight: float, domain: DomainCheck) -> str:
-    """The weight of the reward network's map in a mean teacher's targets, and of how many images it is a part."""
-    inside = f"{domain.images - domain.outside} of {domain.images} images without masks"
-    line = f"second teacher: the reward network's map, weight {weight:g} in logits, on {inside}"
-    why = f"; the moving average alone teaches {domain.outside}, outside the network's domain; the first: "
-    return f"{line}{why}{domain.reason}" if domain.outside else line
 
 
 def _step(trainer: Sa2VAGRPOTrainer) -> str:

@@ -227,19 +227,15 @@ def find_unfinished(inputs: RunInputs, plan: RewardPlan) -> Run | None:
     return Run.find(REWARD_RUN, inputs.config.output_dir, run_settings(inputs, plan), "interrupted")
 
 
-def check_no_leak(
-    split: Split, network: RewardNetwork, where: Path, samples: Sequence[Sample] = (), teaches: bool = False
-) -> None:
+def check_no_leak(split: Split, network: RewardNetwork, where: Path, samples: Sequence[Sample] = ()) -> None:
     """Refuse a reward network that was trained or chosen on patients whose masks it will score.
 
-    Patients are compared by name, and the images of `samples` with those it has seen, under any name. A network that
-    `teaches`, and scores nothing, may know the images of the policy split.
+    Patients are compared by name, and the images of `samples` with those it has seen, under any name.
 
     Raises:
         ValueError: its weights were trained on patients of the policy, val or test split, or chosen on patients of
             policy or test, or its config.json does not list its patients.
     """
-    judged = ("val", "test") if teaches else ("policy", "val", "test")
     info = {"unlabelled_groups": [], **network.training_info}  # most networks learn from labelled images alone
     for groups, use, splits in (
         ("train_groups", "trained", ("policy", "val", "test")),
@@ -249,14 +245,14 @@ def check_no_leak(
         if groups not in info:
             raise ValueError(f"{where}: {groups} is missing, the patients the network was {use} on; {TRAIN_ANEW}")
         known = set(info[groups])
-        for name in (one for one in splits if one in judged):
+        for name in splits:
             if shared := known & split.ids(name):
                 raise ValueError(
                     f"{where}: the reward network was {use} on {len(shared)} patients of the {name} split; {TRAIN_ANEW}"
                 )
     if samples and not network.pictures:
         warnings.warn(f"{where}: the network does not record its images, as of before 1.0; {NAMES_ALONE}", stacklevel=2)
-    check_apart(network.pictures, judged_parts(samples, split, judged), f"{where}: the reward network", TRAIN_ANEW)
+    check_apart(network.pictures, judged_parts(samples, split), f"{where}: the reward network", TRAIN_ANEW)
 
 
 def _mean_dice(examples: Iterable[RewardExample], seed: Sequence[int]) -> float:

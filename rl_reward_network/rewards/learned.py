@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from scipy.special import expit, logit
 from torch import Tensor
 
 from rl_reward_network.atomic_io import load_arrays, pixels_digest, save_arrays
@@ -24,7 +23,6 @@ FOLDER = "foreground_maps"  # beside the run folders, with one folder for each n
 MEMORY_BYTES = 2 * 2**30  # of maps in main memory
 DISK_BYTES = 4 * 2**30  # of files of one network; further maps are kept in memory only
 MAPS = "foreground_probs"  # name in a file
-SURE = 1e-4  # soft masks are kept this far from 0 and 1 where logits are taken
 
 
 class MaskQualityModel(Protocol):
@@ -183,33 +181,6 @@ class ForegroundMaps:
                 save_arrays(path, stored)
                 self.disk_used += stored[MAPS].nbytes
         return stored[MAPS]
-
-
-def fusion(soft: np.ndarray, foreground_prob: np.ndarray, weight: float) -> np.ndarray:
-    """float (H, W) in [0, 1]: weighted mean of two soft masks (H, W) in logits; `weight` in [0, 1] is the second's."""
-    first, second = (logit(np.clip(mask.astype(np.float64), SURE, 1 - SURE)) for mask in (soft, foreground_prob))
-    return np.asarray(expit((1 - weight) * first + weight * second))
-
-
-@dataclass(frozen=True)
-class SecondTeacher:
-    """A reward network beside the moving average of a mean teacher; `weight` in [0, 1] is that of its map."""
-
-    maps: ForegroundMaps
-    weight: float
-
-    def target(self, soft: np.ndarray, image: np.ndarray) -> np.ndarray:
-        """The mask to learn of an image uint8 (H, W, 3), float32 (H, W) in [0, 1].
-
-        It is the mean, in logits, of the moving average's mask `soft`, float32 (H, W) in [0, 1], and the network's map;
-        `soft` itself at weight 0, and where the image is outside the network's domain.
-        """
-        if not self.weight:
-            return soft
-        with torch.autocast(_device_of(self.maps.network).type, enabled=False):  # the maps are those of any other use
-            scorer = self.maps.scorer(image)
-            outside = scorer.outside
-        return soft if outside else fusion(soft, scorer.foreground_prob, self.weight).astype(np.float32)
 
 
 @dataclass(frozen=True)

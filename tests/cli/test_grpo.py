@@ -121,7 +121,6 @@ IDLE = {  # settings that do nothing -> (data, the other flags of the run), and 
     "contrast_weight 0.5": [("images", SUPERVISED), ("regions", SUPERVISED), ("images", TEACHER), ("images", TRUTH)],
     "max_labelled 5": [("images", "--loop2_iou_weight 1"), ("images", TRUTH)],
     "consistency_weight 0.5": [("images", SUPERVISED)],
-    "second_teacher_weight 0.2": [("images", TEACHER), ("network", "")],
     "preferred_by truth": [("images", SUPERVISED)],
     "side_learning_rate 0.01": [("images", SUPERVISED), ("regions", "")],
     "freeze_embeddings": [("regions", ""), ("images", SUPERVISED)],
@@ -139,7 +138,6 @@ ACTING = (
     ("network", "--mask_policy bernoulli --side_network --side_learning_rate 0.1"),
     ("images", f"{SUPERVISED} --cldice_weight 1 --max_labelled 5 --dice_weight 1 --encoder full"),
     ("images", f"{TEACHER} --ema_decay 0.9 --consistency_weight 2 --max_labelled 5 --bce_weight 2"),
-    ("network", f"{TEACHER} --second_teacher_weight 0.2 --consistency_weight 2"),
     ("images", f"{TRUTH} --bce_weight 2 --num_mask_generations 4"),
 )
 

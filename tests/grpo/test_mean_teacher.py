@@ -11,23 +11,18 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from scipy.special import expit, logit
 
 from rl_reward_network.atomic_io import read_json
-from rl_reward_network.grpo import rollouts, validation
+from rl_reward_network.grpo import validation
 from rl_reward_network.grpo.image_context import open_batch
 from rl_reward_network.grpo.inputs import GRPOInputs
 from rl_reward_network.grpo.losses import consistency_loss
-from rl_reward_network.grpo.plan import RewardArgs
 from rl_reward_network.grpo.prompts import MixedOrder, without_masks
 from rl_reward_network.grpo.rollouts import RolloutGenerator
 from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings, RewardWeights
 from rl_reward_network.models.ema import EMA, copied, fade_in
-from rl_reward_network.models.lora import WEIGHTS, read_trainable
-from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.rewards.learned import ForegroundMaps, SecondTeacher
+from rl_reward_network.models.lora import read_trainable
 from tests.grpo.nano import SETTINGS, annotated, assert_resumes, config, nano, planned, shake, train
-from tests.models.test_reward_network import network_of
 
 SETTINGS_OF_TEACHER = SETTINGS | {
     "objective": "mean_teacher",
@@ -238,147 +233,3 @@ def test_it_is_refused_on_captioned_regions_and_without_images_without_masks(
     plan = replace(PLAN, max_labelled=None, eval_steps=0)
     with pytest.raises(ValueError, match="without masks, and needs both"):
         train(images, plan, tmp_path / "run")
-
-
-# ---- a second teacher -----------------------------------------------------------------------------------------------
-
-IMAGE = np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)
-SOFT = np.random.default_rng(1).uniform(0.01, 0.99, (24, 32)).astype(np.float32)
-
-
-class Planted(torch.nn.Module):
-    """Two members whose mean is known, by the brightness of an image; dark images are outside its domain."""
-
-    fingerprint = "planted"
-
-    def foreground_probs(self, image: torch.Tensor) -> torch.Tensor:
-        bright = 0.1 + 0.8 * image.mean(dim=1, keepdim=True)
-        return torch.stack([bright, bright / 2])
-
-    def mask_quality(self, mask: torch.Tensor, foreground_probs: torch.Tensor) -> Any:
-        raise AssertionError("a teacher does not judge")
-
-    def outside(self, image: np.ndarray, foreground_probs: torch.Tensor) -> str | None:
-        return None if image.any() else "it is dark"
-
-
-class Dark(RewardNetwork):
-    """A network that knows no image."""
-
-    def outside(self, image: np.ndarray, foreground_probs: torch.Tensor) -> str | None:
-        return "it is dark"
-
-
-def of_network(image: np.ndarray) -> np.ndarray:
-    """The planted map, without float16 rounding."""
-    return np.asarray(0.75 * (0.1 + 0.8 * image.mean(axis=2) / 255))
-
-
-@pytest.fixture(scope="module")
-def network() -> RewardNetwork:
-    return network_of()
-
-
-def with_second(network: RewardNetwork, **settings: Any) -> GRPOPlan:
-    return replace(PLAN, reward_net=network.fingerprint, settings=replace(PLAN.settings, **settings))
-
-
-@pytest.fixture(scope="module")
-def second_run(images: GRPOInputs, network: RewardNetwork) -> Path:
-    return train(images, with_second(network), images.config.output_dir / "two" / "sa2va_grpo_1", network=network)
-
-
-def test_the_target_is_the_mean_of_both_teachers_in_logits() -> None:
-    maps = ForegroundMaps(Planted())
-    first, second, both, most = (SecondTeacher(maps, weight).target(SOFT, IMAGE) for weight in (0.0, 1.0, 0.5, 0.75))
-    assert np.array_equal(first, SOFT)
-    np.testing.assert_allclose(second, of_network(IMAGE), atol=5e-4)
-    np.testing.assert_allclose(both, expit((logit(SOFT) + logit(of_network(IMAGE))) / 2), atol=5e-4)
-    np.testing.assert_allclose(most, expit(0.25 * logit(SOFT) + 0.75 * logit(of_network(IMAGE))), atol=5e-4)
-    assert first.dtype == second.dtype == both.dtype == np.float32
-    assert maps.computed == 1
-    assert np.array_equal(SecondTeacher(maps, 0.5).target(SOFT, np.zeros_like(IMAGE)), SOFT), "outside its domain"
-
-
-@pytest.mark.parametrize("weight", [0.0, 0.5, 1.0])
-def test_the_map_of_the_image_as_it_is_turns_with_the_view(
-    images: GRPOInputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weight: float
-) -> None:
-    generator = RolloutGenerator(*nano(), config(tmp_path, objective="mean_teacher", mask_to_caption_weight=0.0))
-    prompt = without_masks(images.prompts[:1])[0]
-    image = prompt.load()[0]
-    soft: Any = generator.teacher_masks(open_batch([prompt], generator.cache))[0]
-    carried: list[np.ndarray] = []
-
-    def seen(image: np.ndarray, masks: np.ndarray, *rest: Any) -> tuple[np.ndarray, np.ndarray]:
-        carried.append(masks[0])
-        return image[::-1].copy(), masks[:, ::-1].copy()
-
-    monkeypatch.setattr(rollouts, "strongly_augmented", seen)
-    generator.second = SecondTeacher(ForegroundMaps(Planted()), weight)
-    batch = generator.taught([prompt], np.random.default_rng(0), 1.0)
-    taught: Any = batch.rollouts.answers[0].image.taught
-    sure = np.clip(soft.astype(float), 1e-4, 1 - 1e-4)
-    wanted = expit((1 - weight) * logit(sure) + weight * logit(of_network(image)))
-    np.testing.assert_allclose(carried[0], wanted, atol=1e-3)
-    assert weight or np.array_equal(carried[0], soft)
-    assert np.array_equal(taught, carried[0][::-1])
-
-
-def test_a_run_with_two_teachers_uses_all_images_and_says_so(
-    run: Path, second_run: Path, network: RewardNetwork
-) -> None:
-    saved, alone = (read_json(folder / "final_model" / "config.json") for folder in (second_run, run))
-    unlabelled = saved["images"] - 1
-    assert saved["images"] == alone["images"]
-    assert saved["labels"] == 1
-    assert saved["settings"]["training"]["second_teacher_weight"] == 0.5
-    assert saved["settings"]["reward_net"] == network.fingerprint
-    assert saved["domain"] == {"images": unlabelled, "outside": 0, "reason": None}
-    assert "val/score" not in (second_run / "metrics.jsonl").read_text()
-    card = (second_run / "final_model" / "README.md").read_text()
-    assert "on true masks, a mean teacher's and the reward network's" in card
-    assert "a moving average of the model with the reward network's map, weight 0.5 in logits" in card
-    assert "reward network's map" not in (run / "final_model" / "README.md").read_text()
-    kept, other = (read_trainable(folder / "checkpoint-2" / "trainable") for folder in (second_run, run))
-    assert not torch.equal(kept["side_network.head.weight"], other["side_network.head.weight"])
-
-
-def test_a_resumed_run_with_two_teachers_ends_in_the_same_weights(
-    images: GRPOInputs, second_run: Path, network: RewardNetwork
-) -> None:
-    assert_resumes(images, with_second(network), second_run, network=network)
-
-
-def test_weight_0_and_images_outside_the_domain_leave_the_moving_average_alone(
-    images: GRPOInputs, run: Path, network: RewardNetwork, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    dark = Dark(network.config).eval()
-    unlabelled = read_json(run / "config.json")["images"] - 1
-    for name, one, weight, line in (
-        ("zero", network, 0.0, "--second_teacher_weight is 0: the reward network teaches nothing"),
-        (
-            "dark",
-            dark,
-            0.5,
-            f"on 0 of {unlabelled} images without masks; the moving average alone teaches {unlabelled}",
-        ),
-    ):
-        folder = train(images, with_second(one, second_teacher_weight=weight), tmp_path / name, network=one)
-        assert line in capsys.readouterr().out
-        trained = Path("final_model") / "trainable" / WEIGHTS
-        assert (folder / trained).read_bytes() == (run / trained).read_bytes(), name
-
-
-def test_a_second_teacher_is_planned_with_a_network_alone(images: GRPOInputs, network: RewardNetwork) -> None:
-    named = RewardArgs(reward_net=Path("net"))
-    plan = planned("mean_teacher", images, network, rewards=named, second_teacher_weight=0.25)
-    assert (plan.reward_net, plan.settings.second_teacher_weight) == (network.fingerprint, 0.25)
-    assert plan.weights == planned("mean_teacher", images).weights
-    acts = r"--second_teacher_weight 0.25 does nothing in this run: it acts with --objective mean_teacher and --reward"
-    for objective, one in (("mean_teacher", None), ("supervised", network), ("dpo", network), ("grpo", network)):
-        with pytest.raises(ValueError, match=acts):
-            planned(objective, images, one, second_teacher_weight=0.25)
-    for weight, message in ((1.5, "is 1.5, expected 0 to 1"), (-0.5, "is -0.5, expected 0 or more")):
-        with pytest.raises(ValueError, match=f"second_teacher_weight {message}"):
-            planned("mean_teacher", images, network, second_teacher_weight=weight)

@@ -23,6 +23,7 @@ from rl_reward_network.methods.methods import (
     TRAINED,
     WEIGHTS,
     flips_and_scales,
+    fusion,
     methods_of,
     quarters,
     runs_of,
@@ -30,7 +31,6 @@ from rl_reward_network.methods.methods import (
 from rl_reward_network.methods.table import MethodResult
 from rl_reward_network.methods.training import REWARD_NET
 from rl_reward_network.methods.view import BASE, FrozenModel, ImageView, Trained
-from rl_reward_network.rewards.learned import fusion
 from rl_reward_network.rewards.metrics import calibration_error, dice
 
 POWERS = {"a": 1.0, "b": 2.0, "c": 0.5}
