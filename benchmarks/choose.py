@@ -210,9 +210,11 @@ CRITERIA = ("last step", "validation at home", "confidence", "consistency", "ref
 def choices(rows: list[dict[str, float]]) -> dict[str, int]:
     """Criterion -> index of the candidate that it chooses; 0 is the start."""
     chosen = {name: int(np.argmax([row[name] for row in rows])) for name in (*CRITERIA, "dice")}
+    agrees = rows[-1]["referee"] > rows[0]["referee"] and not rows[0]["collapsed"]
     lost = rows[0]["validation at home"] - rows[-1]["validation at home"]
     kept = 0 if lost > NOT_WORSE or rows[0]["collapsed"] else len(rows) - 1
-    return {"keep the start": 0, "last step unless collapsed or worse at home": kept, **chosen}
+    rules = {"improve: last step if the referee agrees more": (len(rows) - 1) * agrees}
+    return {"keep the start": 0, **rules, "last step unless collapsed or worse at home": kept, **chosen}
 
 
 def show_candidates(cases: dict[str, list[dict[str, float]]]) -> None:
