@@ -195,7 +195,9 @@ def _ending(named: RunConfig, root: Path, samples: Sequence[Sample], split: Spli
     command = f"sa2va-rl {'grpo quick --objective supervised' if by_name else 'improve quick'} {words}".strip()
     first = f"annotate images of {lacking} more patients, then " * (lacking > 0)
     bare = len(images) - masks + more
-    full = f"; without the word quick it trains on the {bare} images without masks, too" * (not by_name and bare > 0)
+    full = f"; without the word quick it trains on the {bare} images without masks, too" * (
+        not by_name and bare >= loading.FEW_IMAGES
+    )
     return there, f"works: {', '.join(roads)}; {verdict}", f"next: {first}{command}{full}"
 
 

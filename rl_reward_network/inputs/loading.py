@@ -281,6 +281,7 @@ def check_one_phrase(samples: list[Sample], data_root: Path) -> None:
 # ---- images of `--unlabelled_root` ----------------------------------------------------------------------------------
 
 FLAG = "--unlabelled_root"
+FEW_IMAGES = 10  # without masks; fewer teach a mean teacher nothing that masks do not
 NAMELESS = "unlabelled image "  # begins the group of an image whose name gives none
 APART_FROM = ("reward", "val", "test")  # splits whose patients must not be among the unlabelled ones
 

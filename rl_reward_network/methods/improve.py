@@ -47,6 +47,7 @@ from rl_reward_network.grpo.settings import LATER_SIDE_LEARNING_RATE, GRPOSettin
 from rl_reward_network.grpo.stage import run_grpo_stage
 from rl_reward_network.inputs.config import RegionConfig, RunConfig
 from rl_reward_network.inputs.loading import (
+    FEW_IMAGES,
     check_model_apart,
     check_readable,
     images_summary,
@@ -92,7 +93,6 @@ FOLDS = {"quick": 2, "full": 3}  # each is one more training
 SIDE_PIXELS = 512  # at most: side of what a new side network sees; smaller images need less
 MANY_PATIENTS = 40  # labelled; from here on the val split decides
 MOST_IMAGES = 500  # of a segmenter, which keeps them in memory
-FEW_IMAGES = 10  # without masks; fewer teach a mean teacher nothing that masks do not
 FORMAT_VERSION = 1
 CORE_SECONDS = {  # of a step on one CPU core, with the embedded model and images of 512 x 512 pixels
     (SEGMENTER, "quick"): 0.75,
