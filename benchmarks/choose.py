@@ -213,7 +213,7 @@ def choices(rows: list[dict[str, float]]) -> dict[str, int]:
     agrees = rows[-1]["referee"] > rows[0]["referee"] and not rows[0]["collapsed"]
     lost = rows[0]["validation at home"] - rows[-1]["validation at home"]
     kept = 0 if lost > NOT_WORSE or rows[0]["collapsed"] else len(rows) - 1
-    rules = {"improve: last step if the referee agrees more": (len(rows) - 1) * agrees}
+    rules = {"last step if the referee agrees more": (len(rows) - 1) * agrees}
     return {"keep the start": 0, **rules, "last step unless collapsed or worse at home": kept, **chosen}
 
 

@@ -16,8 +16,7 @@ No step of a training is chosen: schedules end at their last step, and the mean 
 Two cases are of another place than the model or the masks. A model that has a side network has learned masks somewhere:
 it is tuned, in fewer steps at a lower rate, and with few patients the best estimate is deployed. Images of
 `--unlabelled_root` that a classifier tells from those with masks (`domain_auc`) are of a place where no mask can judge:
-the mean teacher is deployed there if its masks agree more with those of the plain segmenter than before;
-benchmarks/choose.py has what other criteria cost.
+they are left out, since no criterion without masks was safe (benchmarks/choose.py, docs/log.md).
 """
 
 import random
@@ -88,7 +87,6 @@ STEPS = {  # member -> mode -> optimisation steps, whatever the model
     TEACHER: {"full": 700},
 }
 TUNING_STEPS = 150  # of a side network that the model has: it has learned masks elsewhere
-REFEREED = 24  # images of another place on which the plain segmenter is the referee
 FOLDS = {"quick": 2, "full": 3}  # each is one more training
 SIDE_PIXELS = 512  # at most: side of what a new side network sees; smaller images need less
 MANY_PATIENTS = 40  # labelled; from here on the val split decides
@@ -110,8 +108,8 @@ WORTH = {  # Dice on real angiograms, docs/results.md
 TUNING_WORTH = "on angiograms of another hospital Dice +0.06 with 4 masks, +0.11 with 22"  # docs/log.md
 ELSEWHERE_LINE = (
     "  the images of --unlabelled_root look unlike those with masks: they are of another place, where no mask judges.\n"
-    "  The mean teacher is deployed where its masks there agree more with the plain segmenter's than before, and else\n"
-    "  what is best at home. Six labelled patients of that place would decide:\n"
+    "  They are left out: a mean teacher has helped at some places and harmed at others, and nothing tells which. Six\n"
+    "  labelled patients of that place decide, and help more:\n"
     "  sa2va-rl improve --data_root THERE --model_path outputs/improve_TIME"
 )
 TUNES_LINE = (
@@ -203,14 +201,14 @@ def make_improve_plan(inputs: GRPOInputs, mode: Mode, steps: int | None = None) 
     judging, final = parts_of(inputs, folds)
     _check_parts(inputs, judging, final)
     bare = _fewest_bare(judging, final)
-    members = (SEGMENTER, SIDE, *([TEACHER] if mode == "full" and bare >= FEW_IMAGES else []))
+    elsewhere = mode == "full" and bare >= FEW_IMAGES and _elsewhere(inputs)
+    members = (SEGMENTER, SIDE, *([TEACHER] if mode == "full" and bare >= FEW_IMAGES and not elsewhere else []))
     weights = state_fingerprint(open_checkpoint(inputs.config.model_path).tensors())
     of_member = {member: steps or STEPS[member][mode] for member in members}
     learned = has_side_network(inputs.config.model_path)
     if steps is None and learned:
         of_member[SIDE] = TUNING_STEPS
-    elsewhere = TEACHER in members and _elsewhere(inputs)
-    return ImprovePlan(mode, members, of_member, folds, weights, elsewhere, learned and folds > 1 and not elsewhere)
+    return ImprovePlan(mode, members, of_member, folds, weights, elsewhere, learned and folds > 1)
 
 
 def settings_of(inputs: GRPOInputs, plan: ImprovePlan) -> dict[str, Any]:
@@ -349,7 +347,7 @@ def plan_lines(inputs: GRPOInputs, plan: ImprovePlan) -> list[str]:
         whose = f"{patients} labelled patients{' outside the test split' * bool(_own_test(inputs))}"
         decides = f"{plan.folds} folds of all {whose} decide; what is deployed is trained on all of them"
     times = plan.folds + 1 if plan.folds > 1 else 1
-    lines = [f"plan: {decides}", *([ELSEWHERE_LINE] if plan.elsewhere else [TUNES_LINE] if plan.tunes else [])]
+    lines = [f"plan: {decides}", *([ELSEWHERE_LINE] * plan.elsewhere), *([TUNES_LINE] * plan.tunes)]
     if TEACHER in plan.members and 0 < len({one.group_id for one in inputs.samples if one.joined}) < FEWEST_GROUPS:
         lines.append(UNTOLD_LINE)
     worth = WORTH | ({SIDE: TUNING_WORTH} if has_side_network(inputs.config.model_path) else {})
@@ -362,6 +360,8 @@ def plan_lines(inputs: GRPOInputs, plan: ImprovePlan) -> list[str]:
         if plan.mode == "full":
             bare = _fewest_bare(*parts_of(inputs, plan.folds))
             why = f"a training has {bare} images without masks, and it needs {FEW_IMAGES}"
+        if plan.elsewhere:
+            why = "its images are of another place"
         lines.append(f"  {TITLES[TEACHER]}: left out: {why}")
     if is_small(inputs.config.model_path) and inputs.device == "cpu":
         seconds = sum(times * plan.steps[member] * CORE_SECONDS[member, plan.mode] for member in plan.members)
@@ -392,18 +392,14 @@ def run_improve_stage(inputs: GRPOInputs, plan: ImprovePlan, run: Run, command: 
                 drop_merged(run / part.name)
         judged = judge(inputs, plan, run, judging)
         collapsed = tuple(part.name for part in trained if has_collapsed(run / part.name))
-        referee = agreement(final.inputs, plan, run / final.name) if plan.elsewhere and not collapsed else None
-        taught = not collapsed and (referee is None or referee[1] > referee[0])
-        rows = [row for row in plan.rows if taught or row not in (TEACHER, FUSION)]
-        chosen, gain = decide(judged.dice(rows), judged.groups, rows, plan.elsewhere and taught, plan.tunes)
+        rows = [row for row in plan.rows if not (collapsed and row in (TEACHER, FUSION))]
+        chosen, gain = decide(judged.dice(rows), judged.groups, rows, plan.tunes)
         test = tuple(_labelled(final.inputs, ["test"]))
         tested = judge(inputs, plan, run, [replace(final, judges=test)]) if test else None
         shutil.rmtree(run / IMPROVED, ignore_errors=True)  # of an interrupted run
         if chosen != START:
             deploy(inputs, plan, chosen, run / final.name, run / IMPROVED)
-        improvement = Improvement(
-            plan.folds, judged, chosen, gain, tested, plan.elsewhere, plan.tunes, collapsed, referee
-        )
+        improvement = Improvement(plan.folds, judged, chosen, gain, tested, plan.elsewhere, plan.tunes, collapsed)
         about = {"data": data_words(inputs, plan), "model": Path(inputs.config.model_path).name, "command": command}
         write_improve_report(run, improvement, about, (*improvement.notes, *notes_of(inputs, plan)))
         for part in trained:
@@ -473,8 +469,7 @@ def train_segmenter(inputs: GRPOInputs, plan: ImprovePlan, folder: Path) -> bool
         return True
     print(f"\n{TITLES[SEGMENTER]}: {folder}", flush=True)
     picked = subsample(_labelled(inputs, ["reward", "policy"]), MOST_IMAGES, inputs.config.seed)
-    teaches = TEACHER in plan.members and not plan.elsewhere  # at another place it is the referee, and sees no image
-    others = subsample(_bare(inputs), MOST_IMAGES, inputs.config.seed) if teaches else []
+    others = subsample(_bare(inputs), MOST_IMAGES, inputs.config.seed) if TEACHER in plan.members else []
     train = labelled_images(picked)
     config = replace(PRESETS[plan.mode], steps=plan.steps[SEGMENTER], seed=inputs.config.seed, device=inputs.device)
     unlabelled = labelled_images(replace(sample, mask_parts=None) for sample in others) if others else None
@@ -489,22 +484,6 @@ def train_segmenter(inputs: GRPOInputs, plan: ImprovePlan, folder: Path) -> bool
     network.save_pretrained(folder / BEST_REWARD_NET)
     free_memory(inputs.device)
     return False
-
-
-def agreement(inputs: GRPOInputs, plan: ImprovePlan, folder: Path) -> tuple[float, float]:
-    """Mean Dice with the plain segmenter's masks before and after the mean teacher, on images of another place.
-
-    That referee has learned the same masks and no image of that place, so that no adaptation has moved it.
-    """
-    samples = subsample([sample for sample in inputs.samples if sample.joined], REFEREED, inputs.config.seed)
-    masks: dict[int, Masks] = {}
-    for number, found in masks_of(inputs, plan, folder, samples):
-        masks.setdefault(number, {}).update(found)
-
-    def mean_dice(row: str) -> float:
-        return float(np.mean([mask_metrics(of[row], of[SEGMENTER])["dice"] for of in masks.values()]))
-
-    return mean_dice(SIDE), mean_dice(TEACHER)
 
 
 def has_collapsed(trained: Path) -> bool:
@@ -583,20 +562,14 @@ def _soft_masks(inputs: GRPOInputs, path: str) -> Callable[[np.ndarray], np.ndar
     return soft
 
 
-def decide(
-    dice: np.ndarray, groups: Sequence[str], rows: Sequence[Row], elsewhere: bool = False, tunes: bool = False
-) -> tuple[Row, np.ndarray]:
+def decide(dice: np.ndarray, groups: Sequence[str], rows: Sequence[Row], tunes: bool = False) -> tuple[Row, np.ndarray]:
     """The row that is deployed, and the gain of this choice over the start on each image, float64 (N,).
 
     `dice` is float64 (R, N), that of the start first. The row with the highest mean is deployed if the choice is better
-    than the start by `max_t`, each patient judged by the row that is best on other patients. For images of another
-    place these patients say little: with `elsewhere` the mean teacher is deployed, which the referee has passed. Where
-    a model `tunes`, it is enough that the choice has a higher mean: masks of the place have helped in every draw
-    (docs/log.md), and six patients cannot show a gain of 0.05.
+    than the start by `max_t`, each patient judged by the row that is best on other patients. Where a model `tunes`, it
+    is enough that the choice has a higher mean: masks of the place have helped in every draw (docs/log.md), and six
+    patients cannot show a gain of 0.05.
     """
-    if elsewhere:
-        taught = rows.index(TEACHER)
-        return rows[taught], dice[taught] - dice[0]
     gain = best_out_of_fold(dice, groups) - dice[0]
     better = group_means(gain, groups).mean() > 0 if tunes else sign_of(gain, groups) > 0
     return rows[best_choice(dice, groups) if better else 0], gain

@@ -40,7 +40,6 @@ RULE = (
     "The choice is the highest mean where the choice itself, judged on patients that did not choose, beats the start."
 )
 RULE_TUNES = "The choice is the highest mean; it is deployed where the choice itself, out of fold, has a higher mean."
-RULE_ELSEWHERE = "The choice is the mean teacher: at the other place its masks agree more with the plain segmenter's."
 SHOWN = ("dice", "precision", "recall", "cldice")  # metrics of the page; eval.csv has all
 
 
@@ -90,20 +89,14 @@ class Improvement:
     chosen: str  # the row that is deployed; the start where nothing was better
     gain: np.ndarray  # float64 (N,): Dice of the choice less that of the start, on patients that did not choose
     tested: Judged | None  # on test patients, who neither train nor decide; None without any
-    elsewhere: bool = False  # whether it is for images of another place than those with masks
+    elsewhere: bool = False  # whether the images of `--unlabelled_root` are of another place, and left out
     tunes: bool = False  # whether the start has learned masks elsewhere, and the best estimate is deployed
     collapsed: tuple[str, ...] = ()  # the trainings whose mean teacher has collapsed
-    referee: tuple[float, float] | None = None  # Dice with the plain segmenter before and after the mean teacher
 
     @property
     def gain_interval(self) -> Estimate:
         """The gain in Dice of the choice, out of fold."""
         return change_interval("dice", self.gain, self.judged.groups)
-
-    @property
-    def taught_elsewhere(self) -> bool:
-        """Whether the mean teacher is deployed for another place, where no mask has judged."""
-        return self.elsewhere and self.chosen == TEACHER
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -113,7 +106,6 @@ class Improvement:
             "chosen": self.chosen,
             "deployed": None if self.chosen == START else IMPROVED,
             "elsewhere": self.elsewhere,
-            "referee": self.referee,
             "gain_out_of_fold": asdict(self.gain_interval),
             **{name: {row.name: row.means() for row in judged.results.rows} for name, judged in parts.items()},
         }
@@ -131,28 +123,17 @@ class Improvement:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What passed or excluded the mean teacher, in a sentence; () where patients alone decided."""
+        """What excluded the mean teacher, in a sentence; () where nothing did."""
         if self.collapsed:
             where = ", ".join(self.collapsed)
             return (f"The mean teacher has collapsed in {where}: neither it nor the fusion is a candidate.",)
-        if self.referee is None:
-            return ()
-        before, after = (f"{dice:.3f}" for dice in self.referee)
-        passed = "it is deployed" if self.chosen == TEACHER else "neither it nor the fusion is a candidate"
-        return (
-            "On images of the other place, Dice with the masks of the plain segmenter, which has not seen them, is"
-            f" {before} before and {after} after the mean teacher: {passed}.",
-        )
+        if self.elsewhere:
+            return ("The images of --unlabelled_root are of another place, where no mask judges: they are left out.",)
+        return ()
 
     @property
     def verdict(self) -> str:
         """Whether the deployed choice is better, in a sentence."""
-        if self.taught_elsewhere:
-            return (
-                "The images without masks are of another place, and no mask of it has judged: whether masks are better"
-                f" there is not known. At home the mean teacher's Dice less the start's is {self.gain_interval.signed}."
-                " Annotate images of six patients of that place to know."
-            )
         p = max_t_of({"choice": self.gain}, self.judged.groups)["choice"]
         verdict = gain_verdict("dice", self.gain_interval, p, "Dice of the choice less the start")
         before, after = (self.judged.results.row(row).estimates["dice"] for row in (START, self.chosen))
@@ -181,7 +162,7 @@ def write_improve_report(run: Run, result: Improvement, facts: dict[str, str], n
     tables = {name: _table(judged.results) for name, judged in parts.items()}
     first = "Test patients" if result.tested else next(iter(tables))
     shown = result.tested or result.judged
-    rule = RULE_ELSEWHERE if result.taught_elsewhere else RULE_TUNES if result.tunes else RULE
+    rule = RULE_TUNES if result.tunes else RULE
     about = f"<p>{first}: {len(shown.samples)} images; {INTERVALS}. p is adjusted for all candidates. {rule}</p>"
     lines = [
         [name, *ids]

@@ -28,7 +28,7 @@ def test_each_criterion_chooses_its_best_and_the_table_has_regret_and_harm(capsy
     rows = [candidate(0.6, referee=0.9), candidate(0.7), candidate(0.55, **{"last step": 60.0, "confidence": 0.9})]
     found = choices(rows)
     assert found | {"confidence": 2, "referee": 0, "last step": 2, "dice": 1} == found
-    agrees = "improve: last step if the referee agrees more"
+    agrees = "last step if the referee agrees more"
     assert found[agrees] == 0
     assert choices([*rows[:2], rows[2] | {"referee": 0.95}])[agrees] == 2
     kept = "last step unless collapsed or worse at home"
