@@ -203,7 +203,7 @@ def _pairs(masks: Sequence[np.ndarray], truths: Sequence[np.ndarray]) -> Iterato
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
-NOT_WORSE = 0.05  # mean Dice at home that a candidate may lose; `improve` has the lower bound of the change
+NOT_WORSE = 0.05  # mean Dice at home that a candidate may lose
 CRITERIA = ("last step", "validation at home", "confidence", "consistency", "referee", "shape as at home")
 
 

@@ -5,8 +5,9 @@
 
 A plain segmenter and Sa2VA with a side network learn the masks; in full mode a mean teacher then takes Sa2VA to the
 images without masks; the mean of both models is a candidate, too. Each is measured on patients that it was not trained
-on. What has beaten the model as it was is deployed, and otherwise nothing is. Six labelled patients are enough: with
-fewer than 40, folds of them decide, and all train the deployed model.
+on. What has beaten the model as it was is deployed, and otherwise nothing is; of a model that is tuned on few masks of
+another place, the best estimate. Six labelled patients are enough: with fewer than 40, folds of them decide, and all
+train the deployed model.
 """
 
 import shlex
