@@ -75,9 +75,9 @@ def main(args: Args) -> None:
     if first_process():
         run.announce(evaluate=not why)
         print("\n".join([f"data: {inputs.summary}", *meanings(args.grpo, plan.settings)]))
-    if run.finished:
-        print("nothing to resume: this run is finished")
-    else:
+        if run.finished:
+            print("nothing to resume: this run is finished")
+    if not run.finished:
         run_grpo_stage(inputs, plan, run, judge, network, args.log_completions)
     if first_process():
         lines = [notice(read_json(run / FINAL / "config.json")), f"no evaluation: {why}" if why else ""]

@@ -77,8 +77,9 @@ def main(args: Args) -> None:
     if first_process():
         run.announce()
         print("\n".join([f"data: {data_words(inputs, plan)}", *plan_lines(inputs, plan)]), flush=True)
+        if run.finished:
+            print(f"nothing to resume: this run is finished; its results are in {run}")
     if run.finished:
-        print(f"nothing to resume: this run is finished; its results are in {run}")
         return
     if not first_process():
         train_along(inputs, plan, run)

@@ -198,11 +198,10 @@ def make_improve_plan(inputs: GRPOInputs, mode: Mode, steps: int | None = None) 
     enough = len({sample.group_id for sample in _labelled(inputs, ["val"])}) >= MIN_PATIENTS
     held_out = enough and ("val" in inputs.own_splits or len(patients) >= MANY_PATIENTS)
     folds = 1 if held_out else FOLDS[mode]
-    judging, final = parts_of(inputs, folds)
-    _check_parts(inputs, judging, final)
-    bare = _fewest_bare(judging, final)
-    elsewhere = mode == "full" and bare >= FEW_IMAGES and _elsewhere(inputs)
-    members = (SEGMENTER, SIDE, *([TEACHER] if mode == "full" and bare >= FEW_IMAGES and not elsewhere else []))
+    _check_parts(inputs, *parts_of(inputs, folds))
+    elsewhere = mode == "full" and _elsewhere(inputs)
+    bare = _fewest_bare(*parts_of(inputs, folds, elsewhere))
+    members = (SEGMENTER, SIDE, *([TEACHER] if mode == "full" and bare >= FEW_IMAGES else []))
     weights = state_fingerprint(open_checkpoint(inputs.config.model_path).tensors())
     of_member = {member: steps or STEPS[member][mode] for member in members}
     learned = has_side_network(inputs.config.model_path)
@@ -231,8 +230,13 @@ def settings_of(inputs: GRPOInputs, plan: ImprovePlan) -> dict[str, Any]:
     }
 
 
-def parts_of(inputs: GRPOInputs, folds: int) -> tuple[list[Part], Part]:
-    """The trainings that judges measure, and the one whose models are deployed."""
+def parts_of(inputs: GRPOInputs, folds: int, elsewhere: bool = False) -> tuple[list[Part], Part]:
+    """The trainings that judges measure, and the one whose models are deployed.
+
+    Where the images of `--unlabelled_root` are of another place, none of them trains.
+    """
+    if elsewhere:
+        inputs = _without_joined(inputs)
     if folds == 1:
         split = inputs.split
         apart = _without_further_images(inputs, {*split.groups["val"], *split.groups["test"]})
@@ -250,6 +254,15 @@ def parts_of(inputs: GRPOInputs, folds: int) -> tuple[list[Part], Part]:
         judges = tuple(sample for sample in labelled if sample.group_id in held)
         parts.append(Part(f"fold_{number + 1}", _with_split(inputs, patients, held, test), judges))
     return parts, Part("all", _with_split(inputs, patients, set(), test), ())
+
+
+def _without_joined(inputs: GRPOInputs) -> GRPOInputs:
+    """The inputs without the images of `--unlabelled_root`."""
+    samples = [sample for sample in inputs.samples if not sample.joined]
+    own = {sample.sample_id for sample in samples}
+    prompts = [prompt for prompt in inputs.prompts if prompt.sample_id in own]
+    split, config = replace(inputs.split, joined=()), replace(inputs.config, unlabelled_root=None)
+    return replace(inputs, config=config, samples=samples, prompts=prompts, split=split, unlabelled=None)
 
 
 def _elsewhere(inputs: GRPOInputs) -> bool:
@@ -335,7 +348,7 @@ def data_words(inputs: GRPOInputs, plan: ImprovePlan) -> str:
 
 def notes_of(inputs: GRPOInputs, plan: ImprovePlan) -> tuple[str, ...]:
     """What the report says of the data: how patients are known, also those of images without masks that train."""
-    joined = [sample for sample in inputs.samples if sample.joined and TEACHER in plan.members]
+    joined = [one for one in inputs.samples if one.joined and TEACHER in plan.members and not plan.elsewhere]
     return (*import_notes(inputs.config.data_root, inputs.samples), *filter(None, [nameless_note(joined)]))
 
 
@@ -358,10 +371,9 @@ def plan_lines(inputs: GRPOInputs, plan: ImprovePlan) -> list[str]:
         bare = sum(not sample.labelled for sample in inputs.samples)
         why = f"it takes longer; full trains it{f', and uses the {bare} images without masks' * bool(bare)}"
         if plan.mode == "full":
-            bare = _fewest_bare(*parts_of(inputs, plan.folds))
-            why = f"a training has {bare} images without masks, and it needs {FEW_IMAGES}"
-        if plan.elsewhere:
-            why = "its images are of another place"
+            bare = _fewest_bare(*parts_of(inputs, plan.folds, plan.elsewhere))
+            of_here = " of this place" * plan.elsewhere
+            why = f"a training has {bare} images without masks{of_here}, and it needs {FEW_IMAGES}"
         lines.append(f"  {TITLES[TEACHER]}: left out: {why}")
     if is_small(inputs.config.model_path) and inputs.device == "cpu":
         seconds = sum(times * plan.steps[member] * CORE_SECONDS[member, plan.mode] for member in plan.members)
@@ -381,7 +393,7 @@ def run_improve_stage(inputs: GRPOInputs, plan: ImprovePlan, run: Run, command: 
     """
     settings = settings_of(inputs, plan)
     facts = {"inputs": portable_settings(run.path, inputs.config, inputs.regions)}
-    judging, final = parts_of(inputs, plan.folds)
+    judging, final = parts_of(inputs, plan.folds, plan.elsewhere)
     trained = trained_parts(judging, final)
     with run.working(settings, lambda: _begin(inputs, settings, facts, run)):
         progress = Progress({"training": len(trained) * len(plan.members)})
@@ -409,7 +421,7 @@ def run_improve_stage(inputs: GRPOInputs, plan: ImprovePlan, run: Run, command: 
 
 def train_along(inputs: GRPOInputs, plan: ImprovePlan, run: Run) -> None:
     """Train Sa2VA beside the first process of torchrun, which does all else by `run_improve_stage`."""
-    for part, member in product(trained_parts(*parts_of(inputs, plan.folds)), plan.members):
+    for part, member in product(trained_parts(*parts_of(inputs, plan.folds, plan.elsewhere)), plan.members):
         train_member(part.inputs, plan, run / part.name, member)
 
 
@@ -444,12 +456,9 @@ def train_member(inputs: GRPOInputs, plan: ImprovePlan, folder: Path, member: st
 
 def inputs_of(inputs: GRPOInputs, member: str, model: str) -> GRPOInputs:
     """The inputs of the training of a member from a model; true masks alone need no images of `--unlabelled_root`."""
-    if member == TEACHER or inputs.unlabelled is None:
-        return replace(inputs, config=replace(inputs.config, model_path=model))
-    config = replace(inputs.config, model_path=model, unlabelled_root=None)
-    own = {sample.sample_id for sample in inputs.samples if not sample.joined}
-    prompts = [prompt for prompt in inputs.prompts if prompt.sample_id in own]
-    return replace(inputs, config=config, prompts=prompts, split=replace(inputs.split, joined=()), unlabelled=None)
+    if member != TEACHER:
+        inputs = _without_joined(inputs)
+    return replace(inputs, config=replace(inputs.config, model_path=model))
 
 
 def sa2va_args(inputs: GRPOInputs, plan: ImprovePlan, member: str) -> PlanArgs:

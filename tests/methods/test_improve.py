@@ -160,16 +160,36 @@ def test_a_mean_teacher_that_has_collapsed_is_not_deployed(
     assert "The mean teacher has collapsed in all: neither it nor the fusion is a candidate." in page
 
 
+def with_darker_images(inputs: GRPOInputs) -> GRPOInputs:
+    """The inputs after the images of `--unlabelled_root` have become those of another place."""
+    assert inputs.config.unlabelled_root is not None
+    for path in (inputs.config.unlabelled_root / "images").iterdir():
+        Image.fromarray(np.asarray(Image.open(path).convert("L").resize((96, 80))) // 2).save(path)
+    return open_improve_inputs(inputs.config)
+
+
+def test_where_images_of_another_place_are_left_out_the_own_ones_without_masks_still_teach(tmp_path: Path) -> None:
+    inputs = with_darker_images(opened(tmp_path, images=18, bare=10, unlabelled=True))
+    plan = make_improve_plan(inputs, "full")
+    assert plan.elsewhere
+    assert plan.last == TEACHER
+    judging, final = parts_of(inputs, plan.folds, plan.elsewhere)
+    for part in (*judging, final):
+        taught = inputs_of(part.inputs, TEACHER, "sa2va-nano")
+        own = {prompt.sample_id for prompt in taught.pick("reward", "policy") if not prompt.labelled}
+        assert len(own) == 10
+        assert not any(sample.joined for sample in taught.samples)
+
+
 def test_images_of_another_place_are_known_by_their_looks_and_the_plan_says_what_follows(tmp_path: Path) -> None:
     inputs = opened(tmp_path, unlabelled=True)
     assert not make_improve_plan(inputs, "full").elsewhere
-    for path in (tmp_path / "more" / "images").iterdir():  # darker
-        Image.fromarray(np.asarray(Image.open(path).convert("L").resize((96, 80))) // 2).save(path)
-    inputs = open_improve_inputs(inputs.config)
+    inputs = with_darker_images(inputs)
     plan = make_improve_plan(inputs, "full")
     assert plan.elsewhere
     assert TEACHER not in plan.members
-    assert "Sa2VA, mean teacher: left out: its images are of another place" in "\n".join(plan_lines(inputs, plan))
+    left_out = "Sa2VA, mean teacher: left out: a training has 0 images without masks of this place, and it needs 10"
+    assert left_out in "\n".join(plan_lines(inputs, plan))
     assert "they are of another place, where no mask judges" in "\n".join(plan_lines(inputs, plan))
     assert not make_improve_plan(inputs, "quick").elsewhere, "quick does not train on them"
 
