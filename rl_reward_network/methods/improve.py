@@ -198,9 +198,12 @@ def make_improve_plan(inputs: GRPOInputs, mode: Mode, steps: int | None = None) 
     enough = len({sample.group_id for sample in _labelled(inputs, ["val"])}) >= MIN_PATIENTS
     held_out = enough and ("val" in inputs.own_splits or len(patients) >= MANY_PATIENTS)
     folds = 1 if held_out else FOLDS[mode]
-    _check_parts(inputs, *parts_of(inputs, folds))
+    judging, final = parts_of(inputs, folds)
+    _check_parts(inputs, judging, final)
     elsewhere = mode == "full" and _elsewhere(inputs)
-    bare = _fewest_bare(*parts_of(inputs, folds, elsewhere))
+    if elsewhere:
+        judging, final = parts_of(inputs, folds, elsewhere)
+    bare = _fewest_bare(judging, final)
     members = (SEGMENTER, SIDE, *([TEACHER] if mode == "full" and bare >= FEW_IMAGES else []))
     weights = state_fingerprint(open_checkpoint(inputs.config.model_path).tensors())
     of_member = {member: steps or STEPS[member][mode] for member in members}
@@ -266,7 +269,7 @@ def _without_joined(inputs: GRPOInputs) -> GRPOInputs:
 
 
 def _elsewhere(inputs: GRPOInputs) -> bool:
-    """Whether the images of `--unlabelled_root` differ from the data's own in size, greys, sharpness, colour."""
+    """Whether the images of `--unlabelled_root` differ from the data's own in greys, sharpness or colour."""
     joined = [sample for sample in inputs.samples if sample.joined]
     return domain_auc([one for one in inputs.samples if not one.joined], joined, inputs.config.seed) >= ELSEWHERE
 

@@ -123,13 +123,11 @@ class Improvement:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What excluded the mean teacher, in a sentence; () where nothing did."""
-        if self.collapsed:
-            where = ", ".join(self.collapsed)
-            return (f"The mean teacher has collapsed in {where}: neither it nor the fusion is a candidate.",)
-        if self.elsewhere:
-            return ("The images of --unlabelled_root are of another place, where no mask judges: they are left out.",)
-        return ()
+        """What was left out, and why, in sentences."""
+        apart = "The images of --unlabelled_root are of another place, where no mask judges: they are left out."
+        where = ", ".join(self.collapsed)
+        collapse = f"The mean teacher has collapsed in {where}: neither it nor the fusion is a candidate."
+        return (*([apart] * self.elsewhere), *([collapse] * bool(where)))
 
     @property
     def verdict(self) -> str:

@@ -156,6 +156,7 @@ def test_a_mean_teacher_that_has_collapsed_is_not_deployed(
     monkeypatch.setattr(improve, "has_collapsed", lambda part: part.name == "all")
     result = improved(images, plan, again, segmenter=0.6, mean_teacher=0.8, fusion=0.9)
     assert result.chosen == SEGMENTER
+    assert len(replace(result, elsewhere=True).notes) == 2, "one does not hide the other"
     page = (again / "report.html").read_text()
     assert "The mean teacher has collapsed in all: neither it nor the fusion is a candidate." in page
 
