@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_reward_network.data.annotations import phrase_key
 from rl_reward_network.data.splits import subsample
 from rl_reward_network.data_import.write import import_notes
 from rl_reward_network.grpo.final_model import (
@@ -22,7 +21,7 @@ from rl_reward_network.grpo.final_model import (
 )
 from rl_reward_network.grpo.image_context import FeatureCache
 from rl_reward_network.grpo.inputs import GRPOInputs, count_images, of_images, open_grpo_inputs
-from rl_reward_network.grpo.measure import Measured, iou_of_captions, measure, unpacked
+from rl_reward_network.grpo.measure import Measured, exact_share, iou_of_captions, measure, unpacked
 from rl_reward_network.grpo.policy import prepare_model
 from rl_reward_network.grpo.prompts import TrainingItem
 from rl_reward_network.grpo.validation import notice, scores
@@ -168,7 +167,7 @@ def _result(
     labelled = bool(np.isfinite(before.values["dice"]).any())
     criterion = "cycle_iou" if "cycle_iou" in before.values else "dice" if labelled else SCORE
     totals = {"cIoU": (before.phrase_ciou, after.phrase_ciou)} if labelled else {}
-    if inputs.regions.dataset_name == "names":
+    if inputs.captions_are_names:
         totals["name exact"] = exact_share(prompts, before), exact_share(prompts, after)
     rows = paired_rows(before.values, after.values, groups, inputs.config.seed)
     about = {
@@ -215,17 +214,6 @@ def by_name_section(
 def held_out_prompts(prompts: Sequence[TrainingItem]) -> list[TrainingItem]:
     """The prompts in their held-out wording; [] unless all have one."""
     return [replace(prompt, question=prompt.held_out) for prompt in prompts] if all(p.held_out for p in prompts) else []
-
-
-def exact_share(prompts: Sequence[TrainingItem], measured: Measured) -> float:
-    """Share of the captions that are the reference but for case, a final dot and an article."""
-    pairs = zip(measured.captions, prompts, strict=True)
-    return float(np.mean([_bare(said) == _bare(prompt.caption) for said, prompt in pairs]))
-
-
-def _bare(caption: str) -> str:
-    first, _, rest = phrase_key(caption).partition(" ")
-    return rest if first in ("a", "an", "the") and rest else phrase_key(caption)
 
 
 def segmenter_note(maps: ForegroundMaps, prompts: list[TrainingItem], after: Measured) -> tuple[str, ...]:

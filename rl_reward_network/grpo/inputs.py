@@ -69,6 +69,11 @@ class GRPOInputs:
         return any(prompt.name for prompt in self.prompts)
 
     @property
+    def captions_are_names(self) -> bool:
+        """Whether each region's caption is the name of its class."""
+        return self.regions.dataset_name == NAMES
+
+    @property
     def grey_levels(self) -> dict[str, list[int]] | None:
         """The window of the data's grey images of more than 8 bit; None without any."""
         return recorded_grey(self.samples) or imported_grey(self.config.data_root)

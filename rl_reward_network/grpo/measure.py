@@ -13,6 +13,7 @@ from accelerate.utils import gather_object
 from pycocotools import mask as coco
 from tqdm import tqdm
 
+from rl_reward_network.data.annotations import phrase_key
 from rl_reward_network.data.masks import to_rle
 from rl_reward_network.grpo.image_context import (
     FeatureCache,
@@ -157,6 +158,17 @@ def _measure_captions(
     }
     kept = {name: np.asarray(column) for name, column in values.items() if expected or not name.startswith("expected")}
     return captions, _thresholded([drawn.get((row, captions[row])) for row in rows]), kept
+
+
+def exact_share(prompts: Sequence[TrainingItem], measured: Measured) -> float:
+    """Share of the captions that are the reference but for case, a final dot and an article."""
+    pairs = zip(measured.captions, prompts, strict=True)
+    return float(np.mean([_bare(said) == _bare(prompt.caption) for said, prompt in pairs]))
+
+
+def _bare(caption: str) -> str:
+    first, _, rest = phrase_key(caption).partition(" ")
+    return rest if first in ("a", "an", "the") and rest else phrase_key(caption)
 
 
 def unpacked(mask: PackedMask) -> Mask:

@@ -188,7 +188,8 @@ def _open(
     if every := plan.eval_steps:
         if args.max_steps < 0:  # nobody knew how many steps the epochs have
             every = min(every, -(-trainer.planned_steps // VALIDATIONS))
-        trainer.validation = ValidationCallback(trainer, validation_prompts(inputs), every, maps)
+        chosen, names = validation_prompts(inputs), inputs.captions_are_names
+        trainer.validation = ValidationCallback(trainer, chosen, every, maps, names)
     if args.objective == "mean_teacher":
         trainer.watch = TeacherWatch(trainer)
     return trainer, settings, domain

@@ -1,6 +1,7 @@
 """Validation during training: curves, the best weights, an alarm for empty masks, and a stop rule.
 
-The criterion is IoU of mask' for captioned regions, Dice for annotated images. Whatever the objective, the weights with
+The criterion is Dice for annotated images (the mean over classes, where these are asked for by name), IoU of mask' for
+captioned regions, and the share of exact names where the captions are names. Whatever the objective, the weights with
 the best criterion are kept; those before training take part, so a run never leaves a model that validation finds worse.
 """
 
@@ -18,7 +19,7 @@ from transformers import TrainerCallback
 from rl_reward_network.atomic_io import write_json
 from rl_reward_network.curves import over_optimised
 from rl_reward_network.grpo.checkpoint import from_first_rank
-from rl_reward_network.grpo.measure import OVERLAPS, Measured, measure, unpacked
+from rl_reward_network.grpo.measure import OVERLAPS, Measured, exact_share, measure, unpacked
 from rl_reward_network.grpo.prompts import TrainingItem
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.ema import swapped
@@ -31,7 +32,9 @@ from rl_reward_network.run import clock
 
 LOOKS = "validation.json"  # in the folder of a run: what `adapt` decides by
 COLLAPSED = "those before training: the mean teacher has collapsed"
-METRICS = {"val/cycle_iou": "IoU of mask'", "val/gt_dice": "Dice"}  # the first that the data allow is the criterion
+EXACT = "val/name_exact"
+# The first that the data allow is the criterion.
+METRICS = {EXACT: "share of exact names", "val/cycle_iou": "IoU of mask'", "val/gt_dice": "Dice"}
 
 
 @dataclass(frozen=True)
@@ -102,13 +105,18 @@ class ValidationCallback(TrainerCallback):
 
     With a reward network and true masks, the network's score is the proxy and the criterion the gold standard: training
     stops when the proxy rises while the gold standard has fallen. A mean teacher is measured beside the model, and of
-    the two the better one counts.
+    the two the better one counts. `names`: whether the captions are names, which are right or wrong as a whole.
     """
 
     def __init__(
-        self, trainer: Sa2VAGRPOTrainer, prompts: Sequence[TrainingItem], every: int, maps: ForegroundMaps | None = None
+        self,
+        trainer: Sa2VAGRPOTrainer,
+        prompts: Sequence[TrainingItem],
+        every: int,
+        maps: ForegroundMaps | None = None,
+        names: bool = False,
     ) -> None:
-        self.trainer, self.prompts, self.every, self.maps = trainer, prompts, every, maps
+        self.trainer, self.prompts, self.every, self.maps, self.names = trainer, prompts, every, maps, names
         self.steps: list[int] = []
         self.proxy: list[float] = []
         self.gold: list[float] = []  # the criterion
@@ -229,15 +237,23 @@ class ValidationCallback(TrainerCallback):
         masks = zip(self.prompts, map(unpacked, measured.masks[:SHOWN]), strict=False)
         self.shown = mask_sheet([(*prompt.load(), mask) for prompt, mask in masks])
         columns = {tag: measured.values[name] for name, tag in TAGS.items() if name in measured.values}
-        groups = [prompt.group_id for prompt in self.prompts]
-        means = {tag: known_means(column, groups) for tag, column in columns.items()}
-        points = {tag: float(np.mean(of_patients)) for tag, of_patients in means.items() if of_patients}
+        groups, classes = [prompt.group_id for prompt in self.prompts], [prompt.name for prompt in self.prompts]
+        means = {tag: mean_over_classes(column, groups, classes) for tag, column in columns.items()}
+        points = {tag: mean for tag, mean in means.items() if mean is not None}
+        points |= {EXACT: exact_share(self.prompts, measured)} if self.names else {}
         points[EMPTY] = empty_share(measured)
         points[SILENT] = float(np.mean([mask is None for mask in measured.masks]))
         if self.maps is not None:
             proxy = known_means(scores(self.maps, self.prompts, measured), groups)
             points |= {PROXY: float(np.mean(proxy))} if proxy else {}
         return points
+
+
+def mean_over_classes(values: np.ndarray, groups: Sequence[str], classes: Sequence[str]) -> float | None:
+    """The mean over classes of the mean over groups of N values, NaN left out; None if all are NaN."""
+    arrays, of_class = np.asarray(values, dtype=float), np.asarray(classes)
+    means = [known_means(np.where(of_class == name, arrays, np.nan), groups) for name in dict.fromkeys(classes)]
+    return float(np.mean([np.mean(of_groups) for of_groups in means if of_groups])) if any(means) else None
 
 
 def empty_share(measured: Measured) -> float:

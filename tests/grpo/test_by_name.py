@@ -4,19 +4,21 @@ import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from rl_reward_network.atomic_io import read_json
-from rl_reward_network.grpo.evaluate import exact_share, run_grpo_evaluation
+from rl_reward_network.grpo.evaluate import run_grpo_evaluation
 from rl_reward_network.grpo.image_context import FeatureCache, open_batch
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs, validation_prompts, within_budget
-from rl_reward_network.grpo.measure import Measured
+from rl_reward_network.grpo.measure import Measured, exact_share
 from rl_reward_network.grpo.plan import PlanArgs, make_plan
 from rl_reward_network.grpo.settings import GRPOSettings
 from rl_reward_network.grpo.trainer import taken_together
+from rl_reward_network.grpo.validation import EXACT, METRICS, ValidationCallback, mean_over_classes
 from rl_reward_network.inputs.config import RegionConfig, RunConfig
 from rl_reward_network.report.by_name import ALL_CLASSES
 from tests.conftest import tube_image
@@ -171,5 +173,17 @@ def test_regions_have_the_split_of_the_images_where_some_have_none(tmp_path: Pat
 def test_a_caption_is_exact_but_for_case_dot_and_article(named: GRPOInputs) -> None:
     prompts = open_grpo_inputs(named.config, RegionConfig(dataset_name="names")).prompts[:5]
     captions = ["the tube.", "Tube", "a tube", "tubes", "the ring"]
-    measured = Measured({}, captions, [None] * 5, [None] * 5, np.zeros((5, 2), int))
+    values = {"dice": np.zeros(5), "cycle_iou": np.ones(5)}
+    measured = Measured(values, captions, [None] * 5, [None] * 5, np.zeros((5, 2), int))
     assert exact_share(prompts, measured) == 3 / 5
+    points = ValidationCallback(cast(Any, None), prompts, 1, names=True)._means(measured)
+    assert points[next(tag for tag in METRICS if tag in points)] == 3 / 5, "the criterion, not the IoU of mask'"
+    assert EXACT not in ValidationCallback(cast(Any, None), prompts, 1)._means(measured)
+
+
+def test_validation_weighs_classes_alike_however_often_they_are_asked_for() -> None:
+    dice = np.array([0.2, 0.4, 0.6, 1.0, np.nan])
+    groups = ["a", "a", "b", "b", "c"]
+    assert mean_over_classes(dice, groups, ["tube"] * 3 + ["ring"] * 2) == pytest.approx(((0.3 + 0.6) / 2 + 1.0) / 2)
+    assert mean_over_classes(dice, groups, [""] * 5) == pytest.approx((0.3 + 0.8) / 2), "one question: over patients"
+    assert mean_over_classes(dice[4:], ["c"], ["tube"]) is None
