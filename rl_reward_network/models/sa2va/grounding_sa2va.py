@@ -12,7 +12,7 @@ Source: bytedance/Sa2VA@9832e1a, projects/sa2va: 2.0 x binary cross-entropy + 0.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -47,6 +47,12 @@ class Sam2Features:
         """The same features on another device."""
         return self._each(lambda tensor: tensor.to(device))
 
+    def coarser(self) -> "Sam2Features":
+        """The same features, with the input of the side network at half its resolution."""
+        assert self.side_pixels is not None
+        half = F.avg_pool2d(self.side_pixels.float(), 2).round().to(torch.uint8)
+        return replace(self, side_pixels=half)
+
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
@@ -73,10 +79,13 @@ class Sam2Features:
 
 @dataclass(frozen=True)
 class DecodedMasks:
-    """SAM 2's masks for K prompts on one image: of the candidate among 1 to 3 with the highest predicted IoU."""
+    """SAM 2's masks for K prompts on one image: of the candidate among 1 to 3 with the highest predicted IoU.
+
+    Of the one that the side network refines, if its configuration names one.
+    """
 
     mask_logits: Tensor  # float32 (K, h, w), refined by the side network if there is one
-    iou_scores: Tensor  # float32 (K,), that predicted IoU
+    iou_scores: Tensor  # float32 (K,), the predicted IoU
     selected: Tensor  # int64 (K,), index of that candidate
     candidates: Tensor  # float32 (K, 4, h, w), SAM 2's logits; 0 is the single-mask token, unused by Sa2VA
     candidate_scores: Tensor  # float32 (K, 4), predicted IoU; its gradient ends in the head that predicts it
@@ -121,6 +130,8 @@ def decode_masks(
     candidates = (of_masks @ pixels.flatten(2)).unflatten(2, pixels.shape[-2:]).float()
     scores = decoder.iou_prediction_head(tokens[:, 1].detach()).float()  # a guess about masks must not change them
     selected = scores[:, 1:].argmax(dim=1) + 1
+    if side is not None and side.config.candidate is not None:
+        selected = torch.full_like(selected, side.config.candidate)
     rows = torch.arange(len(selected), device=selected.device)
     mask_logits = candidates[rows, selected]
     if side is not None:

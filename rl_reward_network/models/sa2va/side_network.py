@@ -38,6 +38,9 @@ class SideNetworkConfig:
     """Pixels along each axis that the first level packs into channels."""
     features: bool = True
     """Whether SAM 2's coarsest map joins at the bottom."""
+    candidate: int | None = None
+    """Which of SAM 2's masks 1 to 3 is refined; None is the one with the highest predicted IoU, which may differ from
+    image to image, so that each trains on a part of the images."""
 
     @property
     def stride(self) -> int:
@@ -50,6 +53,8 @@ class SideNetworkConfig:
                 f"side_network: channels are {self.channels} and packing is {self.packing}, expected multiples of "
                 f"{NORM_GROUPS}, and 1 or more"
             )
+        if self.candidate not in (None, 1, 2, 3):
+            raise ValueError(f"side_network: candidate is {self.candidate}, expected 1, 2, 3 or null")
         if self.pixels < 1 or self.pixels % self.stride:
             raise ValueError(
                 f"side_network: pixels is {self.pixels}, expected a multiple of {self.stride}; {self.stride * 16} fits"
@@ -106,7 +111,8 @@ class SideNetwork(nn.Module):
 
         From `forward`'s output, without batch axis, SAM 2's logits (N, h, w) and the hypernetworks' weights (N, C/8).
         """
-        upsampled = F.interpolate(mask_logits[:, None], size=(self.config.pixels,) * 2, mode="bilinear")[:, 0]
+        size = [self.config.packing * side for side in x.shape[-2:]]
+        upsampled = F.interpolate(mask_logits[:, None], size=size, mode="bilinear")[:, 0]
         x, weights = x.to(self.head.weight.dtype), weights.to(self.head.weight.dtype)
         # The last layer is linear: contracting its weights first spares maps of C/8 channels at full resolution.
         rows = F.pad(weights, (0, 1, 0, 1))  # of the vectors for each mask, and of the gate, the last channel
