@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 TEACHER, DPO, LOOPED = "mean_teacher", "dpo", ("grpo", "supervised")  # the last two learn captions and masks
 VALIDATION_STEPS = {"quick": 35, "full": 100}  # optimisation steps between validations
+LEAST_HALVED, COARSE_SHARE = 128, 0.6  # of a new side network that learns names: smallest size, share of the steps
 ENCODER_LORA_R = 16  # its scale is twice the rank
 
 
@@ -290,10 +291,15 @@ def make_plan(args: PlanArgs, inputs: "GRPOInputs", network: "RewardNetwork | No
         mask_rewards={loop: dict(weights) for loop, weights in more.items() if weights} or None,
         max_labelled=args.max_labelled,
         freeze_embeddings=parts.freeze_embeddings or None,
-        side_network={"pixels": parts.side_pixels} if parts.side_network else None,
+        side_network={"pixels": parts.side_pixels, **_of_names(run)} if parts.side_network else None,
         encoder=None if parts.encoder == "frozen" else encoder,
         own_batch=args.grpo.per_device_train_batch_size is not None or None,
     )
+
+
+def _of_names(run: Chosen) -> dict[str, Any]:
+    """What a new side network has beside its size where images are asked for several classes (docs/log.md)."""
+    return {"candidate": 1, "presence": True} if run.several else {}
 
 
 def _hyperparameters(run: Chosen) -> GRPOSettings:
@@ -304,6 +310,8 @@ def _hyperparameters(run: Chosen) -> GRPOSettings:
     of_true = run.trains_side and chosen.objective == "supervised"
     if args.adapters.side_network or of_true:
         chosen = filled(chosen, {"side_learning_rate": SIDE_LEARNING_RATE, "warmup_steps": WITH_VIEWS["warmup_steps"]})
+    if of_true and run.several and args.adapters.side_network and args.adapters.side_pixels >= LEAST_HALVED:
+        chosen = replace(chosen, coarse_share=COARSE_SHARE)
     if chosen.objective in (TEACHER, DPO) or (of_true and not captions):
         chosen = of_masks(chosen, args.mode, args.small)
     of_data = OF_DATA["regions" if captions else "images"] | {"pathwise_weight": 1.0 if run.pathwise else 0.0}
