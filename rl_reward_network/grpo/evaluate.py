@@ -23,14 +23,14 @@ from rl_reward_network.grpo.image_context import FeatureCache
 from rl_reward_network.grpo.inputs import GRPOInputs, count_images, of_images, open_grpo_inputs
 from rl_reward_network.grpo.measure import Measured, exact_share, iou_of_captions, measure, unpacked
 from rl_reward_network.grpo.policy import prepare_model
-from rl_reward_network.grpo.prompts import TrainingItem
+from rl_reward_network.grpo.prompts import TrainingItem, of_one_image
 from rl_reward_network.grpo.validation import notice, scores
 from rl_reward_network.inputs.config import RegionConfig, RunConfig, pick_fields
 from rl_reward_network.inputs.loading import located_data, located_model
 from rl_reward_network.models.ema import copied, swapped
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.side_network import side_network_config
-from rl_reward_network.report.before_after import BeforeAfter, ReportItem, label, write_before_after
+from rl_reward_network.report.before_after import BeforeAfter, NamedItem, ReportItem, label, write_before_after
 from rl_reward_network.report.by_name import Answers, NamesSection, Questions, names_section
 from rl_reward_network.report.metrics import SCORE
 from rl_reward_network.report.page import Origin, made_by
@@ -114,7 +114,9 @@ def _evaluate(
     flags = {"data_root": data_root, "base_model": base_model, "gpu": gpu, "images": items}
     result = _result(inputs, config, prompts, before, after, run, minutes)
     notes += few_patients_note(result.groups, "test groups")
-    result = replace(result, notes=notes, origin=_origin(inputs, config, final_model, flags), by_name=by_name)
+    named = pictured_by_name(prompts, after) if by_name else ()
+    origin = _origin(inputs, config, final_model, flags)
+    result = replace(result, notes=notes, origin=origin, by_name=by_name, named=named)
     folder = evaluation_folder(final_model, None if items is None else count_images(prompts))
     return result, write_before_after(folder, result)
 
@@ -209,6 +211,22 @@ def by_name_section(
             empty = np.array([mask is None or not mask.any() for mask in masks])
             models[title] = Answers(measured.values["dice"][labelled], empty)
     return names_section(questions, models, seed)
+
+
+def pictured_by_name(prompts: Sequence[TrainingItem], after: Measured) -> tuple[NamedItem, ...]:
+    """The images with the best, the median and the worst mean Dice over their questions with a true mask."""
+    labelled = np.flatnonzero(np.isfinite(after.values["dice"])).tolist()
+    of_image = [[labelled[place] for place in of] for of in of_one_image([prompts[number] for number in labelled])]
+    items = []
+    for title, chosen in picks(np.array([after.values["dice"][of].mean() for of in of_image])).items():
+        asked = {prompts[number].name: number for number in of_image[chosen]}
+        truths, masks = {}, {}
+        for name, number in asked.items():
+            image, truths[name] = prompts[number].load()
+            masks[name] = unpacked(after.masks[number])
+        dice = after.values["dice"][of_image[chosen]].mean()
+        items.append(NamedItem(f"{title}: Dice {dice:.3f} over {len(asked)} questions", image, truths, masks))
+    return tuple(items)
 
 
 def held_out_prompts(prompts: Sequence[TrainingItem]) -> list[TrainingItem]:

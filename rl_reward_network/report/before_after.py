@@ -77,6 +77,16 @@ class ReportItem:
 
 
 @dataclass(frozen=True, eq=False)
+class NamedItem:
+    """A test image that is asked for classes by name: uint8 (H, W, 3), and by class masks, bool (H, W) or None."""
+
+    title: str
+    image: np.ndarray
+    truth: Mapping[str, np.ndarray | None]
+    after: Mapping[str, np.ndarray | None]
+
+
+@dataclass(frozen=True, eq=False)
 class BeforeAfter:
     """The content of the report."""
 
@@ -89,6 +99,7 @@ class BeforeAfter:
     notice: str = ""  # a first sentence that matters more than the verdict: that training made the model worse
     origin: page.Origin = field(default_factory=page.Origin)  # for the top of the page alone
     by_name: NamesSection | None = None  # the section on classes that are asked for by name
+    named: tuple[NamedItem, ...] = ()  # its pictures
 
     @property
     def before(self) -> Row:
@@ -203,7 +214,8 @@ def _page(result: BeforeAfter) -> page.Page:
             "What the numbers mean": f"<p>{legend(result.gains)}</p>",
             "Over all items together": page.table(["", "before", "after"], totals) if totals else "",
             "Classes by name": f"<p>{EXPLAINED}</p>" * bool(names)
-            + "".join(f"<p>{title}:</p>{table.html()}" for title, table in names.items()),
+            + "".join(f"<p>{title}:</p>{table.html()}" for title, table in names.items())
+            + names_pictures(result.named),
             "Training": page.figure(plot, "Rewards and validation") if plot else "",
             "More images: largest gains and losses": "".join(pictures[SHOWN:]),
         },
@@ -222,6 +234,19 @@ def item_picture(item: ReportItem) -> str:
         if mask is not None or when != "truth":
             masks.append((caption if mask is not None else f"{caption} (no mask)", mask, COLOURS[when]))
     return overlays.picture(item.title, item.image, masks)
+
+
+def names_pictures(items: Sequence[NamedItem]) -> str:
+    """HTML of images with the masks of all their classes, in the classes' colours; "" without any."""
+    colours = overlays.class_colours(sorted({name for item in items for name in item.truth}))
+    pictures = [
+        page.panels(
+            item.title,
+            [(when, overlays.draw_classes(item.image, getattr(item, when), colours)) for when in ("truth", "after")],
+        )
+        for item in items
+    ]
+    return overlays.legend(colours) * bool(items) + "".join(pictures)
 
 
 def item_legend(items: Sequence[ReportItem]) -> str:

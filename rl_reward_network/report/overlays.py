@@ -13,7 +13,7 @@ from rl_reward_network.report import page
 
 PANEL = 400  # pixels of the longer side of a picture in a report
 SHOWN, SHEET_SIDE = 4, 160  # images in a picture of TensorBoard, and the pixels of each side: logs stay small
-TINT = 0.3  # default opacity of a mask's inside
+TINT, OPAQUE = 0.3, 0.7  # opacity of a mask's inside, and of masks by class, which have no outline
 COVERED = 64  # of 255: the share of a pixel that a shrunk mask must cover; nearest neighbour would lose thin vessels
 GREY = 128  # of 255: brightness of the image below the colours of the scale
 Colour = tuple[int, int, int]  # RGB, 0..255
@@ -71,6 +71,24 @@ def paint_mask(image: np.ndarray, mask: np.ndarray, colour: Colour, opacity: flo
     painted[mask] += opacity * (np.array(colour) - painted[mask])
     painted[find_boundaries(mask, mode="outer")] = colour
     return painted.round().astype(np.uint8)
+
+
+def draw_classes(image: np.ndarray, masks: Mapping[str, np.ndarray | None], colours: Mapping[str, Colour]) -> bytes:
+    """JPEG of a uint8 (H, W, 3) image with masks by class, bool (H, W), smaller ones over larger ones."""
+    plain = np.asarray(_panel(image))
+    painted = plain.copy()
+    present = {name: _shrunk(mask, plain) for name, mask in masks.items() if mask is not None and mask.any()}
+    for name, mask in sorted(present.items(), key=lambda item: -int(item[1].sum())):
+        painted[mask] = ((1 - OPAQUE) * plain[mask] + OPAQUE * np.array(colours[name])).round()
+    return _jpeg(painted)
+
+
+def class_colours(names: Sequence[str]) -> dict[str, Colour]:
+    """A colour for each class, in the order of the names; after twenty they begin again."""
+    palette = colormaps["tab20"].colors  # type: ignore[attr-defined]
+    ordered = (*palette[::2], *palette[1::2])
+    rgb = [tuple(round(255 * part) for part in ordered[number % len(ordered)]) for number in range(len(names))]
+    return dict(zip(names, rgb, strict=True))
 
 
 def _shrunk(mask: np.ndarray, image: np.ndarray) -> np.ndarray:

@@ -21,6 +21,7 @@ from rl_reward_network.grpo.trainer import taken_together
 from rl_reward_network.grpo.validation import EXACT, METRICS, ValidationCallback, mean_over_classes
 from rl_reward_network.inputs.config import RegionConfig, RunConfig
 from rl_reward_network.report.by_name import ALL_CLASSES
+from rl_reward_network.report.overlays import class_colours
 from tests.conftest import tube_image
 from tests.grpo.nano import PLAN, changed, make_trainer, nano, train
 from tests.models.test_reward_network import network_of
@@ -146,6 +147,11 @@ def test_a_run_is_evaluated_class_by_class(named: GRPOInputs) -> None:
     assert dice.mean == pytest.approx(result.after.values["dice"][found].mean())
     assert read_json(page.with_name("eval.json"))["by_name"]["rows"][0]["name"] in rows
     assert "certainly absent" in page.read_text()
+    worst = result.named[-1]
+    assert worst.title.startswith("worst: Dice ")
+    assert worst.truth.keys() == worst.after.keys() == {"ring", "tube"}
+    for colour in class_colours(["ring", "tube"]).values():
+        assert f"rgb{colour}" in page.read_text()
 
 
 def test_the_same_folder_holds_regions_with_names(named: GRPOInputs) -> None:

@@ -1,8 +1,11 @@
 """Masks over images, as TensorBoard shows them."""
 
-import numpy as np
+import io
 
-from rl_reward_network.report.overlays import SHEET_SIDE, mask_sheet
+import numpy as np
+from PIL import Image
+
+from rl_reward_network.report.overlays import SHEET_SIDE, class_colours, draw_classes, mask_sheet
 
 
 def test_a_sheet_shows_image_true_mask_and_mask_of_now_beside_each_other() -> None:
@@ -15,3 +18,15 @@ def test_a_sheet_shows_image_true_mask_and_mask_of_now_beside_each_other() -> No
     marked = [[int(pixel.argmax()) if pixel.any() else None for pixel in row] for row in centres]
     assert marked == [[None, 2, None], [None, None, 0]], "blue and orange"
     assert mask_sheet([]) is None
+
+
+def test_a_class_inside_another_keeps_its_colour() -> None:
+    whole, part = np.zeros((2, 64, 64), bool)
+    whole[8:56, 8:56] = part[24:40, 24:40] = True
+    colours = class_colours(["part", "whole"])
+    drawn = draw_classes(np.full((64, 64, 3), 200, np.uint8), {"part": part, "whole": whole, "absent": None}, colours)
+    pixels = np.asarray(Image.open(io.BytesIO(drawn))).astype(float)
+    for name, place in {"part": (32, 32), "whole": (16, 16)}.items():
+        np.testing.assert_allclose(pixels[place], 0.3 * 200 + 0.7 * np.array(colours[name]), atol=6)
+    np.testing.assert_allclose(pixels[2, 2], 200, atol=6)
+    assert len(set(class_colours([str(number) for number in range(20)]).values())) == 20
