@@ -49,10 +49,6 @@ class ImageFeatures:
         """The same features on another device."""
         return ImageFeatures(self.vision.to(device), self.sam.to(device))
 
-    def coarser(self) -> "ImageFeatures":
-        """The same features, with the input of the side network at half its resolution."""
-        return replace(self, sam=self.sam.coarser())
-
     @property
     def nbytes(self) -> int:
         """Size in bytes."""

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 TEACHER, DPO, LOOPED = "mean_teacher", "dpo", ("grpo", "supervised")  # the last two learn captions and masks
 VALIDATION_STEPS = {"quick": 35, "full": 100}  # optimisation steps between validations
-LEAST_HALVED, COARSE_SHARE = 128, 0.6  # of a new side network that learns names: smallest size, share of the steps
 ENCODER_LORA_R = 16  # its scale is twice the rank
 
 
@@ -310,8 +309,6 @@ def _hyperparameters(run: Chosen) -> GRPOSettings:
     of_true = run.trains_side and chosen.objective == "supervised"
     if args.adapters.side_network or of_true:
         chosen = filled(chosen, {"side_learning_rate": SIDE_LEARNING_RATE, "warmup_steps": WITH_VIEWS["warmup_steps"]})
-    if of_true and run.several and args.adapters.side_network and args.adapters.side_pixels >= LEAST_HALVED:
-        chosen = replace(chosen, coarse_share=COARSE_SHARE)
     if chosen.objective in (TEACHER, DPO) or (of_true and not captions):
         chosen = of_masks(chosen, args.mode, args.small)
     of_data = OF_DATA["regions" if captions else "images"] | {"pathwise_weight": 1.0 if run.pathwise else 0.0}

@@ -282,17 +282,13 @@ class RolloutGenerator:
         """The model with the teacher's weights inside the block."""
         return nullcontext() if self.ema is None else swapped(self.model, self.ema.weights)
 
-    def references(
-        self, prompts: Sequence[TrainingItem], views: np.random.Generator | None = None, coarse: bool = False
-    ) -> MicroBatch:
+    def references(self, prompts: Sequence[TrainingItem], views: np.random.Generator | None = None) -> MicroBatch:
         """For supervised training: the reference caption as one completion of advantage 1, the reference answer.
 
-        With `views`, on random views of the images; `coarse` shows the side network half of their resolution.
+        With `views`, on random views of the images.
         """
         batch = open_batch(prompts, self.cache, views)
         images, captions = prompt_images(batch), []
-        if coarse:
-            images = [replace(one, features=one.features.coarser()) for one in images]
         for image, prompt in zip(images, prompts, strict=True):
             if self.config.mask_to_caption_weight and prompt.caption and image.truth is not None:
                 question = batch.caption_question(image.row, image.truth)

@@ -132,7 +132,6 @@ class GRPOSettings:
     contrast_weight: Rare[float] = 0.3
     """Supervised training by name: weight of the contrast between the [SEG] of different names, without which the
     language model learns new names slowly (docs/log.md)."""
-    coarse_share: InPython[float] = 0.0  # of the steps in which a side network sees half of the resolution
     activation_checkpointing: Annotated[bool, tyro.conf.arg(name="gradient-checkpointing"), RARE] = False
     """Compute activations twice, to save memory."""
     logging_steps: InPython[int | None] = None

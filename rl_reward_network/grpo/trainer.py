@@ -326,8 +326,7 @@ class Sa2VAGRPOTrainer(Trainer):
         """The micro-batch of an objective that learns true masks."""
         views = np.random.default_rng(self._seed(number))
         if self.args.objective == "supervised":
-            coarse = self.state.global_step < self.args.coarse_share * self.planned_steps
-            return self.rollout_generator.references(prompts, views if self.args.augment else None, coarse)
+            return self.rollout_generator.references(prompts, views if self.args.augment else None)
         weight = fade_in(self.state.global_step, self.planned_steps)
         batch = self.rollout_generator.taught(prompts, views, weight)
         lost = [answer.image.taught is None for answer in batch.rollouts.answers if answer.image.truth is None]

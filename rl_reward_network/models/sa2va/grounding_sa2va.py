@@ -12,7 +12,7 @@ Source: bytedance/Sa2VA@9832e1a, projects/sa2va: 2.0 x binary cross-entropy + 0.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,12 +46,6 @@ class Sam2Features:
     def to(self, device: torch.device | str) -> "Sam2Features":
         """The same features on another device."""
         return self._each(lambda tensor: tensor.to(device))
-
-    def coarser(self) -> "Sam2Features":
-        """The same features, with the input of the side network at half its resolution."""
-        assert self.side_pixels is not None
-        half = F.avg_pool2d(self.side_pixels.float(), 2).round().to(torch.uint8)
-        return replace(self, side_pixels=half)
 
     @property
     def nbytes(self) -> int:

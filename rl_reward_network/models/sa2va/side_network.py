@@ -121,8 +121,7 @@ class SideNetwork(nn.Module):
 
         From `forward`'s output, without batch axis, SAM 2's logits (N, h, w) and the hypernetworks' weights (N, C/8).
         """
-        size = [self.config.packing * side for side in x.shape[-2:]]
-        upsampled = F.interpolate(mask_logits[:, None], size=size, mode="bilinear")[:, 0]
+        upsampled = F.interpolate(mask_logits[:, None], size=(self.config.pixels,) * 2, mode="bilinear")[:, 0]
         x, weights = x.to(self.head.weight.dtype), weights.to(self.head.weight.dtype)
         # The last layer is linear: contracting its weights first spares maps of C/8 channels at full resolution.
         rows = F.pad(weights, (0, 1, 0, 1))  # of the vectors for each mask, and of the gate, the last channel

@@ -117,16 +117,6 @@ def test_one_candidate_is_refined_and_what_is_judged_absent_is_empty(tiny_model:
     assert (plain.mask_logits > plain.presence_logits[:, None, None]).any(), "in training the losses see it as it is"
 
 
-def test_half_of_the_resolution_gives_masks_of_half_the_size(refined: Any, tiny_processor: Any) -> None:
-    features = image_features(refined, tiny_processor, [image()])
-    half = features.coarser()
-    assert half.side_pixels.shape == (1, 3, 64, 64)
-    mean = features.side_pixels.float().unfold(2, 2, 2).unfold(3, 2, 2).mean(dim=(4, 5))
-    assert (half.side_pixels.float() - mean).abs().max() <= 0.5
-    seg = torch.randn(2, features.maps[2].shape[1])
-    assert refined.decode_masks(half, seg).mask_logits.shape == (2, 64, 64)
-
-
 def test_it_is_saved_and_loaded_with_the_model(refined: Any, tiny_processor: Any, tmp_path: Path) -> None:
     refined.save_pretrained(tmp_path)
     tiny_processor.save_pretrained(tmp_path)
