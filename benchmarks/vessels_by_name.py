@@ -11,8 +11,8 @@ same images and questions for as many minutes as the row that is made first; the
 row's mask of the whole tree.
 
 Masks below a share of the pixels count as empty, in all columns; each row has its own share, which has the best mean
-Dice over the validation questions (two empty masks have 1). Intervals are over groups, which in ARCADE are images: no
-patients are known.
+over classes of the Dice over the validation questions (two empty masks have 1). Intervals are over groups, which in
+ARCADE are images: no patients are known.
 """
 
 import shutil
@@ -33,6 +33,7 @@ from rl_reward_network.grpo.image_context import FeatureCache
 from rl_reward_network.grpo.inputs import GRPOInputs, of_images, open_grpo_inputs, within_budget
 from rl_reward_network.grpo.measure import measure, unpacked
 from rl_reward_network.grpo.prompts import TrainingItem
+from rl_reward_network.grpo.validation import mean_over_classes
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.report.by_name import mean_of_classes
@@ -60,7 +61,7 @@ class Args:
     """Folder with segments.json, annotations.json and images/."""
     seed: int = 0
     """Of all rows."""
-    steps: int = 400
+    steps: int = 700
     """Optimisation steps of nano."""
     max_labelled: int | None = None
     """Labelled images to learn from; by default all of the training splits."""
@@ -219,8 +220,9 @@ def emptied(columns: dict[str, list[Any]], share: float) -> dict[str, np.ndarray
 
 
 def best_share(val: dict[str, list[Any]]) -> float:
-    """The smallest of `SHARES` with the best mean Dice over the validation questions."""
-    return max(SHARES, key=lambda share: (emptied(val, share)["dice"].mean(), -share))
+    """The smallest of `SHARES` with the best mean over classes of the Dice over the validation questions."""
+    mean = lambda share: mean_over_classes(emptied(val, share)["dice"], val["group"], val["name"])  # noqa: E731
+    return max(SHARES, key=lambda share: (mean(share), -share))
 
 
 def show_all(args: Args) -> None:

@@ -31,7 +31,8 @@ class Args:
     """Improve the masks of own images by what pays, and deploy only what is better."""
 
     mode: tyro.conf.Positional[Mode] = "full"
-    """quick: 8 minutes on two CPU cores with the embedded model and 30 images. full: 700 steps of each training."""
+    """quick: 8 minutes on two CPU cores with the embedded model and 30 images. full: 700 steps of each training, of
+    a mean teacher 1,400."""
     inputs: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
     regions: Annotated[RegionConfig, tyro.conf.arg(name="")] = field(default_factory=RegionConfig)
     steps: Rare[int | None] = None

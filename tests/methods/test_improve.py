@@ -209,7 +209,7 @@ def test_a_run_that_deployed_a_sa2va_is_a_start_that_is_tuned(
     inputs = open_improve_inputs(replace(images.config, model_path=trainable_model(str(elsewhere_trained))))
     assert inputs.config.model_path == str(elsewhere_trained / IMPROVED)
     tuned = make_improve_plan(inputs, "full")
-    assert (tuned.steps[SIDE], tuned.steps[TEACHER], tuned.tunes) == (150, 700, True)
+    assert (tuned.steps[SIDE], tuned.steps[TEACHER], tuned.tunes) == (150, 1400, True)
     assert "what is best on the patients of the folds is deployed" in "\n".join(plan_lines(inputs, tuned))
     assert "side network: 4 x 150 steps; on angiograms of another hospital" in "\n".join(plan_lines(inputs, tuned))
     masks_alone = inputs_of(inputs, SIDE, inputs.config.model_path)
