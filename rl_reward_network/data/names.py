@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,12 @@ from rl_reward_network.data.annotations import phrase_key
 CLASSES_FILE = "classes.json"
 ALL = "all"
 TAG = re.compile(r"<[^<>\s]*>|\[SEG\]")
-TEXTS = ("name", "held_out", "part_of")
 LISTS = ("phrases", "ids", "asked_only_with", "asked_not_with", "absent_with")
 
 
 @dataclass(frozen=True)
 class NamedClass:
-    """A class and how it is asked for; `ids` are ("all",) for the union of all categories, () outside of an import.
-
-    `part_of` is the name of the class that contains it, "" for none: parts of one whole exclude each other.
-    """
+    """A class and how it is asked for; `ids` are ("all",) for the union of all categories, () outside of an import."""
 
     name: str
     phrases: tuple[str, ...]
@@ -36,7 +32,6 @@ class NamedClass:
     asked_only_with: tuple[str, ...] = ()
     asked_not_with: tuple[str, ...] = ()
     absent_with: tuple[str, ...] = ()
-    part_of: str = ""
 
     def wording(self, sample_id: str) -> str:
         """One of `phrases`, the same for equal ids, each for about as many ids."""
@@ -68,35 +63,13 @@ def read_classes(path: Path) -> list[NamedClass]:
         )
     classes = [_parsed(entry, f"{path}: class {number}") for number, entry in enumerate(value)]
     _check_wordings(classes, path)
-    return _with_wholes(classes, path)
+    return classes
 
 
 def classes_of(folder: Path) -> dict[str, NamedClass]:
     """`phrase_key` of the name -> class, of a data folder; {} without `CLASSES_FILE`. Raises as `read_classes`."""
     path = folder / CLASSES_FILE
     return {phrase_key(one.name): one for one in read_classes(path)} if path.is_file() else {}
-
-
-def rivals_of(classes: Iterable[NamedClass]) -> dict[str, list[NamedClass]]:
-    """Name -> the classes that cannot share a pixel with it: parts of a whole that it is a part of, too.
-
-    None of them contains it, or is contained in it.
-    """
-    by_name = {one.name: one for one in classes}
-
-    def wholes(name: str) -> list[str]:
-        above = by_name[name].part_of
-        return [above, *wholes(above)] if above else []
-
-    chains = {name: wholes(name) for name in by_name}
-    return {
-        name: [
-            by_name[other]
-            for other, of_other in chains.items()
-            if other not in (name, *chain) and name not in of_other and set(chain) & set(of_other)
-        ]
-        for name, chain in chains.items()
-    }
 
 
 def as_json(classes: Sequence[NamedClass]) -> list[dict[str, Any]]:
@@ -117,16 +90,13 @@ def _parsed(entry: Any, where: str) -> NamedClass:
     if unknown := sorted(entry.keys() - NamedClass.__dataclass_fields__.keys()):
         known = ", ".join(NamedClass.__dataclass_fields__)
         raise ValueError(f"{where}: field {unknown[0]!r} is not known; the fields are {known}")
-    for key in TEXTS:
-        if key in entry.keys() | {"name", "held_out"} and not (
-            isinstance(entry.get(key), str) and phrase_key(entry[key])
-        ):
+    for key in ("name", "held_out"):
+        if not isinstance(entry.get(key), str) or not phrase_key(entry[key]):
             raise ValueError(f"{where}: `{key}` is {entry.get(key)!r}, expected a phrase such as 'the left kidney'")
     lists = {key: _texts(entry[key], f"{where}: `{key}`") for key in LISTS if key in entry}
     if not lists.get("phrases"):
         raise ValueError(f"{where}: `phrases` is missing or empty; give at least one wording, such as the name")
-    texts = {key: entry[key].strip() for key in TEXTS if key in entry}
-    return NamedClass(**{"phrases": (), **lists, **texts})
+    return NamedClass(**{"phrases": (), **lists, "name": entry["name"].strip(), "held_out": entry["held_out"].strip()})
 
 
 def _texts(value: Any, where: str) -> tuple[str, ...]:
@@ -134,25 +104,6 @@ def _texts(value: Any, where: str) -> tuple[str, ...]:
     if not all(isinstance(one, str | int) and not isinstance(one, bool) and str(one).strip() for one in values):
         raise ValueError(f"{where} is {value!r:.60}, expected a list of texts")
     return tuple(str(one).strip() for one in values)
-
-
-def _with_wholes(classes: Sequence[NamedClass], path: Path) -> list[NamedClass]:
-    """The classes with each `part_of` as that class writes its name; a ValueError for no such class, and a circle."""
-    names = {phrase_key(one.name): one.name for one in classes}
-    found = []
-    for one in classes:
-        if one.part_of and phrase_key(one.part_of) not in names:
-            known = ", ".join(map(repr, names.values()))
-            raise ValueError(f"{path}: class {one.name!r}: `part_of` is {one.part_of!r}, expected one of {known}")
-        found.append(replace(one, part_of=names[phrase_key(one.part_of)] if one.part_of else ""))
-    above = {one.name: one.part_of for one in found}
-    for name in above:
-        chain = [name]
-        while whole := above[chain[-1]]:
-            if whole in chain:
-                raise ValueError(f"{path}: class {name!r}: `part_of` leads back to {whole!r}; leave one of them out")
-            chain.append(whole)
-    return found
 
 
 def _check_wordings(classes: Sequence[NamedClass], path: Path) -> None:

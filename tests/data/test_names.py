@@ -7,14 +7,7 @@ from typing import Any
 
 import pytest
 
-from rl_reward_network.data.names import (
-    NamedClass,
-    as_json,
-    classes_of,
-    read_classes,
-    rivals_of,
-    wordings_fingerprint,
-)
+from rl_reward_network.data.names import NamedClass, as_json, classes_of, read_classes, wordings_fingerprint
 
 LEFT = {
     "name": "left artery",
@@ -75,26 +68,9 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     assert wordings_fingerprint([]) is None
 
 
-def named(name: str, part_of: str = "") -> NamedClass:
-    return NamedClass(name, (f"the {name}",), f"a {name}", part_of=part_of)
-
-
-def test_parts_of_one_whole_are_rivals_but_not_of_what_contains_them() -> None:
-    tree = [named("tree"), named("left", "tree"), named("right", "tree"), named("stump", "left"), named("catheter")]
-    rivals = {name: [one.name for one in found] for name, found in rivals_of(tree).items()}
-    expected = {"tree": [], "left": ["right"], "right": ["left", "stump"], "stump": ["right"], "catheter": []}
-    assert rivals == expected
-
-
 @pytest.mark.parametrize(
     ("classes", "message"),
     [
-        ([LEFT | {"part_of": "tree"}], "class 'left artery': `part_of` is 'tree', expected one of 'left artery'"),
-        ([LEFT | {"part_of": " "}], r"\('left artery'\): `part_of` is ' ', expected a phrase"),
-        (
-            [LEFT | {"part_of": "right artery"}, RIGHT | {"part_of": "Left artery"}],
-            "class 'left artery': `part_of` leads back to 'left artery'; leave one of them out",
-        ),
         ([], "expected a list of classes"),
         (["left artery"], "class 0 is 'left artery', expected an object"),
         ([LEFT | {"phrase": "x"}], r"class 0 \('left artery'\): field 'phrase' is not known; the fields are name"),
