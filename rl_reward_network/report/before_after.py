@@ -39,6 +39,7 @@ CURVES = {
     "validation": {
         "val/score": f"{TITLES[SCORE]} (proxy)",
         "val/gt_dice": "Dice (gold)",
+        "val/name_exact": "exact names",
         **{f"val/{name}": METRIC_TITLES[name] for name in ("cycle_iou", "meteor", "cycle_meteor")},
     },
 }
