@@ -106,9 +106,7 @@ def _stored_masks(logits: Tensor, embeddings: Tensor) -> DecodedMasks:
     """The stored mask logits (1, h, w) for one `[SEG]`; what else a decoder gives is 0."""
     assert len(embeddings) == len(logits) == 1
     zeros = torch.zeros(1)
-    return DecodedMasks(
-        logits, zeros, zeros.long(), logits[:, None].expand(-1, 4, -1, -1), zeros[:, None], zeros, zeros
-    )
+    return DecodedMasks(logits, zeros, zeros.long(), logits[:, None].expand(-1, 4, -1, -1), zeros[:, None], zeros)
 
 
 if __name__ == "__main__":

@@ -129,7 +129,7 @@ def mean_action_losses(
     images = [answer.image for answer in batch.rollouts.answers]
     masks = list(zip(images, outputs.mask_logits, strict=True)) if outputs.mask_logits else []
     if config.objective in OF_LABELS and config.caption_to_mask_weight:
-        from_labels, of_labels = labelled_loss(batch.rollouts.answers, outputs, config, counts)
+        from_labels, of_labels = labelled_loss(batch.rollouts.answers, masks, outputs.embeddings, config, counts)
         yield config.caption_to_mask_weight * from_labels, of_labels
         if choices := choice_losses(images, outputs.decoded):
             of_head = torch.stack(choices)  # trains its head alone, so its value stands beside the total
@@ -328,22 +328,20 @@ def answer_loss(log_probs: Sequence[Tensor], num_groups: Numbers) -> Tensor:
 
 
 def labelled_loss(
-    answers: Sequence[AnswerRollout], outputs: PolicyOutputs, config: Sa2VAGRPOConfig, counts: StepCounts
+    answers: Sequence[AnswerRollout],
+    masks: "MeanMasks",
+    embeddings: Sequence[Tensor],
+    config: Sa2VAGRPOConfig,
+    counts: StepCounts,
 ) -> tuple[Tensor, Metrics]:
     """The losses of supervised training on masks and names, weighted and summed, and what to log of them."""
     total, metrics = torch.zeros((), device=config.device), dict[str, float | Tensor]()
-    pairs = zip((answer.image for answer in answers), outputs.decoded, strict=True)
-    if labelled := [(image, decoded) for image, decoded in pairs if image.truth is not None]:
-        presence = presence_losses(labelled)
-        masks = [(image, decoded.mask_logits[0]) for image, decoded in labelled]
-        weights = config.bce_weight, config.dice_weight, config.cldice_weight
-        losses = supervised_mask_losses(masks, *weights, of_absent=presence is None)
+    if labelled := [(image, logits) for image, logits in masks if image.truth is not None]:
+        losses = supervised_mask_losses(labelled, config.bce_weight, config.dice_weight, config.cldice_weight)
         total, metrics["loss/mask"] = total + losses.sum() / counts.true_masks, losses.detach().mean()
-        if presence is not None:
-            total, metrics["loss/presence"] = total + presence.sum() / counts.true_masks, presence.detach().mean()
     names = [answer.name for answer in answers]
     if config.contrast_weight and len(set(names)) > 1:
-        contrasts = name_contrast_losses(torch.stack(list(outputs.embeddings)), names)
+        contrasts = name_contrast_losses(torch.stack(list(embeddings)), names)
         metrics["loss/contrast"] = contrasts.detach().mean()
         total = total + config.contrast_weight * contrasts.sum() / counts.masks
     return total, metrics
@@ -359,15 +357,6 @@ def choice_losses(images: Sequence[PromptImage], decoded: Sequence[DecodedMasks]
         for image, masks in zip(images, decoded, strict=True)
         if image.truth is not None and image.features.sam.side_pixels is None
     ]
-
-
-def presence_losses(labelled: Sequence[tuple[PromptImage, DecodedMasks]]) -> Tensor | None:
-    """float32 (N,): cross-entropies of N judgements whether the object is there; None where nothing judges it."""
-    logits = torch.cat([decoded.presence_logits for _, decoded in labelled])
-    there = torch.tensor([float(image.truth is not None and image.truth.any()) for image, _ in labelled])
-    if not logits.isfinite().all():
-        return None
-    return F.binary_cross_entropy_with_logits(logits, there.to(logits.device), reduction="none")
 
 
 def name_contrast_losses(embeddings: Tensor, names: Sequence[str]) -> Tensor:
@@ -422,21 +411,17 @@ class PathwiseReward:
 
 
 def supervised_mask_losses(
-    masks: MeanMasks, bce_weight: float, dice_weight: float, cldice_weight: float = 0.0, of_absent: bool = True
+    masks: MeanMasks, bce_weight: float, dice_weight: float, cldice_weight: float = 0.0
 ) -> Tensor:
-    """float32 (N,): weighted sum of cross-entropy, Dice loss and soft clDice loss, for N prompts with a true mask.
-
-    Without `of_absent` an empty true mask has the cross-entropy alone: it has no overlap to learn.
-    """
+    """float32 (N,): weighted sum of cross-entropy, Dice loss and soft clDice loss, for N prompts with a true mask."""
     losses = []
     for image, logits in masks:  # images differ in size
         assert image.truth is not None
         size = [(FINER if image.features.sam.side_pixels is None else 1) * side for side in logits.shape]
         finer = F.interpolate(logits[None, None], size=size, mode="bilinear")[0]
         true_mask = torch.from_numpy(image.truth)[None]
-        overlaps = of_absent or bool(image.truth.any())
-        loss: Any = sum(mask_losses(finer, true_mask, bce_weight, dice_weight if overlaps else 0.0).values())
-        if cldice_weight and overlaps:
+        loss: Any = sum(mask_losses(finer, true_mask, bce_weight, dice_weight).values())
+        if cldice_weight:
             target = soft_targets(true_mask, finer)[None]
             loss = loss + cldice_weight * (1 - soft_cldice(finer.sigmoid()[None], target)[0])
         losses.append(loss)

@@ -290,15 +290,10 @@ def make_plan(args: PlanArgs, inputs: "GRPOInputs", network: "RewardNetwork | No
         mask_rewards={loop: dict(weights) for loop, weights in more.items() if weights} or None,
         max_labelled=args.max_labelled,
         freeze_embeddings=parts.freeze_embeddings or None,
-        side_network={"pixels": parts.side_pixels, **_of_names(run)} if parts.side_network else None,
+        side_network={"pixels": parts.side_pixels} if parts.side_network else None,
         encoder=None if parts.encoder == "frozen" else encoder,
         own_batch=args.grpo.per_device_train_batch_size is not None or None,
     )
-
-
-def _of_names(run: Chosen) -> dict[str, Any]:
-    """What a new side network has beside its size where images are asked for several classes (docs/log.md)."""
-    return {"candidate": 1, "presence": True} if run.several else {}
 
 
 def _hyperparameters(run: Chosen) -> GRPOSettings:

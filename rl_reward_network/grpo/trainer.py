@@ -184,8 +184,6 @@ class Sa2VAGRPOTrainer(Trainer):
         parts += outputs.parameters if self.args.samples_masks else []
         if self.args.objective in OF_LABELS and self.sa2va.side_network is None:
             parts += [decoded.candidate_scores for decoded in outputs.decoded]
-        if (side := self.sa2va.config.side) is not None and side.presence and self.args.objective in OF_LABELS:
-            parts += [decoded.presence_logits for decoded in outputs.decoded]
         parts += outputs.answer_log_probs if self.args.seg_text_weight else []
         return anchor + sum(part.float().sum() for part in parts)
 

@@ -73,19 +73,14 @@ class Sam2Features:
 
 @dataclass(frozen=True)
 class DecodedMasks:
-    """SAM 2's masks for K prompts on one image: of the candidate among 1 to 3 with the highest predicted IoU.
-
-    Of the one that the side network refines, if its configuration names one. No pixel of a mask is more certain than
-    that the object is there, but in training, where each has losses of its own.
-    """
+    """SAM 2's masks for K prompts on one image: of the candidate among 1 to 3 with the highest predicted IoU."""
 
     mask_logits: Tensor  # float32 (K, h, w), refined by the side network if there is one
-    iou_scores: Tensor  # float32 (K,), the predicted IoU
+    iou_scores: Tensor  # float32 (K,), that predicted IoU
     selected: Tensor  # int64 (K,), index of that candidate
     candidates: Tensor  # float32 (K, 4, h, w), SAM 2's logits; 0 is the single-mask token, unused by Sa2VA
     candidate_scores: Tensor  # float32 (K, 4), predicted IoU; its gradient ends in the head that predicts it
     object_score_logits: Tensor  # float32 (K,); unused, as in the reference: a negative value empties no mask
-    presence_logits: Tensor  # float32 (K,), the side network's; infinite where nothing judges presence
 
     def __getitem__(self, rows: int | slice) -> "DecodedMasks":
         """The masks of some prompts, their axis kept."""
@@ -126,19 +121,14 @@ def decode_masks(
     candidates = (of_masks @ pixels.flatten(2)).unflatten(2, pixels.shape[-2:]).float()
     scores = decoder.iou_prediction_head(tokens[:, 1].detach()).float()  # a guess about masks must not change them
     selected = scores[:, 1:].argmax(dim=1) + 1
-    if side is not None and side.config.candidate is not None:
-        selected = torch.full_like(selected, side.config.candidate)
     rows = torch.arange(len(selected), device=selected.device)
     mask_logits = candidates[rows, selected]
-    presence = mask_logits.new_full((len(rows),), torch.inf)
     if side is not None:
         assert features.side_pixels is not None, "`generation_sa2va.image_features` makes features with the pixels"
-        ((x,), (bottom,)), of_mask = side(features.side_pixels, coarse), of_masks[rows, selected]
-        mask_logits, presence = side.refine(x, mask_logits, of_mask), side.presence_logits(bottom, of_mask)
-        if not side.training:
-            mask_logits = torch.minimum(mask_logits, presence[:, None, None])
+        (x,) = side(features.side_pixels, coarse)
+        mask_logits = side.refine(x, mask_logits, of_masks[rows, selected])
     object_scores = decoder.pred_obj_score_head(tokens[:, 0])[:, 0].float()
-    return DecodedMasks(mask_logits, scores[rows, selected], selected, candidates, scores, object_scores, presence)
+    return DecodedMasks(mask_logits, scores[rows, selected], selected, candidates, scores, object_scores)
 
 
 def _transform(sam: Any, coarse: Tensor, prompts: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,8 +4,7 @@ SAM 2's masks have a quarter of the resolution of its input, and its frozen enco
 as the user's. The side network reads the image itself, joins SAM 2's coarsest map at its bottom, and gives two things
 for each pixel: a vector, whose product with a mask's hypernetwork weights is added to the mask's logits, and a gate,
 which scales SAM 2's own logits. The weights come from the `[SEG]` embedding, so `[SEG]` still decides what is
-segmented, and all prompts of an image share one pass. The mean over its bottom gives a vector, too, whose product with
-the weights says whether the object is there at all: no pixel of a mask is more certain than that (`presence`).
+segmented, and all prompts of an image share one pass.
 
     logits = (1 + gate) * upsampled(SAM 2's logits) + weights @ vectors
 
@@ -25,7 +24,6 @@ from torch import Tensor, nn
 from rl_reward_network.models.weights import mixed_precision
 
 NORM_GROUPS = 8
-PRIOR = 1.0  # the first logit of `presence`: at first no mask is emptied
 
 
 @dataclass(frozen=True)
@@ -40,11 +38,6 @@ class SideNetworkConfig:
     """Pixels along each axis that the first level packs into channels."""
     features: bool = True
     """Whether SAM 2's coarsest map joins at the bottom."""
-    candidate: int | None = None
-    """Which of SAM 2's masks 1 to 3 is refined; None is the one with the highest predicted IoU, which may differ from
-    image to image, so that each trains on a part of the images."""
-    presence: bool = False
-    """Whether it judges if the object is there: for questions about objects that may be absent."""
 
     @property
     def stride(self) -> int:
@@ -57,8 +50,6 @@ class SideNetworkConfig:
                 f"side_network: channels are {self.channels} and packing is {self.packing}, expected multiples of "
                 f"{NORM_GROUPS}, and 1 or more"
             )
-        if self.candidate not in (None, 1, 2, 3):
-            raise ValueError(f"side_network: candidate is {self.candidate}, expected 1, 2, 3 or null")
         if self.pixels < 1 or self.pixels % self.stride:
             raise ValueError(
                 f"side_network: pixels is {self.pixels}, expected a multiple of {self.stride}; {self.stride * 16} fits"
@@ -83,27 +74,22 @@ class SideNetwork(nn.Module):
         self.down = nn.ModuleList(_block(i, o) for i, o in zip(inputs, channels, strict=False))
         if config.features:
             self.join = nn.Sequential(nn.Conv2d(sam_width, channels[-1], 1), nn.GroupNorm(NORM_GROUPS, channels[-1]))
-        if config.presence:
-            self.presence = nn.Linear(channels[-1], sam_width // 8)
-            self.prior = nn.Parameter(torch.tensor(PRIOR))
-            nn.init.zeros_(self.presence.weight)
-            nn.init.zeros_(self.presence.bias)
         pairs = list(pairwise(channels))[::-1]  # (finer, coarser), from the coarsest up
         self.up = nn.ModuleList(_block(finer + coarser, finer) for finer, coarser in pairs)
         self.head = nn.Conv2d(channels[0], (sam_width // 8 + 1) * config.packing**2, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)  # type: ignore[arg-type]
 
-    def forward(self, image: Tensor, coarse: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, image: Tensor, coarse: Tensor) -> Tensor:
         """What the masks of B images are made of, (B, channels of the first level, P / packing, P / packing).
 
-        And the mean over the bottom, (B, channels of the last level). From RGB, uint8 (B, 3, P, P), and SAM 2's
-        coarsest map (B, C, S/16, S/16); in training in bfloat16 where the hardware has it.
+        From RGB, uint8 (B, 3, P, P), and SAM 2's coarsest map (B, C, S/16, S/16); in training in bfloat16 where the
+        hardware has it.
         """
         with mixed_precision(image.device) if self.training else nullcontext():
             return self._features(image, coarse)
 
-    def _features(self, image: Tensor, coarse: Tensor) -> tuple[Tensor, Tensor]:
+    def _features(self, image: Tensor, coarse: Tensor) -> Tensor:
         pixels = image.to(self.head.weight.dtype) / 255
         levels = [self.down[0](F.pixel_unshuffle(pixels * 4 - 2, self.config.packing))]
         for block in self.down[1:]:
@@ -111,10 +97,9 @@ class SideNetwork(nn.Module):
         x = levels.pop()
         if self.config.features:
             x = x + self.join(F.interpolate(coarse.to(pixels.dtype), size=x.shape[-2:], mode="bilinear"))
-        bottom = x.mean(dim=(2, 3))
         for block in self.up:
             x = block(torch.cat([F.interpolate(x, scale_factor=2), levels.pop()], dim=1))
-        return x, bottom
+        return x
 
     def refine(self, x: Tensor, mask_logits: Tensor, weights: Tensor) -> Tensor:
         """Refined logits float32 (N, P, P) of the masks of one image.
@@ -132,16 +117,6 @@ class SideNetwork(nn.Module):
         packed = torch.einsum("npd,dhw->nphw", kernel, x) + bias[..., None, None]
         logits = F.pixel_shuffle(packed, self.config.packing)[:, 0].float()
         return upsampled * (1 + logits[-1:]) + logits[:-1]
-
-    def presence_logits(self, bottom: Tensor, weights: Tensor) -> Tensor:
-        """float32 (N,): the logit that each object is in the image, from `forward`'s mean (C,), weights as above.
-
-        Infinite where the network does not judge it.
-        """
-        if not self.config.presence:
-            return weights.new_full((len(weights),), torch.inf, dtype=torch.float32)
-        directions = F.normalize(weights.to(self.prior.dtype), dim=1)  # whose length is that of mask logits
-        return (directions @ self.presence(bottom.to(self.prior.dtype)) + self.prior).float()
 
 
 def _block(inputs: int, outputs: int) -> nn.Sequential:

@@ -118,7 +118,7 @@ def test_every_candidate_that_may_be_selected_is_compared():
     right, row = torch.tensor([[5.0, -5.0], [-5.0, -5.0]]), torch.tensor([[5.0, 5.0], [-5.0, -5.0]])
     candidates = torch.stack([row, right, row, -right])[None]
     scores = torch.tensor([[9.0, 0.9, 0.5, 0.2]], requires_grad=True)
-    decoded = DecodedMasks(right[None], scores[:, 1], torch.tensor([1]), candidates, scores, *torch.zeros(2, 1))
+    decoded = DecodedMasks(right[None], scores[:, 1], torch.tensor([1]), candidates, scores, torch.zeros(1))
     loss = candidate_loss(decoded, truth)
     assert loss.item() == pytest.approx((0.1**2 + 0.2**2) / 3)
     (gradient,) = torch.autograd.grad(loss, scores)

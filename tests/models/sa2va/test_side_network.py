@@ -1,7 +1,6 @@
 """The side network: zero at first, one pass for all prompts, equal to its formula, saved and loaded with the model."""
 
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint, to_
 from rl_reward_network.models.sa2va.generation_sa2va import image_features
 from rl_reward_network.models.sa2va.grounding_sa2va import decode_masks
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration, check_checkpoint
-from rl_reward_network.models.sa2va.side_network import PRIOR, SideNetwork, SideNetworkConfig, side_network_config
+from rl_reward_network.models.sa2va.side_network import SideNetwork, SideNetworkConfig, side_network_config
 from rl_reward_network.models.sa2va.video_sa2va import check_memory, masks_without_memory
 from tests.conftest import smooth_image
 
@@ -60,13 +59,12 @@ def test_refined_logits_equal_their_formula(features: bool) -> None:
     pixels, coarse = torch.randint(0, 256, (1, 3, 64, 64), dtype=torch.uint8), torch.randn(1, 16, 4, 4)
     old, weights = torch.randn(5, 16, 16), torch.randn(5, 2)
     side.eval()
-    x, bottom = side(pixels, coarse)
-    assert bottom.shape == (1, 16)
+    x = side(pixels, coarse)
     maps = F.pixel_shuffle(side.head(x), 2)[0]
     upsampled = F.interpolate(old[None], size=(64, 64), mode="bilinear")[0]
     expected = upsampled * (1 + maps[-1]) + torch.einsum("nc,chw->nhw", weights, maps[:-1])
     torch.testing.assert_close(side.refine(x[0], old, weights), expected, atol=1e-4, rtol=1e-4)
-    other, _ = side(pixels, torch.randn(1, 16, 4, 4))
+    other = side(pixels, torch.randn(1, 16, 4, 4))
     assert torch.equal(x, other) != features, "SAM 2's map joins if and only if it is wanted"
 
 
@@ -91,30 +89,6 @@ def test_the_selected_candidate_is_refined_and_gradients_reach_the_network(refin
     assert torch.equal(decoded.selected, without.selected)
     decoded.mask_logits.square().mean().backward()
     assert all(p.grad is not None and p.grad.any() for p in model.side_network.parameters())
-
-
-def test_one_candidate_is_refined_and_what_is_judged_absent_is_empty(tiny_model: Any, tiny_processor: Any) -> None:
-    model = deepcopy(tiny_model)
-    model.add_side_network(replace(SMALL, candidate=2, presence=True))
-    features = image_features(model, tiny_processor, [image()])
-    seg, side = torch.randn(3, features.maps[2].shape[1]), model.eval().side_network
-    first = model.decode_masks(features, seg)
-    assert first.selected.tolist() == [2, 2, 2]
-    assert torch.equal(first.iou_scores, first.candidate_scores[:, 2])
-    assert first.presence_logits.tolist() == [PRIOR] * 3, "at first all are taken to be there"
-    (first.presence_logits.sum() + first.mask_logits.sum()).backward()
-    assert all(p.grad is not None and p.grad.any() for p in side.presence.parameters())
-
-    torch.nn.init.normal_(side.presence.weight)
-    side.prior.data -= model.decode_masks(features, seg).presence_logits.detach().median()
-    judged = model.decode_masks(features, seg)
-    absent = judged.presence_logits < 0
-    assert 0 < absent.sum() < 3, "one mask's weights say other than another's"
-    assert not (judged.mask_logits[absent] > 0).any()
-    side.train()
-    plain = model.decode_masks(features, seg)
-    torch.testing.assert_close(plain.mask_logits[~absent] > 0, judged.mask_logits[~absent] > 0)
-    assert (plain.mask_logits > plain.presence_logits[:, None, None]).any(), "in training the losses see it as it is"
 
 
 def test_it_is_saved_and_loaded_with_the_model(refined: Any, tiny_processor: Any, tmp_path: Path) -> None:
@@ -167,7 +141,6 @@ def test_frames_without_memory_are_refined_and_memory_is_refused(refined: Any, t
     [
         ({"pixels": 500}, "pixels is 500, expected a multiple of 64"),
         ({"channels": [12]}, r"channels are \(12,\) .*multiples of 8"),
-        ({"candidate": 0}, "candidate is 0, expected 1, 2, 3 or null"),
         ({"depth": 3}, r"config\.json: side_network has unknown fields \['depth'\]"),
     ],
 )
