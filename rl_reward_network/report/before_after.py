@@ -1,5 +1,6 @@
 """The report of a fine-tuned model beside the base model on N test items, with intervals over groups of items."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -238,14 +239,21 @@ def item_picture(item: ReportItem) -> str:
 
 
 def names_pictures(items: Sequence[NamedItem]) -> str:
-    """HTML of images with the masks of all their classes, in the classes' colours; "" without any."""
-    colours = overlays.class_colours(sorted({name for item in items for name in item.truth}))
+    """HTML of images with the masks of all their classes, in the classes' colours; "" without any.
+
+    Classes of less area are painted over those of more: parts over their whole.
+    """
+    areas = Counter[str]()
+    for item in items:
+        areas.update({name: 0 if mask is None else int(mask.sum()) for name, mask in item.truth.items()})
+    colours = overlays.class_colours([name for name, _ in areas.most_common()])
+
+    def drawn(image: np.ndarray, masks: Mapping[str, np.ndarray | None]) -> bytes:
+        return overlays.draw_classes(image, {name: masks.get(name) for name in colours}, colours)
+
     pictures = [
-        page.panels(
-            item.title,
-            [(when, overlays.draw_classes(item.image, getattr(item, when), colours)) for when in ("truth", "after")],
-        )
-        for item in items
+        page.panels(one.title, [("truth", drawn(one.image, one.truth)), ("after", drawn(one.image, one.after))])
+        for one in items
     ]
     return overlays.legend(colours) * bool(items) + "".join(pictures)
 

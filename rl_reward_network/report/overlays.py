@@ -74,12 +74,13 @@ def paint_mask(image: np.ndarray, mask: np.ndarray, colour: Colour, opacity: flo
 
 
 def draw_classes(image: np.ndarray, masks: Mapping[str, np.ndarray | None], colours: Mapping[str, Colour]) -> bytes:
-    """JPEG of a uint8 (H, W, 3) image with masks by class, bool (H, W), smaller ones over larger ones."""
+    """JPEG of a uint8 (H, W, 3) image with masks by class, bool (H, W) or None, later ones over earlier ones."""
     plain = np.asarray(_panel(image))
     painted = plain.copy()
-    present = {name: _shrunk(mask, plain) for name, mask in masks.items() if mask is not None and mask.any()}
-    for name, mask in sorted(present.items(), key=lambda item: -int(item[1].sum())):
-        painted[mask] = ((1 - OPAQUE) * plain[mask] + OPAQUE * np.array(colours[name])).round()
+    for name, mask in masks.items():
+        if mask is not None:
+            inside = _shrunk(mask, plain)
+            painted[inside] = ((1 - OPAQUE) * plain[inside] + OPAQUE * np.array(colours[name])).round()
     return _jpeg(painted)
 
 

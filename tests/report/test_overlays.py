@@ -24,7 +24,7 @@ def test_a_class_inside_another_keeps_its_colour() -> None:
     whole, part = np.zeros((2, 64, 64), bool)
     whole[8:56, 8:56] = part[24:40, 24:40] = True
     colours = class_colours(["part", "whole"])
-    drawn = draw_classes(np.full((64, 64, 3), 200, np.uint8), {"part": part, "whole": whole, "absent": None}, colours)
+    drawn = draw_classes(np.full((64, 64, 3), 200, np.uint8), {"whole": whole, "part": part, "absent": None}, colours)
     pixels = np.asarray(Image.open(io.BytesIO(drawn))).astype(float)
     for name, place in {"part": (32, 32), "whole": (16, 16)}.items():
         np.testing.assert_allclose(pixels[place], 0.3 * 200 + 0.7 * np.array(colours[name]), atol=6)
