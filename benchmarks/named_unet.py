@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_reward_network.grpo.prompts import TrainingItem
+from rl_reward_network.grpo.validation import mean_over_classes
 from rl_reward_network.models.reward_network import INITIAL_LOGIT, RewardNetworkConfig, UNet, soft_overlap
 from rl_reward_network.rewards.metrics import dice
 
@@ -149,8 +150,9 @@ def segment(net: UNet, image: np.ndarray) -> np.ndarray:
 
 def _validate(net: UNet, images: Sequence[NamedImage]) -> float:
     """Mean over classes of the mean Dice over the questions, as of Sa2VA; two empty masks have 1."""
-    values = np.full((len(images), len(images[0].known)), np.nan)
+    values, classes, rows = list[float](), list[str](), list[str]()
     for row, one in enumerate(images):
         own = np.flatnonzero(one.known)
-        values[row, own] = dice(segment(net, one.image)[own], one.truths[own])
-    return float(np.nanmean(np.nanmean(values[:, ~np.isnan(values).all(axis=0)], axis=0)))
+        values += dice(segment(net, one.image)[own], one.truths[own]).tolist()
+        classes, rows = classes + [str(of) for of in own], rows + [str(row)] * len(own)
+    return mean_over_classes(np.array(values), rows, classes) or 0.0

@@ -61,7 +61,7 @@ class Args:
     """Folder with segments.json, annotations.json and images/."""
     seed: int = 0
     """Of all rows."""
-    steps: int = 700
+    steps: int = 400
     """Optimisation steps of nano."""
     max_labelled: int | None = None
     """Labelled images to learn from; by default all of the training splits."""

@@ -188,7 +188,7 @@ def _open(
     if every := plan.eval_steps:
         if args.max_steps < 0:  # nobody knew how many steps the epochs have
             every = min(every, -(-trainer.planned_steps // VALIDATIONS))
-        chosen, names = validation_prompts(inputs), inputs.captions_are_names
+        chosen, names = validation_prompts(inputs), inputs.captions_are_names and args.mask_to_caption_weight > 0
         trainer.validation = ValidationCallback(trainer, chosen, every, maps, names)
     if args.objective == "mean_teacher":
         trainer.watch = TeacherWatch(trainer)

@@ -24,15 +24,16 @@ from rl_reward_network.grpo.prompts import TrainingItem
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.ema import swapped
 from rl_reward_network.models.lora import trainable_state
+from rl_reward_network.report.by_name import class_means
 from rl_reward_network.report.overlays import SHOWN, mask_sheet
 from rl_reward_network.report.statistics import known_means
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.table import learned_reward
 from rl_reward_network.run import clock
 
-LOOKS = "validation.json"  # in the folder of a run: what `adapt` decides by
+LOOKS = "validation.json"  # in the folder of a run: the Dice of each prompt at each look
 COLLAPSED = "those before training: the mean teacher has collapsed"
-EXACT = "val/name_exact"
+EXACT, TIE = "val/name_exact", 1e-6  # of equal shares of exact names the better METEOR counts, too little to be seen
 # The first that the data allow is the criterion.
 METRICS = {EXACT: "share of exact names", "val/cycle_iou": "IoU of mask'", "val/gt_dice": "Dice"}
 
@@ -200,7 +201,8 @@ class ValidationCallback(TrainerCallback):
             self.proxy.append(points[PROXY])
         self.criterion = next((tag for tag in METRICS if tag in points), None)
         if self.criterion is not None:
-            self._keep_best(points[self.criterion], of_teacher.get(self.criterion, -np.inf))
+            finer = TIE * points["val/meteor"] if self.criterion == EXACT else 0.0
+            self._keep_best(points[self.criterion] + finer, of_teacher.get(self.criterion, -np.inf))
         trainer.log_now(points | {name.replace("val/", "val/teacher_"): value for name, value in of_teacher.items()})
 
     def _keep_best(self, value: float, of_teacher: float) -> None:
@@ -251,9 +253,9 @@ class ValidationCallback(TrainerCallback):
 
 def mean_over_classes(values: np.ndarray, groups: Sequence[str], classes: Sequence[str]) -> float | None:
     """The mean over classes of the mean over groups of N values, NaN left out; None if all are NaN."""
-    arrays, of_class = np.asarray(values, dtype=float), np.asarray(classes)
-    means = [known_means(np.where(of_class == name, arrays, np.nan), groups) for name in dict.fromkeys(classes)]
-    return float(np.mean([np.mean(of_groups) for of_groups in means if of_groups])) if any(means) else None
+    means = class_means(values, classes, groups)
+    known = means[~np.isnan(means).all(axis=1)]
+    return float(np.nanmean(known, axis=1).mean()) if len(known) else None
 
 
 def empty_share(measured: Measured) -> float:

@@ -112,6 +112,13 @@ def names_section(questions: Questions, models: Mapping[str, Answers], seed: int
     return NamesSection(tuple(models), tuple(rows))
 
 
+def class_means(values: np.ndarray, names: Sequence[str], groups: Sequence[str]) -> np.ndarray:
+    """float64 (classes, groups), both in sorted order: means of values, float (N,); NaN where there are none."""
+    classes, of_class = np.unique(np.asarray(names), return_inverse=True)
+    asked = np.where(of_class == np.arange(len(classes))[:, None], np.asarray(values, dtype=float), np.nan)
+    return group_means(asked, groups)
+
+
 def mean_of_classes(
     values: np.ndarray, names: Sequence[str], groups: Sequence[str], seed: int = 0, bounds: tuple[float, float] = UNIT
 ) -> Estimate:
@@ -121,9 +128,7 @@ def mean_of_classes(
     values that are all 0 or 1 it is Wilson's, of as many groups as have the classes. `values` are float (N,), finite,
     each with its class and group; the rest is as in `mean_interval`.
     """
-    classes, of_class = np.unique(np.asarray(names), return_inverse=True)
-    asked = np.where(of_class == np.arange(len(classes))[:, None], np.asarray(values, dtype=float), np.nan)
-    means = group_means(asked, groups)  # (classes, groups)
+    means = class_means(values, names, groups)
     counts = (~np.isnan(means)).sum(axis=1, keepdims=True)
     of_classes, count = np.nanmean(means, axis=1, keepdims=True), means.shape[1]
     if bounds == UNIT and np.isin(values, UNIT).all():

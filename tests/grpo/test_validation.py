@@ -18,6 +18,7 @@ from rl_reward_network.grpo.image_context import ImageContext
 from rl_reward_network.grpo.measure import Measured
 from rl_reward_network.grpo.validation import (
     EMPTY,
+    EXACT,
     PROXY,
     SILENT,
     TAGS,
@@ -101,6 +102,21 @@ def test_a_rising_score_and_a_fallen_dice_stop_and_go_back(tmp_path: Path, monke
     assert (outcome.kept_step, outcome.metric, outcome.best) == (1, "val/gt_dice", 0.6)
     assert same(copied(trainer.sa2va), weights[1]), "the weights with the best Dice"
     assert not same(weights[1], weights[3])
+
+
+def test_of_equal_shares_of_exact_names_the_better_meteor_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that has no exact name yet must not lose what it has learned."""
+    trainer, weights = watched(tmp_path, max_steps=4)
+    looks = iter([(0.0, 0.1), (0.0, 0.3), (0.02, 0.0), (0.02, 0.5), (0.0, 0.9)])
+    measured = lambda: dict(zip((EXACT, "val/meteor"), next(looks), strict=True)) | {EMPTY: 0.0, SILENT: 0.0}  # noqa: E731
+    monkeypatch.setattr(trainer.validation, "_points", measured)
+    trainer.train()
+    outcome = trainer.validation.finish()
+    assert (outcome.kept_step, outcome.metric) == (3, EXACT)
+    assert outcome.best == pytest.approx(0.02, abs=1e-5)
+    assert same(copied(trainer.sa2va), weights[3])
 
 
 @pytest.mark.parametrize(("gold", "kept"), [([0.5, 0.6, 0.7], 2), ([0.5, 0.7, 0.6], 1), ([0.5, 0.4, 0.3], 0)])
