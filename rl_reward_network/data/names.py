@@ -2,6 +2,7 @@
 
 The file is a list of classes with the fields of `NamedClass`; docs/how-to/your-data.md describes it. `name` is the
 class's phrase in annotations.json, `ids` and the last three are of an import and name categories of the source.
+Classes whose `ids` have nothing in common compete for pixels in training, and `never_with` in answers for the image.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ from rl_reward_network.data.annotations import phrase_key
 CLASSES_FILE = "classes.json"
 ALL = "all"
 TAG = re.compile(r"<[^<>\s]*>|\[SEG\]")
-LISTS = ("phrases", "ids", "asked_only_with", "asked_not_with", "absent_with")
+LISTS = ("phrases", "never_with", "ids", "asked_only_with", "asked_not_with", "absent_with")
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class NamedClass:
     name: str
     phrases: tuple[str, ...]
     held_out: str
+    never_with: tuple[str, ...] = ()  # names of classes of which no image shows both
     ids: tuple[str, ...] = ()
     asked_only_with: tuple[str, ...] = ()
     asked_not_with: tuple[str, ...] = ()
@@ -36,6 +38,14 @@ class NamedClass:
     def wording(self, sample_id: str) -> str:
         """One of `phrases`, the same for equal ids, each for about as many ids."""
         return self.phrases[int(hashlib.sha256(sample_id.encode()).hexdigest(), 16) % len(self.phrases)]
+
+    def excludes(self, other: "NamedClass") -> bool:
+        """Whether no image shows both, by either one's `never_with`."""
+        return other.name in self.never_with or self.name in other.never_with
+
+    def is_rival(self, other: "NamedClass") -> bool:
+        """Whether no pixel belongs to both: both have `ids`, and none in common."""
+        return bool(self.ids and other.ids) and ALL not in self.ids + other.ids and not {*self.ids} & {*other.ids}
 
     def asked(self, present: Iterable[str]) -> tuple[str, ...] | None:
         """The categories whose union is the mask in an image with these; () for an empty mask; None: not asked."""
@@ -63,6 +73,12 @@ def read_classes(path: Path) -> list[NamedClass]:
         )
     classes = [_parsed(entry, f"{path}: class {number}") for number, entry in enumerate(value)]
     _check_wordings(classes, path)
+    names = {one.name for one in classes}
+    for one in classes:
+        if unknown := sorted({*one.never_with} - (names - {one.name})):
+            raise ValueError(
+                f"{path}: class {one.name!r}: `never_with` has {unknown[0]!r}, which is no other class's name"
+            )
     return classes
 
 

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rl_reward_network.data.names import NamedClass
+from rl_reward_network.grpo.competition import contested, rivals
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.logs import Metrics
 from rl_reward_network.grpo.policy import PolicyOutputs
@@ -336,8 +338,13 @@ def labelled_loss(
 ) -> tuple[Tensor, Metrics]:
     """The losses of supervised training on masks and names, weighted and summed, and what to log of them."""
     total, metrics = torch.zeros((), device=config.device), dict[str, float | Tensor]()
-    if labelled := [(image, logits) for image, logits in masks if image.truth is not None]:
-        losses = supervised_mask_losses(labelled, config.bce_weight, config.dice_weight, config.cldice_weight)
+    pairs = zip(masks, answers, strict=False)  # no masks where none trains
+    if labelled := [(mask, answer.named) for mask, answer in pairs if mask[0].truth is not None]:
+        weights = config.bce_weight, config.dice_weight, config.cldice_weight
+        own = [mask for mask, _ in labelled]
+        losses = supervised_mask_losses(own, *weights)
+        if against := against_rivals(own, [named for _, named in labelled]):
+            losses = (losses + supervised_mask_losses(against, *weights)) / 2
         total, metrics["loss/mask"] = total + losses.sum() / counts.true_masks, losses.detach().mean()
     names = [answer.name for answer in answers]
     if config.contrast_weight and len(set(names)) > 1:
@@ -345,6 +352,19 @@ def labelled_loss(
         metrics["loss/contrast"] = contrasts.detach().mean()
         total = total + config.contrast_weight * contrasts.sum() / counts.masks
     return total, metrics
+
+
+def against_rivals(masks: MeanMasks, classes: Sequence[NamedClass | None]) -> list[tuple[PromptImage, Tensor]]:
+    """The masks `contested` by the others of their image; [] where no class has a rival."""
+    of_image: dict[str, list[int]] = {}
+    for row, (image, _) in enumerate(masks):
+        of_image.setdefault(image.image_id, []).append(row)
+    found, any_rival = dict[int, Tensor](), False
+    for rows in of_image.values():
+        rival = rivals([classes[row] for row in rows])
+        any_rival |= bool(rival.any())
+        found |= dict(zip(rows, contested(torch.stack([masks[row][1] for row in rows]), rival), strict=True))
+    return [(image, found[row]) for row, (image, _) in enumerate(masks)] if any_rival else []
 
 
 def choice_losses(images: Sequence[PromptImage], decoded: Sequence[DecodedMasks]) -> list[Tensor]:

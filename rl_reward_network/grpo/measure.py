@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from rl_reward_network.data.annotations import phrase_key
 from rl_reward_network.data.masks import to_rle
+from rl_reward_network.grpo.competition import ruled_out
 from rl_reward_network.grpo.image_context import (
     FeatureCache,
     ImageContext,
@@ -24,7 +25,7 @@ from rl_reward_network.grpo.image_context import (
     seeded_generator,
 )
 from rl_reward_network.grpo.policy import mixed_precision
-from rl_reward_network.grpo.prompts import TrainingItem
+from rl_reward_network.grpo.prompts import TrainingItem, of_one_image
 from rl_reward_network.models.default import SMALL_HIDDEN_SIZE
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding
 from rl_reward_network.rewards.metrics import METRICS, iou, meteor
@@ -74,25 +75,36 @@ def measure(
     share the batches, and all of them must call this.
     """
     size = batch_size(model.config, cache.processor.max_tiles)
-    starts = range(0, len(prompts), size)
-    own = starts if accelerator is None else starts[accelerator.process_index :: accelerator.num_processes]
+    batches = of_whole_images(prompts, size)
+    own = batches if accelerator is None else batches[accelerator.process_index :: accelerator.num_processes]
+    measured: dict[int, Measured] = {}
     with mixed_precision(model):
-        by_start = {
-            start: _measure_batch(
-                open_batch(prompts[start : start + size], cache), model, max_completion_length, expected, (seed, start)
-            )
-            for start in tqdm(own, desc, unit=f"{size} items", disable=quiet)
-        }
+        for rows in tqdm(own, desc, unit=f"{size} items", disable=quiet):
+            batch, first = open_batch([prompts[row] for row in rows], cache), rows[0]
+            measured[first] = _measure_batch(batch, model, max_completion_length, expected, (seed, first))
     if accelerator is not None and accelerator.num_processes > 1:
-        by_start = {start: part for parts in gather_object([by_start]) for start, part in parts.items()}
-    parts = [by_start[start] for start in starts]
+        measured = {first: part for parts in gather_object([measured]) for first, part in parts.items()}
+    parts = [measured[rows[0]] for rows in batches]
+    order = np.argsort(np.concatenate(batches))  # back to that of the prompts
+    masks, drawn = ([mask for part in parts for mask in getattr(part, name)] for name in ("masks", "drawn"))
+    captions = [caption for part in parts for caption in part.captions]
     return Measured(
-        {name: np.concatenate([part.values[name] for part in parts]) for name in parts[0].values},
-        [caption for part in parts for caption in part.captions],
-        [mask for part in parts for mask in part.masks],
-        [mask for part in parts for mask in part.drawn],
-        np.concatenate([part.overlap for part in parts]),
+        {name: np.concatenate([part.values[name] for part in parts])[order] for name in parts[0].values},
+        [captions[row] for row in order],
+        [masks[row] for row in order],
+        [drawn[row] for row in order],
+        np.concatenate([part.overlap for part in parts])[order],
     )
+
+
+def of_whole_images(prompts: Sequence[TrainingItem], size: int) -> list[list[int]]:
+    """Indices of the prompts in batches of about `size`; the names of an image are in one, since they may compete."""
+    batches: list[list[int]] = [[]]
+    for rows in of_one_image(prompts):
+        if batches[-1] and len(batches[-1]) + len(rows) > size:
+            batches.append([])
+        batches[-1] += rows
+    return batches
 
 
 def iou_of_captions(
@@ -118,7 +130,8 @@ def batch_size(config: Any, max_tiles: int) -> int:
 
 def _measure_batch(batch: PromptBatch, model: Any, max_completion_length: int, expected: bool, seed: Seed) -> Measured:
     prompts, context = batch.prompts, batch.context(model)
-    masks = _thresholded(batch.masks(context, range(len(prompts)), [prompt.question for prompt in prompts]))
+    soft = batch.masks(context, range(len(prompts)), [prompt.question for prompt in prompts])
+    masks = _thresholded(_without_excluded(prompts, soft))
     values, overlap = _against_truth(masks, batch.truths)
     captions, drawn = [""] * len(prompts), masks
     if all(prompt.caption for prompt in prompts):
@@ -126,6 +139,17 @@ def _measure_batch(batch: PromptBatch, model: Any, max_completion_length: int, e
         values |= of_captions
     packed = [[None if mask is None else to_rle(mask) for mask in some] for some in (masks, drawn)]
     return Measured(values, captions, packed[0], packed[1], overlap)
+
+
+def _without_excluded(prompts: Sequence[TrainingItem], soft: Sequence[Mask]) -> list[Mask]:
+    """The soft masks, 0 where another name of the same image rules theirs out."""
+    kept = list(soft)
+    for rows in of_one_image(prompts):
+        asked = [(row, mask) for row in rows if (mask := soft[row]) is not None]
+        out = ruled_out([mask for _, mask in asked], [prompts[row].named for row, _ in asked])
+        for (row, mask), is_out in zip(asked, out, strict=True):
+            kept[row] = np.zeros_like(mask) if is_out else mask
+    return kept
 
 
 def _measure_captions(

@@ -34,6 +34,7 @@ class TrainingItem:
     name: str = ""  # of the class that the question asks for; "" where all images have one question
     held_out: str = ""  # the question in a wording that trains nowhere; "" without one
     image_key: str = field(default="", repr=False)  # equal for the prompts of one image; may hold a patient's name
+    named: NamedClass | None = None  # the class of a file, which rules others out
 
 
 def region_prompt(sample: RegionSample, describe: str = DESCRIBE) -> TrainingItem:
@@ -60,7 +61,15 @@ def named_prompt(sample: Sample, named: NamedClass | None) -> TrainingItem:
         image_prompt(sample, question),
         name=named.name if named else phrase_key(sample.text),  # two spellings are one class
         held_out=segment_question(named.held_out) if named else "",
+        named=named,
     )
+
+
+def reworded(prompt: TrainingItem, rng: np.random.Generator) -> TrainingItem:
+    """The prompt in a random wording of its class; one without a class of a file as it is."""
+    if prompt.named is None:
+        return prompt
+    return replace(prompt, question=segment_question(str(rng.choice(prompt.named.phrases))))
 
 
 def segment_question(caption: str) -> str:

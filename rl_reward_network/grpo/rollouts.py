@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rl_reward_network.data.names import NamedClass
 from rl_reward_network.data.windows import augmented, strongly_augmented
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.image_context import (
@@ -36,7 +37,7 @@ from rl_reward_network.grpo.image_context import (
     open_batch,
     seeded_generator,
 )
-from rl_reward_network.grpo.prompts import TrainingItem
+from rl_reward_network.grpo.prompts import TrainingItem, reworded
 from rl_reward_network.models.ema import EMA, swapped
 from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
@@ -90,6 +91,7 @@ class AnswerRollout:
     question_ids: list[int]  # behind the image
     answer_ids: list[int]
     name: str = ""  # of the class that is asked for, whatever the wording; "" for a described region
+    named: NamedClass | None = None  # that class, of a file
 
     @property
     def token_ids(self) -> list[int]:
@@ -285,8 +287,10 @@ class RolloutGenerator:
     def references(self, prompts: Sequence[TrainingItem], views: np.random.Generator | None = None) -> MicroBatch:
         """For supervised training: the reference caption as one completion of advantage 1, the reference answer.
 
-        With `views`, on random views of the images.
+        With `views`, on random views of the images, in random wordings of their classes.
         """
+        if views is not None:
+            prompts = [reworded(prompt, views) for prompt in prompts]
         batch = open_batch(prompts, self.cache, views)
         images, captions = prompt_images(batch), []
         for image, prompt in zip(images, prompts, strict=True):
@@ -334,7 +338,9 @@ class RolloutGenerator:
         answer = self.processor.token_ids(SEG_ANSWERS[1])
         answer = answer[: answer.index(self.processor.seg_token_id) + 1]
         return [
-            AnswerRollout(image, batch.question(image.row, prompt.question).suffix_ids, answer, prompt.name)
+            AnswerRollout(
+                image, batch.question(image.row, prompt.question).suffix_ids, answer, prompt.name, prompt.named
+            )
             for image, prompt in zip(images, batch.prompts, strict=True)
         ]
 
