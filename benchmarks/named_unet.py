@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rl_reward_network.grpo.competition import Classes, contested, rivals, ruled_out
 from rl_reward_network.grpo.prompts import TrainingItem
 from rl_reward_network.grpo.validation import mean_over_classes
 from rl_reward_network.models.reward_network import INITIAL_LOGIT, RewardNetworkConfig, UNet, soft_overlap
@@ -53,15 +54,22 @@ def named_images(prompts: Sequence[TrainingItem], names: Sequence[str]) -> dict[
     return images
 
 
-def train_unet(train: Sequence[NamedImage], val: Sequence[NamedImage], minutes: float, seed: int) -> UNet:
+def train_unet(
+    train: Sequence[NamedImage],
+    val: Sequence[NamedImage],
+    classes: Sequence[NamedClass | None],
+    minutes: float,
+    seed: int,
+) -> UNet:
     """The weights with the best Dice over the questions of the validation images.
 
     Args:
         train, val: images of one size.
+        classes: of the outputs; they compete as the names of Sa2VA do.
         minutes: of training, validations not counted.
         seed: of weights and windows.
     """
-    net = make_unet(len(train[0].known), seed)
+    net, rival = make_unet(len(classes), seed), rivals(classes)
     optimizer = torch.optim.AdamW(net.parameters(), lr=PEAK, weight_decay=WEIGHT_DECAY)
     rng, spent, step, validated, best = np.random.default_rng(seed), 0.0, 0, 0, (-1.0, net.state_dict())
     while validated < VALIDATIONS:
@@ -71,11 +79,11 @@ def train_unet(train: Sequence[NamedImage], val: Sequence[NamedImage], minutes: 
             rise, fall = min(1.0, (progress + 0.002) / WARM_UP), max(0.0, (progress - WARM_UP) / (1 - WARM_UP))
             group["lr"] = PEAK * (rise * (1 + math.cos(math.pi * min(fall, 1.0))) / 2 + 1e-3)
         picks = rng.choice(len(train), min(BATCH, len(train)), replace=False)
-        take_step(net, optimizer, draw([train[pick] for pick in picks], rng), coarse=progress < COARSE)
+        take_step(net, optimizer, draw([train[pick] for pick in picks], rng), rival, coarse=progress < COARSE)
         spent, step = spent + time.monotonic() - start, step + 1
         if spent >= 60 * minutes * (validated + 1) / VALIDATIONS:
             validated += 1
-            score = _validate(net, val)
+            score = _validate(net, val, classes)
             print(
                 f"U-Net: {step} steps, {spent / 60:.1f} minutes, mean Dice of classes on validation {score:.3f}",
                 flush=True,
@@ -97,24 +105,31 @@ def make_unet(classes: int, seed: int) -> UNet:
     return net
 
 
-def take_step(net: UNet, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor, Tensor], coarse: bool) -> float:
+def take_step(
+    net: UNet, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor, Tensor], rival: np.ndarray, coarse: bool
+) -> float:
     """One optimiser step, on half of the resolution while `coarse`; the loss."""
     image, truth, known = batch
     if coarse:
         image, truth = F.avg_pool2d(image, 2), F.avg_pool2d(truth, 2)
     net.train()
     logits = net(image).float()
-    cross_entropy = F.binary_cross_entropy_with_logits(logits, truth, reduction="none").mean(dim=(2, 3))
-    overlap = soft_overlap(logits.sigmoid().unsqueeze(2), truth.unsqueeze(2))[0]  # (B, C)
-    there = known * (truth.sum(dim=(2, 3)) > 0)  # an empty mask has no overlap to learn
-    loss = (cross_entropy * known).sum() / known.sum() + DICE_WEIGHT * (
-        (1 - overlap) * there
-    ).sum() / there.sum().clamp(min=1)
+    asked = known.numpy() > 0
+    against = torch.stack([contested(of, rival & own) for of, own in zip(logits, asked, strict=True)])
+    loss = (_loss(logits, truth, known) + _loss(against, truth, known)) / 2
     optimizer.zero_grad()
     loss.backward()
     torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
     optimizer.step()
     return float(loss.detach())
+
+
+def _loss(logits: Tensor, truth: Tensor, known: Tensor) -> Tensor:
+    cross_entropy = F.binary_cross_entropy_with_logits(logits, truth, reduction="none").mean(dim=(2, 3))
+    overlap = soft_overlap(logits.sigmoid().unsqueeze(2), truth.unsqueeze(2))[0]  # (B, C)
+    there = known * (truth.sum(dim=(2, 3)) > 0)  # an empty mask has no overlap to learn
+    overlaps = ((1 - overlap) * there).sum() / there.sum().clamp(min=1)
+    return (cross_entropy * known).sum() / known.sum() + DICE_WEIGHT * overlaps
 
 
 def draw(images: Sequence[NamedImage], rng: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
@@ -143,16 +158,18 @@ def _view(one: NamedImage, rng: np.random.Generator) -> Tensor:
 
 @torch.no_grad()
 def segment(net: UNet, image: np.ndarray) -> np.ndarray:
-    """bool (C, S, S) of a uint8 (S, S, 3) image."""
+    """Probabilities float32 (C, S, S) of a uint8 (S, S, 3) image."""
     pixels = torch.from_numpy(image).permute(2, 0, 1)[None].float() / 255
-    return np.asarray(net.eval()(pixels)[0] > 0)
+    return np.asarray(net.eval()(pixels)[0].sigmoid())
 
 
-def _validate(net: UNet, images: Sequence[NamedImage]) -> float:
+def _validate(net: UNet, images: Sequence[NamedImage], of: Classes) -> float:
     """Mean over classes of the mean Dice over the questions, as of Sa2VA; two empty masks have 1."""
     values, classes, rows = list[float](), list[str](), list[str]()
     for row, one in enumerate(images):
-        own = np.flatnonzero(one.known)
-        values += dice(segment(net, one.image)[own], one.truths[own]).tolist()
-        classes, rows = classes + [str(of) for of in own], rows + [str(row)] * len(own)
+        own = np.flatnonzero(one.known).tolist()
+        soft = segment(net, one.image)[own]
+        masks = (soft > 0.5) & ~ruled_out(soft, [of[number] for number in own])[:, None, None]
+        values += dice(masks, one.truths[own]).tolist()
+        classes, rows = classes + [str(number) for number in own], rows + [str(row)] * len(own)
     return mean_over_classes(np.array(values), rows, classes) or 0.0

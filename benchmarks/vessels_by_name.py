@@ -10,9 +10,8 @@ They become COCO files, `sa2va-rl data import --classes benchmarks/arcade_classe
 same images and questions for as many minutes as the row that is made first; the floor answers every question with that
 row's mask of the whole tree.
 
-Masks below a share of the pixels count as empty, in all columns; each row has its own share, which has the best mean
-over classes of the Dice over the validation questions (two empty masks have 1). Intervals are over groups, which in
-ARCADE are images: no patients are known.
+In all rows names compete, as classes.json says. Intervals are over groups, which in ARCADE are images: no patients are
+known.
 """
 
 import shutil
@@ -28,12 +27,12 @@ from benchmarks.common import call, show, train_once
 from benchmarks.named_unet import named_images, segment, train_unet
 from rl_reward_network.atomic_io import read_json, write_json
 from rl_reward_network.cli.app import run
+from rl_reward_network.grpo.competition import without_excluded
 from rl_reward_network.grpo.evaluate import held_out_prompts
 from rl_reward_network.grpo.image_context import FeatureCache
 from rl_reward_network.grpo.inputs import GRPOInputs, of_images, open_grpo_inputs, within_budget
 from rl_reward_network.grpo.measure import measure, unpacked
 from rl_reward_network.grpo.prompts import TrainingItem
-from rl_reward_network.grpo.validation import mean_over_classes
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.report.by_name import mean_of_classes
@@ -49,7 +48,6 @@ TITLES = {
     UNET: "U-Net, one output per class",
     FLOOR: "nano's whole tree, to every question",
 }
-SHARES = (0.0, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.008)  # of the pixels of an image
 Masks = Sequence[np.ndarray]
 
 
@@ -176,53 +174,38 @@ def answer_unet(args: Args, inputs: GRPOInputs) -> None:
     place = args.place(UNET)
     if (place / "answers.json").exists():
         return
-    names = sorted({prompt.name for prompt in inputs.prompts})
+    named = {prompt.name: prompt.named for prompt in inputs.prompts}
+    names = sorted(named)
     minutes = read_json(args.place(args.row) / FINAL / "config.json")["minutes"]
     train = named_images(training_prompts(args, inputs), names)
     val = named_images(of_images(inputs.pick("val"), 48), names)
-    net = train_unet(list(train.values()), list(val.values()), minutes, args.seed)
+    classes = [named[name] for name in names]
+    net = train_unet(list(train.values()), list(val.values()), classes, minutes, args.seed)
     content: dict[str, Any] = {"minutes": minutes}
     for split in ("val", "test"):
         prompts = inputs.pick(split)
         of_image = {p.image_key: segment(net, p.load()[0]) for p in prompts if p.name == TREE}
-        masks = [of_image[prompt.image_key][names.index(prompt.name)] for prompt in prompts]
+        soft = [of_image[prompt.image_key][names.index(prompt.name)] for prompt in prompts]
+        masks = [mask > 0.5 for mask in without_excluded(prompts, soft) if mask is not None]
         content[split] = {"trained": answers(prompts, masks)}
     place.mkdir(exist_ok=True)
     write_json(place / "answers.json", content)
 
 
 def answers(prompts: Sequence[TrainingItem], masks: Masks) -> dict[str, list[Any]]:
-    """Columns of N questions: class, group, whether it is there, Dice, clDice, and the share of the answer's pixels."""
-    columns: dict[str, list[Any]] = {key: [] for key in ("name", "group", "there", "dice", "cldice", "share")}
+    """Columns of N questions: class, group, whether it is there, Dice, clDice, and whether the answer is empty."""
+    columns: dict[str, list[Any]] = {key: [] for key in ("name", "group", "there", "dice", "cldice", "empty")}
     for prompt, mask in zip(prompts, masks, strict=True):
         truth = prompt.load()[1]
         assert truth is not None
-        values = (
-            prompt.name,
-            prompt.group_id,
-            bool(truth.any()),
-            *(float(metric(mask[None], truth[None])[0]) for metric in (dice, cldice)),
-        )
-        for key, value in zip(columns, (*values, float(mask.mean())), strict=True):
+        scores = (float(metric(mask[None], truth[None])[0]) for metric in (dice, cldice))
+        values = prompt.name, prompt.group_id, bool(truth.any()), *scores, not mask.any()
+        for key, value in zip(columns, values, strict=True):
             columns[key].append(value)
     return columns
 
 
 # ---- the table ------------------------------------------------------------------------------------------------------
-
-
-def emptied(columns: dict[str, list[Any]], share: float) -> dict[str, np.ndarray]:
-    """The columns with every mask below a share of the pixels made empty."""
-    arrays = {key: np.array(values) for key, values in columns.items()}
-    empty = (arrays["share"] < share) | (arrays["share"] == 0)
-    right = (~arrays["there"]).astype(float)
-    return arrays | {"empty": empty} | {key: np.where(empty, right, arrays[key]) for key in ("dice", "cldice")}
-
-
-def best_share(val: dict[str, list[Any]]) -> float:
-    """The smallest of `SHARES` with the best mean over classes of the Dice over the validation questions."""
-    mean = lambda share: mean_over_classes(emptied(val, share)["dice"], val["group"], val["name"])  # noqa: E731
-    return max(SHARES, key=lambda share: (mean(share), -share))
 
 
 def show_all(args: Args) -> None:
@@ -234,12 +217,11 @@ def show_all(args: Args) -> None:
     names = sorted(set(next(iter(found.values()))["test"]["trained"]["name"]) - {TREE})
     rows, tests = [], {}
     for row, content in found.items():
-        share = best_share(content["val"]["trained"])
         spent = f", {content['minutes']:.0f} minutes" if "minutes" in content else ""
         for wording, of_test in content["test"].items():
-            tests[row, wording] = test = emptied(of_test, share)
-            rows.append((f"{TITLES.get(row, row)}{spent}, {wording}", *_cells(test, names), f"{share:.2%}"))
-    columns = ("Dice: mean of arteries", *names, TREE, "clDice: mean of arteries", "absent recognised", "empty below")
+            tests[row, wording] = test = {key: np.array(values) for key, values in of_test.items()}
+            rows.append((f"{TITLES.get(row, row)}{spent}, {wording}", *_cells(test, names)))
+    columns = ("Dice: mean of arteries", *names, TREE, "clDice: mean of arteries", "absent recognised")
     show(("row, wording", *columns), rows)
     show(("difference", "Dice: mean of arteries", "absent recognised"), _differences(tests))
     groups = next(iter(found.values()))["test"]["trained"]["group"]

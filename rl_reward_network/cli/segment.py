@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from rl_reward_network.segment.sequence import SegmentedSequence
 
 ONLY_WITH_VIDEO = ("sam2_memory", "truth")
-NOT_WITH_VIDEO = ("policy", "max_tiles", "soft", "threshold", "format")
+NOT_WITH_VIDEO = ("policy", "max_tiles", "soft", "threshold", "format", "classes")
+NOT_WITH_CLASSES = ("prompt", "policy")
 
 
 LOADING = ("reward_net", "device", "max_tiles", "bit_depth", "dtype", "image_resize")
@@ -63,6 +64,9 @@ class Args:
     default the small embedded Sa2VA."""
     prompt: str | None = None
     """Prompt; by default that of the model's training, or the first built-in one."""
+    classes: Path | None = None
+    """classes.json of the training data: each of its classes is asked for in its first wording, and names of which no
+    image shows both compete. Each has files of its own, and <name>_classes.png shows all in colour."""
     policy: Rare[Path | None] = None
     """A run of step 2 whose policy chooses the prompt of each image, where --model_path is the place to which its Sa2VA
     was moved; else --model_path RUN does."""
@@ -116,6 +120,8 @@ def main(args: Args) -> None:
         return segment_sequences(args)
     if flags := changed(args, *ONLY_WITH_VIDEO):
         raise ValueError(f"{flags[0]}: it is for sequences; add --video, or leave it out")
+    if args.classes:
+        return segment_by_name(args, args.classes)
     from rl_reward_network.data.images import load_image
     from rl_reward_network.inputs.loading import check_readable
     from rl_reward_network.segment import maker
@@ -142,6 +148,47 @@ def main(args: Args) -> None:
         show_table(results)
     if all(result.segs == 0 for result in results):
         raise ValueError(f"{results[0].target.image}: no [SEG] in the answer; {maker.NO_MASK}")
+
+
+def segment_by_name(args: Args, file: Path) -> None:
+    """Ask for every class of a file in each image, and write the masks of each."""
+    if flags := changed(args, *NOT_WITH_CLASSES):
+        raise ValueError(f"--classes and {flags[0]}: the file says what is asked; leave one of them out")
+    if args.format == "nnunet" or (args.output and args.output.suffix.lower() == ".png"):
+        raise ValueError("--classes: an image has several masks; give a folder as --output, and --format png or coco")
+    from rl_reward_network.data.images import load_image
+    from rl_reward_network.data.names import read_classes
+    from rl_reward_network.grpo.prompts import segment_question
+    from rl_reward_network.inputs.loading import check_readable
+    from rl_reward_network.segment import maker
+    from rl_reward_network.segment.files import Target, check_free, image_files, targets
+    from rl_reward_network.segment.results import (
+        ALL_CLASSES,
+        check_results_free,
+        classes_picture,
+        segment_classes,
+        write_results,
+    )
+
+    classes, images = read_classes(file), image_files(args.images)
+    of_class = [targets(images, args.output, one.name) for one in classes]
+    for own, one in zip(of_class, classes, strict=True):
+        for target in own:
+            picture = classes_picture(target.image, target.mask.parent)
+            check_free(target, segment_question(one.phrases[0]))
+            check_free(Target(target.image, *[picture] * 3), ALL_CLASSES)
+    files = [target for own in of_class for target in own]
+    check_results_free(files, args.format)
+    check_readable([partial(load_image, image) for image in images])
+    loaded = maker.load_maker(args.model_path, **loading(args))
+    if not isinstance(loaded, maker.MaskMaker) or loaded.policy:
+        raise ValueError(f"{args.model_path}: --classes needs one Sa2VA, which is asked by name; name its folder")
+    seen = maker.trained_on(args.model_path)
+    bar = tqdm(list(zip(*of_class, strict=True)), "segmenting", unit="image", disable=len(images) == 1)
+    how = args.threshold, args.soft, seen
+    results = [result for of_image in bar for result in segment_classes(loaded, of_image, classes, *how)]
+    write_results(results, args.format)
+    show_table(results)
 
 
 def loading(args: Args) -> dict[str, Any]:
@@ -245,9 +292,9 @@ def show_table(results: "Sequence[Segmented]") -> None:
     columns = {
         "image": [result.target.image.name for result in results],
         "prompt": [] if same_prompt else [result.prompt for result in results],
-        "mask": ["none" if result.segs == 0 else f"{result.share:.1%}" for result in results],
+        "mask": ["none" if one.segs == 0 else "absent" if one.absent else f"{one.share:.1%}" for one in results],
         "[SEG]": ["" if result.segs is None else f"{result.segs}" for result in results] if has_answer else [],
-        "confidence": ["" if result.segs == 0 else f"{result.confidence:.3f}" for result in results],
+        "confidence": ["" if one.segs == 0 or one.absent else f"{one.confidence:.3f}" for one in results],
         "predicted Dice [90 %]": [str(result.predicted or "") for result in results],
     }
     columns = {head: cells for head, cells in columns.items() if any(cells)}
@@ -272,6 +319,6 @@ def show_end(results: "Sequence[Segmented]") -> None:
         if names := [result.target.image.name for result in results if result.fault.startswith(words)]:
             print(f"{words}: {', '.join(names)}{meaning}")
     judged = zip(results, verdicts(results), strict=True)
-    if unsure := [result.target.image.name for result, words in judged if words and not result.fault]:
+    if unsure := {result.target.image.name: "" for result, words in judged if words and not result.fault}:
         print(f"low confidence: {', '.join(unsure)}; look at these masks first")
     print(f"written: {len(written)} masks and overlays, results.csv{sheet} in {', '.join(folders)}")

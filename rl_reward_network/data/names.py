@@ -1,8 +1,8 @@
 """Objects asked for by name: `classes.json` beside annotations.json, with the wordings of each class.
 
 The file is a list of classes with the fields of `NamedClass`; docs/how-to/your-data.md describes it. `name` is the
-class's phrase in annotations.json, `ids` and the last three are of an import and name categories of the source.
-Classes whose `ids` have nothing in common compete for pixels in training, and `never_with` in answers for the image.
+class's phrase in annotations.json. `ids` and the next three are of an import and name categories of the source; classes
+whose `ids` have nothing in common compete for pixels in training, and those of `never_with` in the answers.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from rl_reward_network.data.annotations import phrase_key
 CLASSES_FILE = "classes.json"
 ALL = "all"
 TAG = re.compile(r"<[^<>\s]*>|\[SEG\]")
-LISTS = ("phrases", "never_with", "ids", "asked_only_with", "asked_not_with", "absent_with")
+LISTS = ("phrases", "ids", "asked_only_with", "asked_not_with", "absent_with", "never_with")
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class NamedClass:
     name: str
     phrases: tuple[str, ...]
     held_out: str
-    never_with: tuple[str, ...] = ()  # names of classes of which no image shows both
     ids: tuple[str, ...] = ()
     asked_only_with: tuple[str, ...] = ()
     asked_not_with: tuple[str, ...] = ()
     absent_with: tuple[str, ...] = ()
+    never_with: tuple[str, ...] = ()  # names of classes that no image shows together with it
 
     def wording(self, sample_id: str) -> str:
         """One of `phrases`, the same for equal ids, each for about as many ids."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import compress
+from itertools import combinations, compress
 from pathlib import Path
 from typing import Any
 
@@ -413,6 +413,12 @@ def _phrase_lines(survey: Survey) -> list[str]:
         absent = asked.count(())
         counts = f"{len(asked) - absent} images, certainly absent in {absent}"
         lines.append(f"asked for by name: {one.name}: {counts}; {len(one.phrases)} wordings, 1 held out")
+    for one, other in combinations(survey.named, 2):
+        both = [image for image in survey.seen if one.asked(image.present) and other.asked(image.present)]
+        if both and one.excludes(other):
+            lines.append(
+                f"`never_with`: {len(both)} image(s) hold {one.name} and {other.name}; correct masks or classes"
+            )
     return lines
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rl_reward_network.data.names import NamedClass
+from rl_reward_network.grpo.prompts import TrainingItem, of_one_image
 
 MOST_PIXELS = 512  # along an axis: areas need no more
 Classes = Sequence[NamedClass | None]
@@ -55,7 +56,19 @@ def ruled_out(soft: Sequence[np.ndarray], classes: Classes) -> np.ndarray:
     excludes = np.array([[bool(a and b and a.excludes(b)) for b in classes] for a in classes])
     if not excludes.any():
         return out
-    for row in np.argsort(-clear_areas(soft, rivals(classes)), kind="stable"):
-        if not out[row]:
+    areas = clear_areas(soft, rivals(classes))
+    for row in np.argsort(-areas, kind="stable"):
+        if areas[row] and not out[row]:
             out |= excludes[row]
     return out
+
+
+def without_excluded(prompts: Sequence[TrainingItem], soft: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
+    """The soft masks, 0 where another name of the same image rules theirs out."""
+    kept = list(soft)
+    for rows in of_one_image(prompts):
+        asked = [(row, mask) for row in rows if (mask := soft[row]) is not None]
+        out = ruled_out([mask for _, mask in asked], [prompts[row].named for row, _ in asked])
+        for (row, mask), is_out in zip(asked, out, strict=True):
+            kept[row] = np.zeros_like(mask) if is_out else mask
+    return kept

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from rl_reward_network.data.annotations import phrase_key
 from rl_reward_network.data.masks import to_rle
-from rl_reward_network.grpo.competition import ruled_out
+from rl_reward_network.grpo.competition import without_excluded
 from rl_reward_network.grpo.image_context import (
     FeatureCache,
     ImageContext,
@@ -131,7 +131,7 @@ def batch_size(config: Any, max_tiles: int) -> int:
 def _measure_batch(batch: PromptBatch, model: Any, max_completion_length: int, expected: bool, seed: Seed) -> Measured:
     prompts, context = batch.prompts, batch.context(model)
     soft = batch.masks(context, range(len(prompts)), [prompt.question for prompt in prompts])
-    masks = _thresholded(_without_excluded(prompts, soft))
+    masks = _thresholded(without_excluded(prompts, soft))
     values, overlap = _against_truth(masks, batch.truths)
     captions, drawn = [""] * len(prompts), masks
     if all(prompt.caption for prompt in prompts):
@@ -139,17 +139,6 @@ def _measure_batch(batch: PromptBatch, model: Any, max_completion_length: int, e
         values |= of_captions
     packed = [[None if mask is None else to_rle(mask) for mask in some] for some in (masks, drawn)]
     return Measured(values, captions, packed[0], packed[1], overlap)
-
-
-def _without_excluded(prompts: Sequence[TrainingItem], soft: Sequence[Mask]) -> list[Mask]:
-    """The soft masks, 0 where another name of the same image rules theirs out."""
-    kept = list(soft)
-    for rows in of_one_image(prompts):
-        asked = [(row, mask) for row in rows if (mask := soft[row]) is not None]
-        out = ruled_out([mask for _, mask in asked], [prompts[row].named for row, _ in asked])
-        for (row, mask), is_out in zip(asked, out, strict=True):
-            kept[row] = np.zeros_like(mask) if is_out else mask
-    return kept
 
 
 def _measure_captions(

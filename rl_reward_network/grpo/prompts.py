@@ -65,6 +65,14 @@ def named_prompt(sample: Sample, named: NamedClass | None) -> TrainingItem:
     )
 
 
+def class_prompt(named: NamedClass, image: np.ndarray) -> TrainingItem:
+    """The prompt of a class in its first wording, about an image alone, uint8 (H, W, 3), that nobody has annotated."""
+    question = segment_question(named.phrases[0])
+    return TrainingItem(
+        "", "", "", "", question, False, lambda: (image, None), name=named.name, image_key="-", named=named
+    )
+
+
 def reworded(prompt: TrainingItem, rng: np.random.Generator) -> TrainingItem:
     """The prompt in a random wording of its class; one without a class of a file as it is."""
     if prompt.named is None:

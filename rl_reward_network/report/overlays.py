@@ -75,13 +75,19 @@ def paint_mask(image: np.ndarray, mask: np.ndarray, colour: Colour, opacity: flo
 
 def draw_classes(image: np.ndarray, masks: Mapping[str, np.ndarray | None], colours: Mapping[str, Colour]) -> bytes:
     """JPEG of a uint8 (H, W, 3) image with masks by class, bool (H, W) or None, later ones over earlier ones."""
-    plain = np.asarray(_panel(image))
-    painted = plain.copy()
+    return _jpeg(paint_classes(np.asarray(_panel(image)), masks, colours))
+
+
+def paint_classes(
+    image: np.ndarray, masks: Mapping[str, np.ndarray | None], colours: Mapping[str, Colour]
+) -> np.ndarray:
+    """The picture of `draw_classes`, uint8 as the image; masks may be larger."""
+    painted = image.copy()
     for name, mask in masks.items():
         if mask is not None:
-            inside = _shrunk(mask, plain)
-            painted[inside] = ((1 - OPAQUE) * plain[inside] + OPAQUE * np.array(colours[name])).round()
-    return _jpeg(painted)
+            inside = _shrunk(mask, image)
+            painted[inside] = ((1 - OPAQUE) * image[inside] + OPAQUE * np.array(colours[name])).round()
+    return painted
 
 
 def class_colours(names: Sequence[str]) -> dict[str, Colour]:

@@ -5,7 +5,7 @@ predicts the quality of its masks, and the grey window of its images.
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -16,6 +16,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 
 from rl_reward_network.atomic_io import NAMES_ALONE, PICTURES, load_arrays, read_json, weights_fingerprint
 from rl_reward_network.bit_depth import GreyWindow, window_for
+from rl_reward_network.data.names import NamedClass
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.inputs.loading import located_model
 from rl_reward_network.methods.compare import BY_NAME, METHOD_FILE, DeployedMethod, load_deployed
@@ -276,6 +277,24 @@ class MaskMaker:
         before(prompt)
         answer = self._segment(image, features, prompt)
         return Answered(prompt, answer.answer, len(answer.mask_logits), _joined(answer), scorer)
+
+    def answers(self, image: np.ndarray, classes: Sequence[NamedClass]) -> list[Answered]:
+        """The answers to the first wording of each class on an image, uint8 (H, W, 3), which is encoded once.
+
+        A class that another one rules out has an empty mask.
+        """
+        from rl_reward_network.grpo.competition import without_excluded  # here, since the others need no trainer
+        from rl_reward_network.grpo.image_context import FeatureCache, open_batch
+        from rl_reward_network.grpo.prompts import class_prompt
+
+        prompts = [class_prompt(one, image) for one in classes]
+        batch, texts = open_batch(prompts, FeatureCache(self.model, self.processor)), [one.question for one in prompts]
+        soft = without_excluded(prompts, batch.masks(batch.context(self.model), range(len(prompts)), texts))
+        scorer, nothing = scorer_of(self.network, image), np.zeros(image.shape[:2], np.float32)
+        return [
+            Answered(text, "", int(mask is not None), nothing if mask is None else mask, scorer)
+            for text, mask in zip(texts, soft, strict=True)
+        ]
 
     def _segment(self, image: np.ndarray, features: Sam2Features, prompt: str) -> Segmentation:
         limits: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "sam_features": [features]}

@@ -5,8 +5,8 @@ Each folder of masks has its own. A file of the same name that was not written h
 
 import csv
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,10 +22,11 @@ from rl_reward_network.data.annotations import compile_group_regex
 from rl_reward_network.data.identity import among, thumbnail
 from rl_reward_network.data.images import SHEET, load_for_model, load_grid, load_image
 from rl_reward_network.data.masks import to_rle
-from rl_reward_network.report.overlays import AFTER, paint_mask
+from rl_reward_network.data.names import NamedClass
+from rl_reward_network.report.overlays import AFTER, Colour, class_colours, paint_classes, paint_mask
 from rl_reward_network.report.page import csv_text
 from rl_reward_network.segment.files import Target, check_apart, check_free, prompt_of, save_mask, write_mask
-from rl_reward_network.segment.maker import Maker, Predicted, predicted_quality
+from rl_reward_network.segment.maker import Answered, Maker, MaskMaker, Predicted, predicted_quality
 
 Format = Literal["png", "coco", "nnunet"]
 RESULTS, COCO, NNUNET = "results.csv", "predictions_coco.json", "labelsTs"
@@ -38,6 +39,7 @@ LOWEST, UNSURE = 0.1, 0.8  # the share of the images with the lowest confidence,
 FIRST_CHANNEL = "_0000"  # how nnU-Net ends the name of an image, and not that of its label
 MOST_TILES, MOST_ACROSS, TILE, LINE = 100, 10, 240, 15  # of a contact sheet; pixels of a tile's side and a text line
 RED = (190, 0, 0)
+ALL_CLASSES = "all classes"  # the prompt of a picture of all
 INFO = {"description": "masks of sa2va-rl segment"}  # of a JSON that was written here
 UNKNOWN = Predicted(None, None, None, None, None)
 
@@ -56,11 +58,18 @@ class Segmented:
     confidence: float  # in [0, 1], see `soft_dice`
     predicted: Predicted | None  # None without a reward network
     outside: str | None  # why a plain segmenter does not know such images
+    may_be_empty: bool = False  # of a class that not all images show
 
     @property
     def fault(self) -> str:
         """What is wrong with the mask whatever the other images are; "" for none."""
-        return "no mask" if self.segs == 0 else "empty mask" if not self.share else self.outside or ""
+        empty = not self.share and not self.absent
+        return "no mask" if self.segs == 0 else "empty mask" if empty else self.outside or ""
+
+    @property
+    def absent(self) -> bool:
+        """Whether the answer is that the image does not show the class; of its confidence this says nothing."""
+        return self.may_be_empty and self.segs != 0 and not self.share
 
     @property
     def rank(self) -> tuple[bool, float]:
@@ -91,10 +100,67 @@ def segment_image(
 
     `trained` are the thumbnails of what the model was trained on, if known: `evaluate` warns where it is the image.
     """
+    image = _loaded(maker, target)
+    found = maker.answer(image, prompt, before=lambda used: check_free(target, used))
+    return _written(maker, target, image, found, threshold, keep_soft, trained)
+
+
+def segment_classes(
+    maker: MaskMaker,
+    targets: Sequence[Target],
+    classes: Sequence[NamedClass],
+    threshold: float,
+    keep_soft: bool,
+    trained: np.ndarray | None = None,
+) -> list[Segmented]:
+    """As `segment_image`, with the files of each class, and a picture of all classes in colour, `classes_picture`."""
+    image = _loaded(maker, targets[0])
+    answers = maker.answers(image, classes)
+    results = [
+        replace(_written(maker, target, image, found, threshold, keep_soft, trained), may_be_empty=True)
+        for target, found in zip(targets, answers, strict=True)
+    ]
+    masks = {one.name: found.soft > threshold for one, found in zip(classes, answers, strict=True)}
+    largest = sorted(masks, key=lambda name: -masks[name].sum())  # a part is painted over its whole
+    colours = class_colours(list(masks))
+    painted = paint_classes(image, {name: masks[name] for name in largest}, colours)
+    save_mask(classes_picture(targets[0].image, targets[0].mask.parent), _with_legend(painted, colours), ALL_CLASSES)
+    return results
+
+
+def classes_picture(image: Path, folder: Path) -> Path:
+    """Where the picture of all classes of an image is."""
+    return folder / f"{image.stem}_classes.png"
+
+
+def _with_legend(picture: np.ndarray, colours: Mapping[str, Colour]) -> np.ndarray:
+    """A picture, uint8 (H, W, 3), above a line for each class in its colour."""
+    sheet = Image.new("RGB", (picture.shape[1], picture.shape[0] + LINE * len(colours)), "white")
+    sheet.paste(Image.fromarray(picture), (0, 0))
+    draw, font = ImageDraw.Draw(sheet), _font()
+    for top, (name, colour) in zip(range(picture.shape[0], sheet.height, LINE), colours.items(), strict=True):
+        draw.rectangle((2, top + 2, LINE - 2, top + LINE - 2), colour)
+        draw.text((LINE + 2, top), name, "black", font)
+    return np.asarray(sheet)
+
+
+def _loaded(maker: Maker, target: Target) -> np.ndarray:
     image, note = load_for_model(target.image, maker.grey)
     if note:
         tqdm.write(note)
-    found = maker.answer(image, prompt, before=lambda used: check_free(target, used))
+    return image
+
+
+def _written(
+    maker: Maker,
+    target: Target,
+    image: np.ndarray,
+    found: Answered,
+    threshold: float,
+    keep_soft: bool,
+    trained: np.ndarray | None,
+) -> Segmented:
+    """Write what an answer has, and say what it is."""
     mask = found.soft > threshold
     none = found.segs == 0
     seen = trained is not None and bool(among(thumbnail(image)[None], trained)[0])
@@ -112,10 +178,11 @@ def verdicts(results: Sequence[Segmented]) -> list[str]:
 
     Unsure is a confidence below 0.8 that is among the lowest tenth of these images.
     """
-    lowest = sorted(result.confidence for result in results)[: -(-len(results) // int(1 / LOWEST))]
+    known = [result.confidence for result in results if not result.absent]
+    lowest = sorted(known)[: -(-len(known) // int(1 / LOWEST))]
     found = []
     for result in results:
-        low = result.confidence < UNSURE and result.confidence <= lowest[-1]
+        low = not result.absent and result.confidence < UNSURE and result.confidence <= lowest[-1]
         words = result.fault or ("low confidence" if low else "")
         found.append(f"{LOOK}: {words}" if words else "")
     return found
@@ -200,8 +267,10 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 def write_contact_sheet(path: Path, results: Sequence[tuple[Segmented, str]]) -> None:
     """Draw the overlays, those to look at first; with more than a hundred only these."""
-    chosen = sorted(results, key=lambda one: one[0].rank)[:MOST_TILES]
-    title = f"{len(chosen)} of {len(results)} images, the lowest predicted Dice or confidence first"
+    chosen = sorted((one for one in results if not one[0].absent), key=lambda one: one[0].rank)[:MOST_TILES]
+    if not chosen:
+        return path.unlink(missing_ok=True)
+    title = f"{len(chosen)} of {len(results)} masks, the lowest predicted Dice or confidence first"
     tiles = [(_tile(result), _caption(result, verdict), bool(verdict)) for result, verdict in chosen]
     save_mask(path, contact_sheet(tiles, title), chosen[0][0].prompt)
 
@@ -212,7 +281,7 @@ def contact_sheet(tiles: Sequence[tuple[Image.Image, Sequence[str], bool]], titl
     At most `MOST_TILES` are drawn.
     """
     tiles = tiles[:MOST_TILES]
-    font = ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf", LINE - 4)
+    font = _font()
     words = [_lines(texts, font) for _, texts, _ in tiles]
     across = min(MOST_ACROSS, math.ceil(math.sqrt(len(tiles))))
     tall = TILE + LINE * max(len(lines) for lines in words) + LINE
@@ -228,6 +297,10 @@ def contact_sheet(tiles: Sequence[tuple[Image.Image, Sequence[str], bool]], titl
     return np.asarray(sheet)
 
 
+def _font() -> ImageFont.FreeTypeFont:
+    return ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf", LINE - 4)
+
+
 def _tile(result: Segmented) -> Image.Image:
     """The image, shrunk, with its mask painted in that size: a line of the overlay would fade."""
     picture = Image.fromarray(load_image(result.target.image if result.segs == 0 else result.target.overlay))
@@ -241,7 +314,8 @@ def _caption(result: Segmented, verdict: str) -> list[str]:
     """The texts below a tile: the whole file name, the number that sorts it, and the verdict."""
     known, number = result.rank
     words = f"{'predicted Dice' if known else 'confidence'} {number:.3f}"
-    return [result.target.image.name, "" if result.segs == 0 else words, verdict]
+    asked = [result.prompt] if result.may_be_empty else []
+    return [result.target.image.name, *asked, "" if result.segs == 0 else words, verdict]
 
 
 def _lines(texts: Sequence[str], font: ImageFont.FreeTypeFont) -> list[str]:
@@ -260,19 +334,24 @@ def _lines(texts: Sequence[str], font: ImageFont.FreeTypeFont) -> list[str]:
 
 
 def coco_predictions(results: Sequence[Segmented]) -> dict[str, Any]:
-    """The masks as COCO's results of a data set: images, one category, and an RLE for each mask that is not empty."""
-    images, annotations = list[dict[str, Any]](), list[dict[str, Any]]()
-    for number, result in enumerate(results, 1):
-        height, width = result.size
-        images.append({"id": number, "file_name": result.target.image.name, "height": height, "width": width})
+    """The masks as COCO's results of a data set: a category for each prompt, an RLE for each mask that is not empty."""
+    sizes = {result.target.image: result.size for result in results}
+    numbers = {image: number for number, image in enumerate(sizes, 1)}
+    categories = {prompt: number for number, prompt in enumerate(dict.fromkeys(one.prompt for one in results), 1)}
+    images = [
+        {"id": numbers[image], "file_name": image.name, "height": height, "width": width}
+        for image, (height, width) in sizes.items()
+    ]
+    annotations = list[dict[str, Any]]()
+    for result in results:
         if not result.share:
             continue
         rle = to_rle(load_grid(result.target.mask) > 0)
         annotations.append(
             {
                 "id": len(annotations) + 1,
-                "image_id": number,
-                "category_id": 1,
+                "image_id": numbers[result.target.image],
+                "category_id": categories[result.prompt],
                 "segmentation": rle,
                 "area": int(coco.area(rle)),
                 "bbox": coco.toBbox(rle).tolist(),
@@ -280,8 +359,8 @@ def coco_predictions(results: Sequence[Segmented]) -> dict[str, Any]:
                 "score": result.rank[1],
             }
         )
-    categories = [{"id": 1, "name": results[0].prompt}]
-    return {"info": INFO, "images": images, "annotations": annotations, "categories": categories}
+    named = [{"id": number, "name": prompt} for prompt, number in categories.items()]
+    return {"info": INFO, "images": images, "annotations": annotations, "categories": named}
 
 
 def label_file(target: Target) -> Path:
