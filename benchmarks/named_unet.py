@@ -57,7 +57,7 @@ def named_images(prompts: Sequence[TrainingItem], names: Sequence[str]) -> dict[
 def train_unet(
     train: Sequence[NamedImage],
     val: Sequence[NamedImage],
-    classes: Sequence[NamedClass | None],
+    classes: Classes,
     minutes: float,
     seed: int,
 ) -> UNet:
@@ -169,7 +169,7 @@ def _validate(net: UNet, images: Sequence[NamedImage], of: Classes) -> float:
     for row, one in enumerate(images):
         own = np.flatnonzero(one.known).tolist()
         soft = segment(net, one.image)[own]
-        masks = (soft > 0.5) & ~ruled_out(soft, [of[number] for number in own])[:, None, None]
+        masks = (soft > 0.5) & ~ruled_out(list(soft), [of[number] for number in own])[:, None, None]
         values += dice(masks, one.truths[own]).tolist()
         classes, rows = classes + [str(number) for number in own], rows + [str(row)] * len(own)
     return mean_over_classes(np.array(values), rows, classes) or 0.0
