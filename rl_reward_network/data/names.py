@@ -76,9 +76,8 @@ def read_classes(path: Path) -> list[NamedClass]:
     names = {one.name for one in classes}
     for one in classes:
         if unknown := sorted({*one.never_with} - (names - {one.name})):
-            raise ValueError(
-                f"{path}: class {one.name!r}: `never_with` has {unknown[0]!r}, which is no other class's name"
-            )
+            where = f"{path}: class {one.name!r}: `never_with` has {unknown[0]!r}"
+            raise ValueError(f"{where}, which is the `name` of no other class; correct it")
     return classes
 
 

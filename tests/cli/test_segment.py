@@ -1,5 +1,6 @@
 """Segmenting new images: one, many, a folder; where the masks go, what is never written over, what is printed."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,16 +10,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rl_reward_network.atomic_io import weights_fingerprint
+from rl_reward_network.atomic_io import read_json, weights_fingerprint
 from rl_reward_network.cli import segment
 from rl_reward_network.cli.app import run
+from rl_reward_network.data.images import load_grid
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.models.domain import STATISTICS, Domain
 from rl_reward_network.models.reward_network import DiceInterval, RewardNetwork, RewardNetworkConfig
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.segment import maker
 from rl_reward_network.segment.files import image_files, prompt_of, targets
-from rl_reward_network.segment.results import segment_image, soft_dice
+from rl_reward_network.segment.results import LINE, segment_image, soft_dice
 from tests.conftest import tube_image
 
 NAMES = ["a.png", "b.jpg", "c.TIF"]
@@ -168,3 +170,41 @@ def test_the_command_line(images, tmp_path, capsys, monkeypatch, flag):
     run(parsed.append, segment.Args, words=words)
     assert parsed[0].model_path == "a_run"
     assert (parsed[0].images, parsed[0].output) == ((images / "a.png", images / "b.jpg"), Path("out"))
+
+
+def test_all_classes_of_a_file_are_asked_for_in_each_image(images, tmp_path, capsys):
+    file, out = tmp_path / "classes.json", tmp_path / "out"
+    circle = {"name": "circle", "phrases": ["a red circle", "disc"], "held_out": "a round thing", "ids": "1"}
+    square = {"name": "square", "phrases": ["the square"], "held_out": "a box", "ids": "2", "never_with": "circle"}
+    file.write_text(json.dumps([circle, square]))
+    lines = segmented(capsys, images, classes=file, output=out, format="coco")
+    stems = [name[0] for name in NAMES]
+    shown = [[load_grid(out / f"{stem}_{name}_mask.png").any() for name in ("circle", "square")] for stem in stems]
+    assert all(sum(of_image) <= 1 for of_image in shown), "no image shows both"
+    assert any(map(any, shown))
+    for stem in stems:
+        width, height = Image.open(out / f"{stem}_classes.png").size
+        assert (width, height) == (50, 40 + 2 * LINE), "a line for each class"
+    assert prompt_of(out / "a_circle_mask.png") == "Please segment the red circle."
+    found = read_json(out / "predictions_coco.json")
+    asked = [f"Please segment the {words}." for words in ("red circle", "square")]
+    assert [one["name"] for one in found["categories"]] == asked
+    assert len(found["images"]) == 3
+    assert len(found["annotations"]) == sum(map(sum, shown))
+    assert not any("empty mask" in line for line in lines), "an absent object is an answer"
+    again = segmented(capsys, images, classes=file, output=out)
+    assert again[-1].startswith("written: 6 masks"), "its own files are replaced"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"prompt": "Where?"}, "--classes and --prompt: the file says what is asked"),
+        ({"format": "nnunet"}, "--classes: an image has several masks; give a folder as --output"),
+        ({"output": Path("mask.png")}, "--classes: an image has several masks; give a folder as --output"),
+        ({"video": True}, "--video and --classes"),
+    ],
+)
+def test_what_does_not_fit_classes_is_refused(images, tmp_path, flags, message):
+    with pytest.raises(ValueError, match=message):
+        segment.main(segment.Args((images,), classes=tmp_path / "classes.json", **flags))

@@ -86,6 +86,8 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
         ([LEFT, RIGHT | {"held_out": "the LA"}], "`held_out` is 'the LA', but that wording trains 'left artery'"),
         ([RIGHT | {"held_out": "a right  artery."}], "'a right  artery.', but that wording trains 'right artery'"),
         ([LEFT, RIGHT | {"held_out": LEFT["held_out"]}], "`held_out` is .*, as of 'left artery'; give another"),
+        ([LEFT | {"never_with": "aorta"}], r"'left artery': `never_with` has 'aorta', which is the `name` of no other"),
+        ([LEFT | {"never_with": ["left artery"]}], "`never_with` has 'left artery', which is the `name` of no other"),
     ],
 )
 def test_a_bad_file_is_refused_with_class_field_and_remedy(tmp_path: Path, classes: Any, message: str) -> None:
