@@ -18,6 +18,7 @@ from rl_reward_network.data.names import NamedClass
 from rl_reward_network.grpo.prompts import TrainingItem, of_one_image
 
 MOST_PIXELS = 512  # along an axis: areas need no more
+LARGEST = 60.0  # a logit beyond which float32 would lose the background
 Classes = Sequence[NamedClass | None]
 
 
@@ -32,9 +33,11 @@ def contested(logits: Tensor, rival: np.ndarray) -> Tensor:
     From logits (K, h, w), the log-odds against the background alone. Without rivals these are unchanged.
     """
     logits = logits.float()
-    others = [logits[torch.from_numpy(row).to(logits.device)] for row in rival]
-    nothing = torch.zeros_like(logits[:1])
-    return torch.stack([own - torch.cat([nothing, o]).logsumexp(0) for own, o in zip(logits, others, strict=True)])
+    highest = logits.detach().amax(dim=0).clamp(0, LARGEST)  # so that no exponential overflows
+    others = torch.einsum(
+        "kj,jhw->khw", torch.from_numpy(rival).to(logits), (logits - highest).exp()
+    )  # one exponential for each name, not for each pair
+    return logits - highest - (others + (-highest).exp()).log()
 
 
 def clear_areas(soft: Sequence[np.ndarray], rival: np.ndarray) -> np.ndarray:

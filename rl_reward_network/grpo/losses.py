@@ -437,8 +437,9 @@ def supervised_mask_losses(
     losses = []
     for image, logits in masks:  # images differ in size
         assert image.truth is not None
-        size = [(FINER if image.features.sam.side_pixels is None else 1) * side for side in logits.shape]
-        finer = F.interpolate(logits[None, None], size=size, mode="bilinear")[0]
+        finer = logits[None]
+        if image.features.sam.side_pixels is None:
+            finer = F.interpolate(finer[None], scale_factor=FINER, mode="bilinear")[0]
         true_mask = torch.from_numpy(image.truth)[None]
         loss: Any = sum(mask_losses(finer, true_mask, bce_weight, dice_weight).values())
         if cldice_weight:

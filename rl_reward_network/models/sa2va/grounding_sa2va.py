@@ -191,8 +191,10 @@ def soft_targets(masks: Tensor, mask_logits: Tensor) -> Tensor:
         raise ValueError(
             f"{len(mask_logits)} predicted and {len(masks)} true masks: expected the same number, at least 1"
         )
-    on_device = masks[:, None].to(mask_logits.device).float()
-    return F.interpolate(on_device, size=mask_logits.shape[-2:], mode="area")[:, 0]
+    on_device = masks.to(mask_logits.device).float()
+    if masks.shape == mask_logits.shape:  # as beside a side network, where the interpolation would take long
+        return on_device
+    return F.interpolate(on_device[:, None], size=mask_logits.shape[-2:], mode="area")[:, 0]
 
 
 # ---- soft clDice ----
