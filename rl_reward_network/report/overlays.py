@@ -46,7 +46,7 @@ def legend(colours: Mapping[str, Colour], errors: bool = False) -> str:
     """HTML: what the colours of masks mean, by name, and those of expected errors."""
     named = colours.items()
     squares = (f'<span><span style="color: rgb{of}">&#9632;</span> {page.text(name)}</span>' for name, of in named)
-    words = f'<p class="legend">Masks, tinted and outlined: {", ".join(squares)}.</p>'
+    words = f'<p class="legend">Masks: {", ".join(squares)}.</p>'
     if not errors:
         return words
     scale = page.figure(error_scale(), "Colour scale from 0 to 1")

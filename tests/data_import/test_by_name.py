@@ -90,3 +90,10 @@ def test_a_class_without_categories_is_refused(tmp_path: Path) -> None:
     options = write_source(tmp_path, [{key: value for key, value in CLASSES[0].items() if key != "ids"}])
     with pytest.raises(ValueError, match=r"class 0 \('vessel'\): `ids` is missing; give the categories"):
         survey_source(tmp_path / "coco", options).check()
+
+
+def test_images_that_hold_both_of_two_classes_that_are_never_together_are_counted(tmp_path: Path) -> None:
+    left = CLASSES[2] | {"never_with": ["right artery", "vessel"]}
+    lines = report_lines(survey_source(tmp_path / "coco", write_source(tmp_path, [*CLASSES[:2], left])))
+    said = [line for line in lines if line.startswith("`never_with`")]
+    assert said == ["`never_with`: 1 image(s) hold vessel and left artery; correct masks or classes"]

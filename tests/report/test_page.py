@@ -173,7 +173,7 @@ def test_a_picture_holds_every_mask_with_its_caption_and_the_legend() -> None:
     assert (shown.tags.count("img"), shown.text) == (3, "best: s1imagetrue masknone")
     assert Page(overlays.picture("t", IMAGE, [], ("e", MASK * 0.5))).text == "timagee"
     made = overlays.legend({"truth": TRUTH, "<after>": AFTER})
-    assert Page(made).text == "Masks, tinted and outlined: \u25a0 truth, \u25a0 <after>."
+    assert Page(made).text == "Masks: \u25a0 truth, \u25a0 <after>."
     assert made.index(f"rgb{TRUTH}") < made.index(" truth<") < made.index(f"rgb{AFTER}")
     errors = overlays.legend({"truth": TRUTH}, errors=True)
     assert "probability that the mask is wrong" in errors
