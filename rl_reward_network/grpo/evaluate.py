@@ -21,7 +21,7 @@ from rl_reward_network.grpo.final_model import (
 )
 from rl_reward_network.grpo.image_context import FeatureCache
 from rl_reward_network.grpo.inputs import GRPOInputs, count_images, of_images, open_grpo_inputs
-from rl_reward_network.grpo.measure import Measured, exact_share, iou_of_captions, measure, unpacked
+from rl_reward_network.grpo.measure import Measured, exact_share, iou_of_captions, measure, named_share, unpacked
 from rl_reward_network.grpo.policy import prepare_model
 from rl_reward_network.grpo.prompts import TrainingItem, of_one_image
 from rl_reward_network.grpo.validation import notice, scores
@@ -171,6 +171,9 @@ def _result(
     totals = {"cIoU": (before.phrase_ciou, after.phrase_ciou)} if labelled else {}
     if inputs.captions_are_names:
         totals["name exact"] = exact_share(prompts, before), exact_share(prompts, after)
+    named = named_share(prompts, before), named_share(prompts, after)
+    if named[0] is not None and named[1] is not None:
+        totals["true region named"] = named[0], named[1]
     rows = paired_rows(before.values, after.values, groups, inputs.config.seed)
     about = {
         "split": SPLIT,

@@ -28,7 +28,7 @@ from rl_reward_network.grpo.policy import mixed_precision
 from rl_reward_network.grpo.prompts import TrainingItem, of_one_image
 from rl_reward_network.models.default import SMALL_HIDDEN_SIZE
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding
-from rl_reward_network.rewards.metrics import METRICS, iou, meteor
+from rl_reward_network.rewards.metrics import METRICS, dice, iou, meteor
 
 BATCH_SIZE = {"small": 32, "large": 8}  # prompts whose image is one tile, by kind of model, as in training
 TILES_OF_QWEN_VL = 2  # an image has about as many tokens
@@ -177,6 +177,25 @@ def exact_share(prompts: Sequence[TrainingItem], measured: Measured) -> float:
     """Share of the captions that are the reference but for case, a final dot and an article."""
     pairs = zip(measured.captions, prompts, strict=True)
     return float(np.mean([_bare(said) == _bare(prompt.caption) for said, prompt in pairs]))
+
+
+def named_share(prompts: Sequence[TrainingItem], measured: Measured) -> float | None:
+    """Share of the true masks that overlap most, by Dice, with the mask of their own name, and not with a rival's.
+
+    It answers "which object is this?" by the masks of the names that were asked of the image; of ties none is right.
+    None where no true mask has a rival.
+    """
+    right = []
+    for rows in of_one_image(prompts):
+        masks = {row: unpacked(measured.masks[row]) for row in rows}
+        for row in rows:
+            truth, own = prompts[row].load()[1], prompts[row].named
+            others = [n for n in rows if own and (of := prompts[n].named) and own.is_rival(of)]
+            if truth is None or not truth.any() or not others:
+                continue
+            of_name = [0.0 if (m := masks[n]) is None else dice(m[None], truth[None])[0] for n in (row, *others)]
+            right.append(of_name[0] > max(of_name[1:]))
+    return float(np.mean(right)) if right else None
 
 
 def _bare(caption: str) -> str:

@@ -27,8 +27,8 @@ from tests.grpo.nano import PLAN, changed, make_trainer, nano, train
 from tests.models.test_reward_network import network_of
 
 CLASSES = [
-    {"name": "tube", "phrases": ["the tube", "the bright tube"], "held_out": "the tube in the picture"},
-    {"name": "ring", "phrases": ["the ring"], "held_out": "the round ring"},
+    {"name": "tube", "phrases": ["the tube", "the bright tube"], "held_out": "the tube in the picture", "ids": "1"},
+    {"name": "ring", "phrases": ["the ring"], "held_out": "the round ring", "ids": "2", "never_with": "tube"},
 ]
 
 
@@ -89,7 +89,7 @@ def test_what_does_not_fit_several_classes_is_refused(named: GRPOInputs, tmp_pat
         open_grpo_inputs(config, RegionConfig(segment_question="Where?"))
     with pytest.raises(ValueError, match="--reward_net judges one kind of object, but these images are asked for"):
         make_plan(PlanArgs(), named, network_of())
-    (write_named(tmp_path) / "classes.json").write_text(json.dumps(CLASSES[1:]))
+    (write_named(tmp_path) / "classes.json").write_text(json.dumps([CLASSES[1] | {"never_with": []}]))
     with pytest.raises(ValueError, match=r"classes.json: annotations.json has the phrase 'Tube', which is the `name`"):
         open_grpo_inputs(RunConfig(data_root=tmp_path, gpu=-1))
 
@@ -147,6 +147,10 @@ def test_a_run_is_evaluated_class_by_class(named: GRPOInputs) -> None:
     assert dice.mean == pytest.approx(result.after.values["dice"][found].mean())
     assert read_json(page.with_name("eval.json"))["by_name"]["rows"][0]["name"] in rows
     assert "certainly absent" in page.read_text()
+    assert result.totals["true region named"][1] in (0, 0.5, 1), "of two true tubes"
+    for one in result.named:
+        masks = [mask is not None and mask.any() for mask in one.after.values()]
+        assert sum(masks) <= 1, "tube and ring exclude each other"
     worst = result.named[-1]
     assert worst.title.startswith("worst: Dice ")
     assert worst.truth.keys() == worst.after.keys() == {"ring", "tube"}

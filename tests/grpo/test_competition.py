@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from rl_reward_network.data.masks import to_rle
 from rl_reward_network.data.names import NamedClass
 from rl_reward_network.grpo.competition import clear_areas, contested, rivals, ruled_out, without_excluded
 from rl_reward_network.grpo.image_context import FeatureCache
 from rl_reward_network.grpo.losses import against_rivals
-from rl_reward_network.grpo.measure import measure, of_whole_images, unpacked
+from rl_reward_network.grpo.measure import Measured, measure, named_share, of_whole_images, unpacked
 from rl_reward_network.grpo.prompts import TrainingItem, class_prompt, reworded
 from tests.conftest import tube_image
 from tests.grpo.nano import image_of, nano
@@ -110,6 +111,23 @@ def test_measured_masks_are_in_the_order_of_the_prompts_and_have_competed() -> N
         assert masks[row] is not None
         assert masks[row].any()
         assert not masks[row + 2].any(), "of equal answers the first stays"
+
+
+def test_a_true_region_is_named_by_the_mask_that_overlaps_it_most() -> None:
+    truth = np.zeros((4, 4), bool)
+    truth[:2] = True
+    image = np.zeros((4, 4, 3), np.uint8)
+
+    def asked(one: NamedClass, key: str, own: np.ndarray) -> TrainingItem:
+        return replace(prompt_of(one, key), load=lambda: (image, own))
+
+    prompts = [
+        asked(one, key, own) for key in "ab" for one, own in ((LEFT, truth), (RIGHT, truth & False), (TREE, truth))
+    ]
+    good, empty, whole = to_rle(truth), to_rle(truth & False), to_rle(truth | True)
+    measured = Measured({}, [], [good, whole, good, empty, empty, good], [], np.zeros((6, 2), int))
+    assert named_share(prompts, measured) == 0.5, "the tree is no rival, and of a tie none is right"
+    assert named_share([prompts[0], prompts[2]], measured) is None
 
 
 def test_wordings_are_drawn() -> None:
