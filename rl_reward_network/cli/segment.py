@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 ONLY_WITH_VIDEO = ("sam2_memory", "truth")
 NOT_WITH_VIDEO = ("policy", "max_tiles", "soft", "threshold", "format", "classes")
-NOT_WITH_CLASSES = ("prompt", "policy")
+NOT_WITH_CLASSES = ("prompt", "policy", "reward_net")
 
 
 LOADING = ("reward_net", "device", "max_tiles", "bit_depth", "dtype", "image_resize")
@@ -65,8 +65,8 @@ class Args:
     prompt: str | None = None
     """Prompt; by default that of the model's training, or the first built-in one."""
     classes: Path | None = None
-    """classes.json of the training data: each of its classes is asked for in its first wording, and names of which no
-    image shows both compete. Each has files of its own, and <name>_classes.png shows all in colour."""
+    """classes.json of the training data: each of its classes is asked for in its first wording, and those that exclude
+    each other (`never_with`) compete. Each has files of its own, and <name>_classes.png shows all in colour."""
     policy: Rare[Path | None] = None
     """A run of step 2 whose policy chooses the prompt of each image, where --model_path is the place to which its Sa2VA
     was moved; else --model_path RUN does."""
@@ -161,34 +161,34 @@ def segment_by_name(args: Args, file: Path) -> None:
     from rl_reward_network.grpo.prompts import segment_question
     from rl_reward_network.inputs.loading import check_readable
     from rl_reward_network.segment import maker
-    from rl_reward_network.segment.files import Target, check_free, image_files, targets
-    from rl_reward_network.segment.results import (
-        ALL_CLASSES,
-        check_results_free,
-        classes_picture,
-        segment_classes,
-        write_results,
-    )
+    from rl_reward_network.segment import results as written
+    from rl_reward_network.segment.files import Target, check_apart, check_free, image_files, targets
 
     classes, images = read_classes(file), image_files(args.images)
     of_class = [targets(images, args.output, one.name) for one in classes]
-    for own, one in zip(of_class, classes, strict=True):
-        for target in own:
-            picture = classes_picture(target.image, target.mask.parent)
+    files = [target for of_images in of_class for target in of_images]
+    check_apart(files, [target.mask for target in files])
+    for one, of_images in zip(classes, of_class, strict=True):
+        for target in of_images:
             check_free(target, segment_question(one.phrases[0]))
-            check_free(Target(target.image, *[picture] * 3), ALL_CLASSES)
-    files = [target for own in of_class for target in own]
-    check_results_free(files, args.format)
+    for target in of_class[0]:
+        picture = written.classes_picture(target.image, target.mask.parent)
+        check_free(Target(target.image, picture, picture, picture), written.ALL_CLASSES)
+    written.check_results_free(files, args.format)
     check_readable([partial(load_image, image) for image in images])
+    found = maker.what_is(args.model_path or DEFAULT_MODEL)
+    if found.kind in ALONE:
+        raise ValueError(f"{found.path}: --classes needs a Sa2VA, which is asked by name, and this is a {found.kind}")
     loaded = maker.load_maker(args.model_path, **loading(args))
-    if not isinstance(loaded, maker.MaskMaker) or loaded.policy:
-        raise ValueError(f"{args.model_path}: --classes needs one Sa2VA, which is asked by name; name its folder")
-    seen = maker.trained_on(args.model_path)
+    if not isinstance(loaded, maker.MaskMaker):
+        raise ValueError(f"{found.path}: --classes needs one Sa2VA, and this is a {found.kind} of several models")
+    how = args.threshold, args.soft, maker.trained_on(args.model_path)
     bar = tqdm(list(zip(*of_class, strict=True)), "segmenting", unit="image", disable=len(images) == 1)
-    how = args.threshold, args.soft, seen
-    results = [result for of_image in bar for result in segment_classes(loaded, of_image, classes, *how)]
-    write_results(results, args.format)
+    results = [one for of_image in bar for one in written.segment_classes(loaded, of_image, classes, *how)]
+    written.write_results(results, args.format)
     show_table(results)
+    if all(result.segs == 0 for result in results):
+        raise ValueError(f"{images[0]}: no [SEG] in the answers; {maker.NO_MASK}")
 
 
 def loading(args: Args) -> dict[str, Any]:
@@ -314,11 +314,12 @@ def show_end(results: "Sequence[Segmented]") -> None:
 
     written = [result for result in results if result.segs != 0]
     folders = sorted({str(result.target.mask.parent) for result in results})
-    sheet = " and contact_sheet.png" if len(results) > len(folders) else ""
+    drawn = sum(not result.absent for result in results)
+    sheet = " and contact_sheet.png" if drawn and len(results) > len(folders) else ""
     for words, meaning in WARNINGS.items():
-        if names := [result.target.image.name for result in results if result.fault.startswith(words)]:
+        if names := dict.fromkeys(one.target.image.name for one in results if one.fault.startswith(words)):
             print(f"{words}: {', '.join(names)}{meaning}")
     judged = zip(results, verdicts(results), strict=True)
-    if unsure := {result.target.image.name: "" for result, words in judged if words and not result.fault}:
+    if unsure := dict.fromkeys(one.target.image.name for one, words in judged if words and not one.fault):
         print(f"low confidence: {', '.join(unsure)}; look at these masks first")
     print(f"written: {len(written)} masks and overlays, results.csv{sheet} in {', '.join(folders)}")

@@ -2,7 +2,7 @@
 
 The file is a list of classes with the fields of `NamedClass`; docs/how-to/your-data.md describes it. `name` is the
 class's phrase in annotations.json. `ids` and the next three are of an import and name categories of the source; classes
-whose `ids` have nothing in common compete for pixels in training, and those of `never_with` in the answers.
+whose `ids` have nothing in common compete for pixels in training, classes of `never_with` for the image in answers.
 """
 
 import hashlib
@@ -93,8 +93,8 @@ def as_json(classes: Sequence[NamedClass]) -> list[dict[str, Any]]:
 
 
 def wordings_fingerprint(classes: Iterable[NamedClass]) -> str | None:
-    """12 hex digits that change with any wording; None without classes."""
-    wordings = sorted([one.name, *one.phrases, one.held_out] for one in classes)
+    """12 hex digits that change with any wording, category or exclusion; None without classes."""
+    wordings = sorted([one.name, *one.phrases, one.held_out, *one.ids, *one.never_with] for one in classes)
     return hashlib.sha256(json.dumps(wordings).encode()).hexdigest()[:12] if wordings else None
 
 

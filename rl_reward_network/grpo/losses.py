@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -45,6 +46,7 @@ from rl_reward_network.rewards.learned import ForegroundMaps
 
 CHOICE_WEIGHT = 0.01  # of SAM 2's guesses which candidate is best; AdamW's steps hardly depend on it, clipping does
 FINER = 2  # the grid of mask losses over SAM 2's masks; its square (4) is no better (docs/log.md)
+SHARED = 0.5  # of the smaller of two true masks, up to which outlines that overlap are a matter of their borders
 CONTRAST_TEMPERATURE = 0.1  # of the paper
 ALWAYS_LOGGED = ("loss", "policy_loss")
 Numbers = Tensor | float
@@ -355,16 +357,21 @@ def labelled_loss(
 
 
 def against_rivals(masks: MeanMasks, classes: Sequence[NamedClass | None]) -> list[tuple[PromptImage, Tensor]]:
-    """The masks `contested` by the others of their image; [] where no class has a rival."""
+    """The masks `contested` by their rivals in the image; [] where no class has one. All have a true mask.
+
+    Rivals whose truths share more than half of the smaller one are none there, whatever their categories.
+    """
     of_image: dict[str, list[int]] = {}
     for row, (image, _) in enumerate(masks):
         of_image.setdefault(image.image_id, []).append(row)
-    found, any_rival = dict[int, Tensor](), False
+    found: dict[int, Tensor] = {}
     for rows in of_image.values():
-        rival = rivals([classes[row] for row in rows])
-        any_rival |= bool(rival.any())
-        found |= dict(zip(rows, contested(torch.stack([masks[row][1] for row in rows]), rival), strict=True))
-    return [(image, found[row]) for row, (image, _) in enumerate(masks)] if any_rival else []
+        truths = np.array([np.ravel(masks[row][0].truth) for row in rows], dtype=np.float32)  # type: ignore[arg-type]
+        areas = truths.sum(axis=1)
+        apart = truths @ truths.T <= np.minimum(areas[:, None], areas) * SHARED
+        if (rival := rivals([classes[row] for row in rows]) & apart).any():
+            found |= zip(rows, contested(torch.stack([masks[row][1] for row in rows]), rival), strict=True)
+    return [(image, found.get(row, logits)) for row, (image, logits) in enumerate(masks)] if found else []
 
 
 def choice_losses(images: Sequence[PromptImage], decoded: Sequence[DecodedMasks]) -> list[Tensor]:

@@ -81,7 +81,7 @@ def draw_classes(image: np.ndarray, masks: Mapping[str, np.ndarray | None], colo
 def paint_classes(
     image: np.ndarray, masks: Mapping[str, np.ndarray | None], colours: Mapping[str, Colour]
 ) -> np.ndarray:
-    """The picture of `draw_classes`, uint8 as the image; masks may be larger."""
+    """The image, uint8 (h, w, 3), with masks by class painted over it, later ones on top; masks may be larger."""
     painted = image.copy()
     for name, mask in masks.items():
         if mask is not None:

@@ -85,7 +85,10 @@ def check_apart(targets: Sequence[Target], paths: Sequence[Path]) -> None:
     path, count = Counter(paths).most_common(1)[0]
     if count > 1:
         both = ", ".join(str(target.image) for target, own in zip(targets, paths, strict=True) if own == path)
-        raise ValueError(f"{both}: their masks would have the same name, {path}; give each an --output of its own")
+        raise ValueError(
+            f"{both}: their masks would have the same name, {path}; give each an --output of its own, or of two classes"
+            " rename one"
+        )
 
 
 def words_of(prompt: str | None) -> str:

@@ -278,10 +278,10 @@ class MaskMaker:
         answer = self._segment(image, features, prompt)
         return Answered(prompt, answer.answer, len(answer.mask_logits), _joined(answer), scorer)
 
-    def answers(self, image: np.ndarray, classes: Sequence[NamedClass]) -> list[Answered]:
+    def answers(self, image: np.ndarray, classes: Sequence[NamedClass], threshold: float = 0.5) -> list[Answered]:
         """The answers to the first wording of each class on an image, uint8 (H, W, 3), which is encoded once.
 
-        A class that another one rules out has an empty mask.
+        A class that another one rules out, with a mask where it is above `threshold`, has an empty one.
         """
         from rl_reward_network.grpo.competition import without_excluded  # here, since the others need no trainer
         from rl_reward_network.grpo.image_context import FeatureCache, open_batch
@@ -289,11 +289,11 @@ class MaskMaker:
 
         prompts = [class_prompt(one, image) for one in classes]
         batch, texts = open_batch(prompts, FeatureCache(self.model, self.processor)), [one.question for one in prompts]
-        soft = without_excluded(prompts, batch.masks(batch.context(self.model), range(len(prompts)), texts))
-        scorer, nothing = scorer_of(self.network, image), np.zeros(image.shape[:2], np.float32)
+        asked = batch.masks(batch.context(self.model), range(len(prompts)), texts)
+        nothing = np.zeros(image.shape[:2], np.float32)
         return [
-            Answered(text, "", int(mask is not None), nothing if mask is None else mask, scorer)
-            for text, mask in zip(texts, soft, strict=True)
+            Answered(text, "", int(mask is not None), nothing if mask is None else mask, None)
+            for text, mask in zip(texts, without_excluded(prompts, asked, threshold), strict=True)
         ]
 
     def _segment(self, image: np.ndarray, features: Sam2Features, prompt: str) -> Segmentation:

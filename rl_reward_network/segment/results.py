@@ -58,7 +58,7 @@ class Segmented:
     confidence: float  # in [0, 1], see `soft_dice`
     predicted: Predicted | None  # None without a reward network
     outside: str | None  # why a plain segmenter does not know such images
-    may_be_empty: bool = False  # of a class that not all images show
+    name: str = ""  # of a class, which not all images show
 
     @property
     def fault(self) -> str:
@@ -69,7 +69,7 @@ class Segmented:
     @property
     def absent(self) -> bool:
         """Whether the answer is that the image does not show the class; of its confidence this says nothing."""
-        return self.may_be_empty and self.segs != 0 and not self.share
+        return bool(self.name) and self.segs != 0 and not self.share
 
     @property
     def rank(self) -> tuple[bool, float]:
@@ -115,10 +115,10 @@ def segment_classes(
 ) -> list[Segmented]:
     """As `segment_image`, with the files of each class, and a picture of all classes in colour, `classes_picture`."""
     image = _loaded(maker, targets[0])
-    answers = maker.answers(image, classes)
+    answers = maker.answers(image, classes, threshold)
     results = [
-        replace(_written(maker, target, image, found, threshold, keep_soft, trained), may_be_empty=True)
-        for target, found in zip(targets, answers, strict=True)
+        replace(_written(maker, target, image, found, threshold, keep_soft, trained), name=one.name)
+        for target, one, found in zip(targets, classes, answers, strict=True)
     ]
     masks = {one.name: found.soft > threshold for one, found in zip(classes, answers, strict=True)}
     largest = sorted(masks, key=lambda name: -masks[name].sum())  # a part is painted over its whole
@@ -135,9 +135,11 @@ def classes_picture(image: Path, folder: Path) -> Path:
 
 def _with_legend(picture: np.ndarray, colours: Mapping[str, Colour]) -> np.ndarray:
     """A picture, uint8 (H, W, 3), above a line for each class in its colour."""
-    sheet = Image.new("RGB", (picture.shape[1], picture.shape[0] + LINE * len(colours)), "white")
+    font = _font()
+    width = max(picture.shape[1], *(math.ceil(font.getlength(name)) + 2 * LINE for name in colours))
+    sheet = Image.new("RGB", (width, picture.shape[0] + LINE * len(colours)), "white")
     sheet.paste(Image.fromarray(picture), (0, 0))
-    draw, font = ImageDraw.Draw(sheet), _font()
+    draw = ImageDraw.Draw(sheet)
     for top, (name, colour) in zip(range(picture.shape[0], sheet.height, LINE), colours.items(), strict=True):
         draw.rectangle((2, top + 2, LINE - 2, top + LINE - 2), colour)
         draw.text((LINE + 2, top), name, "black", font)
@@ -247,8 +249,8 @@ def _line(result: Segmented, verdict: str) -> list[Any]:
     patient = compile_group_regex(None).search(name)
     row = [name, "", patient["group"] if patient else "", result.prompt, *[""] * 6, verdict]
     if result.segs != 0:
-        known = (result.predicted or UNKNOWN)[:3]
-        decimals = ["" if number is None else f"{number:.4f}" for number in (*known, result.confidence)]
+        known = (*(result.predicted or UNKNOWN)[:3], None if result.absent else result.confidence)
+        decimals = ["" if number is None else f"{number:.4f}" for number in known]
         row[1], row[4:10] = result.target.mask.name, [f"{result.share:.6f}", str(result.parts), *decimals]
     return row
 
@@ -314,8 +316,7 @@ def _caption(result: Segmented, verdict: str) -> list[str]:
     """The texts below a tile: the whole file name, the number that sorts it, and the verdict."""
     known, number = result.rank
     words = f"{'predicted Dice' if known else 'confidence'} {number:.3f}"
-    asked = [result.prompt] if result.may_be_empty else []
-    return [result.target.image.name, *asked, "" if result.segs == 0 else words, verdict]
+    return [result.target.image.name, result.name, "" if result.segs == 0 else words, verdict]
 
 
 def _lines(texts: Sequence[str], font: ImageFont.FreeTypeFont) -> list[str]:
@@ -334,10 +335,14 @@ def _lines(texts: Sequence[str], font: ImageFont.FreeTypeFont) -> list[str]:
 
 
 def coco_predictions(results: Sequence[Segmented]) -> dict[str, Any]:
-    """The masks as COCO's results of a data set: a category for each prompt, an RLE for each mask that is not empty."""
+    """The masks as COCO's results of a data set: one category, or one for each class, and an RLE for each mask.
+
+    An empty mask has none.
+    """
     sizes = {result.target.image: result.size for result in results}
     numbers = {image: number for number, image in enumerate(sizes, 1)}
-    categories = {prompt: number for number, prompt in enumerate(dict.fromkeys(one.prompt for one in results), 1)}
+    names = dict.fromkeys(one.name or results[0].prompt for one in results)
+    categories = {name: number for number, name in enumerate(names, 1)}
     images = [
         {"id": numbers[image], "file_name": image.name, "height": height, "width": width}
         for image, (height, width) in sizes.items()
@@ -351,7 +356,7 @@ def coco_predictions(results: Sequence[Segmented]) -> dict[str, Any]:
             {
                 "id": len(annotations) + 1,
                 "image_id": numbers[result.target.image],
-                "category_id": categories[result.prompt],
+                "category_id": categories[result.name or results[0].prompt],
                 "segmentation": rle,
                 "area": int(coco.area(rle)),
                 "bbox": coco.toBbox(rle).tolist(),
@@ -359,7 +364,7 @@ def coco_predictions(results: Sequence[Segmented]) -> dict[str, Any]:
                 "score": result.rank[1],
             }
         )
-    named = [{"id": number, "name": prompt} for prompt, number in categories.items()]
+    named = [{"id": number, "name": name} for name, number in categories.items()]
     return {"info": INFO, "images": images, "annotations": annotations, "categories": named}
 
 

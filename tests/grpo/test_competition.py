@@ -47,6 +47,8 @@ def test_contested_logits_are_those_of_a_softmax_over_the_rivals_and_the_backgro
     shares = torch.cat([torch.zeros(1, 4, 5), logits]).softmax(0)[1:]
     torch.testing.assert_close(contested(logits, everyone).sigmoid(), shares)
     torch.testing.assert_close(contested(logits, np.zeros((3, 3), bool)), logits)
+    large = contested(torch.tensor([300.0, -300.0, 0.0])[:, None, None], everyone).flatten()
+    assert large.tolist() == pytest.approx([300 - np.log(2), -360, -60], rel=1e-6), "finite"
     contested(logits, everyone)[0].sum().backward()
     assert logits.grad is not None
     assert (logits.grad[1:] < 0).all(), "a rival that gives way helps"
@@ -60,7 +62,12 @@ def test_the_class_with_the_largest_clear_area_empties_those_that_it_excludes() 
     assert ruled_out([left, right, left], [LEFT, RIGHT, STUMP]).tolist() == [True, False, False]
     assert ruled_out([left], [LEFT]).tolist() == [False], "a name that is asked alone"
     assert ruled_out([left, right], [LEFT, None]).tolist() == [False, False]
-    assert ruled_out(soft_of(0.1, 0.2), [LEFT, RIGHT]).tolist() == [False, False], "nothing is clear"
+    assert ruled_out(soft_of(0.1, 0.2), [LEFT, RIGHT]).tolist() == [False, False], "no mask"
+    assert ruled_out(soft_of(0.1, 0.2), [LEFT, RIGHT], threshold=0.15).tolist() == [True, False]
+    left[:] = right  # nowhere clear
+    assert ruled_out([left, right], [LEFT, RIGHT]).sum() == 1, "never both"
+    left[0] = 0
+    assert ruled_out([left, right], [LEFT, RIGHT]).tolist() == [True, False], "the larger mask"
     assert ruled_out([], []).tolist() == []
 
 
@@ -82,13 +89,16 @@ def test_only_the_names_of_one_image_compete() -> None:
 
 
 def test_masks_are_contested_by_the_other_names_of_their_image() -> None:
-    images = [image_of(0), image_of(1), image_of(0)]
+    truths = np.eye(3, dtype=bool)[:, None]  # of one pixel each
+    images = [image_of(row, truth=truth) for row, truth in zip((0, 1, 0), truths, strict=True)]
     masks = [(image, torch.full((2, 2), level)) for image, level in zip(images, (1.0, 2.0, 3.0), strict=True)]
     against = against_rivals(masks, [LEFT, RIGHT, RIGHT])
     assert [image for image, _ in against] == images
     expected = [1 - np.log1p(np.exp(3)), 2.0, 3 - np.log1p(np.e)]
     assert [logits.mean().item() for _, logits in against] == pytest.approx(expected, rel=1e-6)
     assert against_rivals(masks, [LEFT, RIGHT, STUMP]) == [], "no rivals in one image"
+    same = [(image_of(0, truth=truths[0]), logits) for _, logits in masks]
+    assert against_rivals(same, [LEFT, RIGHT, RIGHT]) == [], "a part that is drawn over its whole"
 
 
 def test_a_batch_holds_all_names_of_its_images() -> None:
