@@ -290,10 +290,20 @@ def make_plan(args: PlanArgs, inputs: "GRPOInputs", network: "RewardNetwork | No
         mask_rewards={loop: dict(weights) for loop, weights in more.items() if weights} or None,
         max_labelled=args.max_labelled,
         freeze_embeddings=parts.freeze_embeddings or None,
-        side_network={"pixels": parts.side_pixels} if parts.side_network else None,
+        side_network=_side_network(parts, inputs.by_name),
         encoder=None if parts.encoder == "frozen" else encoder,
         own_batch=args.grpo.per_device_train_batch_size is not None or None,
     )
+
+
+def _side_network(parts: TrainablePartsArgs, by_name: bool) -> dict[str, Any] | None:
+    """The fields of the `SideNetworkConfig` of a new side network; None where none is added.
+
+    By name it refines one candidate: which one SAM 2's head selects differs by name, too (docs/log.md).
+    """
+    if not parts.side_network:
+        return None
+    return {"pixels": parts.side_pixels} | ({"candidate": 1} if by_name else {})
 
 
 def _hyperparameters(run: Chosen) -> GRPOSettings:

@@ -73,10 +73,13 @@ class Sam2Features:
 
 @dataclass(frozen=True)
 class DecodedMasks:
-    """SAM 2's masks for K prompts on one image: of the candidate among 1 to 3 with the highest predicted IoU."""
+    """SAM 2's masks for K prompts on one image: of the candidate among 1 to 3 with the highest predicted IoU.
+
+    Of another one where the side network's configuration names it.
+    """
 
     mask_logits: Tensor  # float32 (K, h, w), refined by the side network if there is one
-    iou_scores: Tensor  # float32 (K,), that predicted IoU
+    iou_scores: Tensor  # float32 (K,), its predicted IoU
     selected: Tensor  # int64 (K,), index of that candidate
     candidates: Tensor  # float32 (K, 4, h, w), SAM 2's logits; 0 is the single-mask token, unused by Sa2VA
     candidate_scores: Tensor  # float32 (K, 4), predicted IoU; its gradient ends in the head that predicts it
@@ -121,6 +124,8 @@ def decode_masks(
     candidates = (of_masks @ pixels.flatten(2)).unflatten(2, pixels.shape[-2:]).float()
     scores = decoder.iou_prediction_head(tokens[:, 1].detach()).float()  # a guess about masks must not change them
     selected = scores[:, 1:].argmax(dim=1) + 1
+    if side is not None and side.config.candidate is not None:
+        selected = torch.full_like(selected, side.config.candidate)
     rows = torch.arange(len(selected), device=selected.device)
     mask_logits = candidates[rows, selected]
     if side is not None:

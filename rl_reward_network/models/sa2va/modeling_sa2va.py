@@ -8,7 +8,7 @@ Source: bytedance/Sa2VA@9832e1a. Unlike the reference, the SAM 2 image encoder r
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -236,8 +236,11 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
         return sam_features(self.grounding_encoder, sam_pixel_values)
 
     def add_side_network(self, config: SideNetworkConfig) -> None:
-        """Put an untrained side network beside SAM 2, in float32; a ValueError where there is one of other sizes."""
-        if self.config.side is not None and self.config.side != config:
+        """Put an untrained side network beside SAM 2, in float32; a ValueError where there is one of other sizes.
+
+        One that is there keeps its `candidate`.
+        """
+        if self.config.side is not None and self.config.side != replace(config, candidate=self.config.side.candidate):
             raise ValueError(
                 f"side_network: the model has one of {self.config.side}; leave out --side_network, or give "
                 f"--side_pixels {self.config.side.pixels}"

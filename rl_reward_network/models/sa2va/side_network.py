@@ -38,6 +38,9 @@ class SideNetworkConfig:
     """Pixels along each axis that the first level packs into channels."""
     features: bool = True
     """Whether SAM 2's coarsest map joins at the bottom."""
+    candidate: int | None = None
+    """Which of SAM 2's masks, 1 to 3, is refined; None: that with the highest predicted IoU, which differs by image, so
+    that each learns from a part of the images."""
 
     @property
     def stride(self) -> int:
@@ -50,6 +53,8 @@ class SideNetworkConfig:
                 f"side_network: channels are {self.channels} and packing is {self.packing}, expected multiples of "
                 f"{NORM_GROUPS}, and 1 or more"
             )
+        if self.candidate not in (None, 1, 2, 3):
+            raise ValueError(f"side_network: candidate is {self.candidate}, expected 1, 2, 3 or null")
         if self.pixels < 1 or self.pixels % self.stride:
             raise ValueError(
                 f"side_network: pixels is {self.pixels}, expected a multiple of {self.stride}; {self.stride * 16} fits"

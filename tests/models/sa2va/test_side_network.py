@@ -1,6 +1,7 @@
 """The side network: zero at first, one pass for all prompts, equal to its formula, saved and loaded with the model."""
 
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,19 @@ def test_the_selected_candidate_is_refined_and_gradients_reach_the_network(refin
     assert all(p.grad is not None and p.grad.any() for p in model.side_network.parameters())
 
 
+def test_a_named_candidate_is_refined_whatever_its_predicted_iou(tiny_model: Any, tiny_processor: Any) -> None:
+    model = deepcopy(tiny_model)
+    model.add_side_network(replace(SMALL, candidate=2))
+    features = image_features(model, tiny_processor, [image()])
+    decoded = model.decode_masks(features, torch.randn(3, features.maps[2].shape[1]))
+    assert decoded.selected.tolist() == [2, 2, 2]
+    assert torch.equal(decoded.iou_scores, decoded.candidate_scores[:, 2])
+    upsampled = F.interpolate(decoded.candidates[:, 2, None], size=(128, 128), mode="bilinear")[:, 0]
+    assert torch.equal(decoded.mask_logits, upsampled), "the last layer starts at 0"
+    model.add_side_network(SMALL)
+    assert model.config.side.candidate == 2, "one that is there keeps it"
+
+
 def test_it_is_saved_and_loaded_with_the_model(refined: Any, tiny_processor: Any, tmp_path: Path) -> None:
     refined.save_pretrained(tmp_path)
     tiny_processor.save_pretrained(tmp_path)
@@ -141,6 +155,7 @@ def test_frames_without_memory_are_refined_and_memory_is_refused(refined: Any, t
     [
         ({"pixels": 500}, "pixels is 500, expected a multiple of 64"),
         ({"channels": [12]}, r"channels are \(12,\) .*multiples of 8"),
+        ({"candidate": 0}, "candidate is 0, expected 1, 2, 3 or null"),
         ({"depth": 3}, r"config\.json: side_network has unknown fields \['depth'\]"),
     ],
 )
