@@ -344,9 +344,10 @@ def labelled_loss(
     if labelled := [(mask, answer.named) for mask, answer in pairs if mask[0].truth is not None]:
         weights = config.bce_weight, config.dice_weight, config.cldice_weight
         own = [mask for mask, _ in labelled]
-        losses = supervised_mask_losses(own, *weights)
+        by_name = any(answer.name for answer in answers)
+        losses = supervised_mask_losses(own, *weights, by_name)
         if against := against_rivals(own, [named for _, named in labelled]):
-            losses = (losses + supervised_mask_losses(against, *weights)) / 2
+            losses = (losses + supervised_mask_losses(against, *weights, by_name)) / 2
         total, metrics["loss/mask"] = total + losses.sum() / counts.true_masks, losses.detach().mean()
     names = [answer.name for answer in answers]
     if config.contrast_weight and len(set(names)) > 1:
@@ -438,9 +439,12 @@ class PathwiseReward:
 
 
 def supervised_mask_losses(
-    masks: MeanMasks, bce_weight: float, dice_weight: float, cldice_weight: float = 0.0
+    masks: MeanMasks, bce_weight: float, dice_weight: float, cldice_weight: float = 0.0, by_name: bool = False
 ) -> Tensor:
-    """float32 (N,): weighted sum of cross-entropy, Dice loss and soft clDice loss, for N prompts with a true mask."""
+    """float32 (N,): weighted sum of cross-entropy, Dice loss and soft clDice loss, for N prompts with a true mask.
+
+    `by_name` an absent object has no Dice loss: it may empty small objects where they are (docs/log.md).
+    """
     losses = []
     for image, logits in masks:  # images differ in size
         assert image.truth is not None
@@ -448,7 +452,8 @@ def supervised_mask_losses(
         if image.features.sam.side_pixels is None:
             finer = F.interpolate(finer[None], scale_factor=FINER, mode="bilinear")[0]
         true_mask = torch.from_numpy(image.truth)[None]
-        loss: Any = sum(mask_losses(finer, true_mask, bce_weight, dice_weight).values())
+        own_dice = dice_weight if image.truth.any() or not by_name else 0.0
+        loss: Any = sum(mask_losses(finer, true_mask, bce_weight, own_dice).values())
         if cldice_weight:
             target = soft_targets(true_mask, finer)[None]
             loss = loss + cldice_weight * (1 - soft_cldice(finer.sigmoid()[None], target)[0])

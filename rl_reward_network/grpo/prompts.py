@@ -73,13 +73,6 @@ def class_prompt(named: NamedClass, image: np.ndarray) -> TrainingItem:
     )
 
 
-def reworded(prompt: TrainingItem, rng: np.random.Generator) -> TrainingItem:
-    """The prompt in a random wording of its class; one without a class of a file as it is."""
-    if prompt.named is None:
-        return prompt
-    return replace(prompt, question=segment_question(str(rng.choice(prompt.named.phrases))))
-
-
 def segment_question(caption: str) -> str:
     """The question for the mask of a described object: "a red circle." -> "Please segment the red circle.".
 

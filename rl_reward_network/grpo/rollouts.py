@@ -37,7 +37,7 @@ from rl_reward_network.grpo.image_context import (
     open_batch,
     seeded_generator,
 )
-from rl_reward_network.grpo.prompts import TrainingItem, reworded
+from rl_reward_network.grpo.prompts import TrainingItem
 from rl_reward_network.models.ema import EMA, swapped
 from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
@@ -287,10 +287,8 @@ class RolloutGenerator:
     def references(self, prompts: Sequence[TrainingItem], views: np.random.Generator | None = None) -> MicroBatch:
         """For supervised training: the reference caption as one completion of advantage 1, the reference answer.
 
-        With `views`, on random views of the images, in random wordings of their classes.
+        With `views`, on random views of the images.
         """
-        if views is not None:
-            prompts = [reworded(prompt, views) for prompt in prompts]
         batch = open_batch(prompts, self.cache, views)
         images, captions = prompt_images(batch), []
         for image, prompt in zip(images, prompts, strict=True):

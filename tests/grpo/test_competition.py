@@ -12,7 +12,7 @@ from rl_reward_network.grpo.competition import clear_areas, contested, rivals, r
 from rl_reward_network.grpo.image_context import FeatureCache
 from rl_reward_network.grpo.losses import against_rivals
 from rl_reward_network.grpo.measure import Measured, measure, named_share, of_whole_images, unpacked
-from rl_reward_network.grpo.prompts import TrainingItem, class_prompt, reworded
+from rl_reward_network.grpo.prompts import TrainingItem, class_prompt
 from tests.conftest import tube_image
 from tests.grpo.nano import image_of, nano
 
@@ -138,11 +138,3 @@ def test_a_true_region_is_named_by_the_mask_that_overlaps_it_most() -> None:
     measured = Measured({}, [], [good, whole, good, empty, empty, good], [], np.zeros((6, 2), int))
     assert named_share(prompts, measured) == 0.5, "the tree is no rival, and of a tie none is right"
     assert named_share([prompts[0], prompts[2]], measured) is None
-
-
-def test_wordings_are_drawn() -> None:
-    prompt = prompt_of(RIGHT, "a")
-    drawn = {reworded(prompt, np.random.default_rng(seed)).question for seed in range(20)}
-    assert drawn == {"Please segment the right.", "Please segment arteria dextra."}
-    free = replace(prompt, named=None)
-    assert reworded(free, np.random.default_rng(0)) is free

@@ -451,6 +451,12 @@ def test_masks_are_compared_on_a_grid_twice_as_fine() -> None:
     assert targets == pytest.approx([2 * math.log(2) + 0.5 * (1 - (2 * 0.5 * 4 + 1) / (8 + 4 + 1))] * 3)
 
 
+def test_an_absent_object_has_no_dice_loss_by_name() -> None:
+    absent = [(image_of(truth=np.zeros((4, 4), dtype=bool)), torch.zeros(2, 2))]
+    assert supervised_mask_losses(absent, 1, 1, by_name=True).item() == pytest.approx(math.log(2))
+    assert supervised_mask_losses(absent, 1, 1).item() == pytest.approx(math.log(2) + 1 - 1 / (16 * 0.5 + 1))
+
+
 def test_supervision_is_of_each_group_that_has_a_truth() -> None:
     half, full = np.zeros((4, 4), dtype=bool), np.ones((6, 8), dtype=bool)
     half[:2] = True
