@@ -148,7 +148,7 @@ def test_a_contact_sheet_shows_a_hundred_tiles_with_whole_names(tmp_path: Path, 
         results.append((made, "look" if number == 0 else ""))
     write_contact_sheet(tmp_path / "contact_sheet.png", results)
     assert "".join(drawn).count(f"{long}.png") == 1
-    assert drawn[0] == "100 of 102 images, the lowest predicted Dice or confidence first"
+    assert drawn[0] == "100 of 102 masks, the lowest predicted Dice or confidence first"
     assert "101.png" not in drawn
     assert Image.open(tmp_path / "contact_sheet.png").width == 10 * (TILE + LINE) + LINE
 
