@@ -156,6 +156,8 @@ def segment_by_name(args: Args, file: Path) -> None:
         raise ValueError(f"--classes and {flags[0]}: the file says what is asked; leave one of them out")
     if args.format == "nnunet" or (args.output and args.output.suffix.lower() == ".png"):
         raise ValueError("--classes: an image has several masks; give a folder as --output, and --format png or coco")
+    if not file.is_file():
+        raise ValueError(f"--classes {file}: no such file; give the classes.json of the data that trained the model")
     from rl_reward_network.data.images import load_image
     from rl_reward_network.data.names import read_classes
     from rl_reward_network.grpo.prompts import segment_question

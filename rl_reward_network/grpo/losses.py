@@ -367,10 +367,12 @@ def against_rivals(masks: MeanMasks, classes: Sequence[NamedClass | None]) -> li
         of_image.setdefault(image.image_id, []).append(row)
     found: dict[int, Tensor] = {}
     for rows in of_image.values():
+        if not (rival := rivals([classes[row] for row in rows])).any():
+            continue
         truths = np.array([np.ravel(masks[row][0].truth) for row in rows], dtype=np.float32)  # type: ignore[arg-type]
         areas = truths.sum(axis=1)
-        apart = truths @ truths.T <= np.minimum(areas[:, None], areas) * SHARED
-        if (rival := rivals([classes[row] for row in rows]) & apart).any():
+        rival &= truths @ truths.T <= np.minimum(areas[:, None], areas) * SHARED
+        if rival.any():
             found |= zip(rows, contested(torch.stack([masks[row][1] for row in rows]), rival), strict=True)
     return [(image, found.get(row, logits)) for row, (image, logits) in enumerate(masks)] if found else []
 

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from rl_reward_network.data.annotations import phrase_key
 from rl_reward_network.data.masks import to_rle
-from rl_reward_network.grpo.competition import without_excluded
+from rl_reward_network.grpo.competition import rivals, without_excluded
 from rl_reward_network.grpo.image_context import (
     FeatureCache,
     ImageContext,
@@ -187,13 +187,15 @@ def named_share(prompts: Sequence[TrainingItem], measured: Measured) -> float | 
     """
     right = []
     for rows in of_one_image(prompts):
-        masks = {row: unpacked(measured.masks[row]) for row in rows}
-        for row in rows:
-            truth, own = prompts[row].load()[1], prompts[row].named
-            others = [n for n in rows if own and (of := prompts[n].named) and own.is_rival(of)]
-            if truth is None or not truth.any() or not others:
+        rival = rivals([prompts[row].named for row in rows])
+        if not rival.any():  # before anything is decoded
+            continue
+        masks = [unpacked(measured.masks[row]) for row in rows]
+        for own, row in enumerate(rows):
+            truth, others = prompts[row].load()[1], np.flatnonzero(rival[own])
+            if truth is None or not truth.any() or not len(others):
                 continue
-            of_name = [0.0 if (m := masks[n]) is None else dice(m[None], truth[None])[0] for n in (row, *others)]
+            of_name = [0.0 if (m := masks[n]) is None else dice(m[None], truth[None])[0] for n in (own, *others)]
             right.append(of_name[0] > max(of_name[1:]))
     return float(np.mean(right)) if right else None
 

@@ -200,6 +200,7 @@ def test_all_classes_of_a_file_are_asked_for_in_each_image(images, tmp_path, cap
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        ({}, r"--classes .*classes\.json: no such file; give the classes\.json of the data that trained the model"),
         ({"prompt": "Where?"}, "--classes and --prompt: the file says what is asked"),
         ({"reward_net": Path("net")}, "--classes and --reward_net: the file says what is asked"),
         ({"format": "nnunet"}, "--classes: an image has several masks; give a folder as --output"),
