@@ -299,11 +299,12 @@ def make_plan(args: PlanArgs, inputs: "GRPOInputs", network: "RewardNetwork | No
 def _side_network(parts: TrainablePartsArgs, by_name: bool) -> dict[str, Any] | None:
     """The fields of the `SideNetworkConfig` of a new side network; None where none is added.
 
-    By name it refines one candidate: which one SAM 2's head selects differs by name, too (docs/log.md).
+    By name it refines one candidate, since which one SAM 2's head selects differs by name, too, and its weights come
+    from `[SEG]` itself (docs/log.md).
     """
     if not parts.side_network:
         return None
-    return {"pixels": parts.side_pixels} | ({"candidate": 1} if by_name else {})
+    return {"pixels": parts.side_pixels} | ({"candidate": 1, "from_seg": True} if by_name else {})
 
 
 def _hyperparameters(run: Chosen) -> GRPOSettings:

@@ -131,7 +131,7 @@ def decode_masks(
     if side is not None:
         assert features.side_pixels is not None, "`generation_sa2va.image_features` makes features with the pixels"
         (x,) = side(features.side_pixels, coarse)
-        mask_logits = side.refine(x, mask_logits, of_masks[rows, selected])
+        mask_logits = side.refine(x, mask_logits, of_masks[rows, selected], seg_embeddings)
     object_scores = decoder.pred_obj_score_head(tokens[:, 0])[:, 0].float()
     return DecodedMasks(mask_logits, scores[rows, selected], selected, candidates, scores, object_scores)
 

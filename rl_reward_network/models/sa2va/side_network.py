@@ -2,9 +2,9 @@
 
 SAM 2's masks have a quarter of the resolution of its input, and its frozen encoder may never have seen objects as thin
 as the user's. The side network reads the image itself, joins SAM 2's coarsest map at its bottom, and gives two things
-for each pixel: a vector, whose product with a mask's hypernetwork weights is added to the mask's logits, and a gate,
-which scales SAM 2's own logits. The weights come from the `[SEG]` embedding, so `[SEG]` still decides what is
-segmented, and all prompts of an image share one pass.
+for each pixel: a vector, whose product with a mask's weights is added to the mask's logits, and a gate, which scales
+SAM 2's own logits. The weights come from the `[SEG]` embedding, through SAM 2's decoder and its hypernetwork or by a
+layer of its own, so `[SEG]` still decides what is segmented, and all prompts of an image share one pass.
 
     logits = (1 + gate) * upsampled(SAM 2's logits) + weights @ vectors
 
@@ -41,6 +41,9 @@ class SideNetworkConfig:
     candidate: int | None = None
     """Which of SAM 2's masks, 1 to 3, is refined; None: that with the highest predicted IoU, which differs by image, so
     that each learns from a part of the images."""
+    from_seg: bool = False
+    """Whether a mask's weights are a norm and a linear layer of its `[SEG]`: names are learned sooner than through
+    SAM 2's decoder (docs/log.md)."""
 
     @property
     def stride(self) -> int:
@@ -82,6 +85,8 @@ class SideNetwork(nn.Module):
         pairs = list(pairwise(channels))[::-1]  # (finer, coarser), from the coarsest up
         self.up = nn.ModuleList(_block(finer + coarser, finer) for finer, coarser in pairs)
         self.head = nn.Conv2d(channels[0], (sam_width // 8 + 1) * config.packing**2, 1)
+        of_seg = (nn.LayerNorm(sam_width), nn.Linear(sam_width, sam_width // 8))
+        self.of_seg = nn.Sequential(*of_seg) if config.from_seg else None
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)  # type: ignore[arg-type]
 
@@ -106,11 +111,14 @@ class SideNetwork(nn.Module):
             x = block(torch.cat([F.interpolate(x, scale_factor=2), levels.pop()], dim=1))
         return x
 
-    def refine(self, x: Tensor, mask_logits: Tensor, weights: Tensor) -> Tensor:
+    def refine(self, x: Tensor, mask_logits: Tensor, weights: Tensor, seg_embeddings: Tensor) -> Tensor:
         """Refined logits float32 (N, P, P) of the masks of one image.
 
-        From `forward`'s output, without batch axis, SAM 2's logits (N, h, w) and the hypernetworks' weights (N, C/8).
+        From `forward`'s output, without batch axis, SAM 2's logits (N, h, w), the hypernetworks' weights (N, C/8), and
+        the `[SEG]` embeddings (N, C), which the weights come from with `from_seg`.
         """
+        if self.of_seg is not None:
+            weights = self.of_seg(seg_embeddings.to(self.head.weight.dtype))
         upsampled = F.interpolate(mask_logits[:, None], size=(self.config.pixels,) * 2, mode="bilinear")[:, 0]
         x, weights = x.to(self.head.weight.dtype), weights.to(self.head.weight.dtype)
         # The last layer is linear: contracting its weights first spares maps of C/8 channels at full resolution.

@@ -50,21 +50,23 @@ def test_the_first_masks_are_those_of_sam2_upsampled(tiny_model: Any, tiny_proce
         assert torch.equal(new.iou_scores, old.iou_scores)
 
 
-@pytest.mark.parametrize("features", [True, False])
-def test_refined_logits_equal_their_formula(features: bool) -> None:
+@pytest.mark.parametrize(("features", "from_seg"), [(True, False), (False, True)])
+def test_refined_logits_equal_their_formula(features: bool, from_seg: bool) -> None:
     """(1 + gate) * upsampled + weights @ vectors, with the maps of the last layer at full resolution."""
     torch.manual_seed(0)
-    side = SideNetwork(SideNetworkConfig(64, (8, 16), 2, features), sam_width=16)
+    side = SideNetwork(SideNetworkConfig(64, (8, 16), 2, features, from_seg=from_seg), sam_width=16)
     torch.nn.init.normal_(side.head.weight)
     torch.nn.init.normal_(side.head.bias)
     pixels, coarse = torch.randint(0, 256, (1, 3, 64, 64), dtype=torch.uint8), torch.randn(1, 16, 4, 4)
-    old, weights = torch.randn(5, 16, 16), torch.randn(5, 2)
+    old, seg, weights = torch.randn(5, 16, 16), torch.randn(5, 16), torch.randn(5, 2)
     side.eval()
     x = side(pixels, coarse)
     maps = F.pixel_shuffle(side.head(x), 2)[0]
     upsampled = F.interpolate(old[None], size=(64, 64), mode="bilinear")[0]
-    expected = upsampled * (1 + maps[-1]) + torch.einsum("nc,chw->nhw", weights, maps[:-1])
-    torch.testing.assert_close(side.refine(x[0], old, weights), expected, atol=1e-4, rtol=1e-4)
+    used = side.of_seg(seg) if side.of_seg else weights
+    expected = upsampled * (1 + maps[-1]) + torch.einsum("nc,chw->nhw", used, maps[:-1])
+    torch.testing.assert_close(side.refine(x[0], old, weights, seg), expected, atol=1e-4, rtol=1e-4)
+    assert torch.equal(side.refine(x[0], old, -weights, seg), side.refine(x[0], old, weights, seg)) == from_seg
     other = side(pixels, torch.randn(1, 16, 4, 4))
     assert torch.equal(x, other) != features, "SAM 2's map joins if and only if it is wanted"
 
