@@ -282,6 +282,8 @@ def startup_lines(trainer: Sa2VAGRPOTrainer, frozen: list[str], domain: DomainCh
     table = parameter_table(trainer.sa2va)
     yield from (f"{part}: {count:,} parameters, {trained:,} train" for part, count, trained in table)
     yield f"each step: {_step(trainer)}"
+    if coarse := trainer.coarse_steps:
+        yield f"side network: half the resolution in the first {coarse} of {trainer.planned_steps} steps"
     total, trained = sum(row[1] for row in table), sum(row[2] for row in table)
     yield f"parameters: {total:,}, of which {trained:,} train ({trained / total:.1%})"
     parts: dict[str, list[str]] = {}

@@ -71,6 +71,7 @@ SMALLER_ROLLOUTS = "batch_size, num_generations, num_mask_generations or max_dyn
 SMALLER_LOSS = "batch_size, num_generations or max_dynamic_patch"
 NO_CHECKPOINT = "there is no checkpoint yet"
 TILES = "max_dynamic_patch"  # a Qwen-VL has no tiles: its image tokens grow with the image
+COARSE_SHARE = 0.6  # of the steps of a side network by name, as of the U-Nets of a reward network
 LONGEST_ALIKE = 20  # optimisation steps in a row whose rewards do not differ, before a warning
 DIFFERENT_REWARDS = {
     "loop1": "raise temperature or num_generations, or weigh a reward that differs between captions",
@@ -236,9 +237,20 @@ class Sa2VAGRPOTrainer(Trainer):
 
     @property
     def settling_steps(self) -> int:
-        """Optimisation steps in which the loss or the learning rate still rises."""
+        """Optimisation steps in which the loss or the learning rate still rises, or images are coarse."""
         fading = FADE_IN * self.planned_steps if self.args.objective == "mean_teacher" else 0
-        return max(int(self.args.get_warmup_steps(self.planned_steps)), math.ceil(fading))
+        return max(int(self.args.get_warmup_steps(self.planned_steps)), math.ceil(fading), self.coarse_steps)
+
+    @property
+    def coarse_steps(self) -> int:
+        """The first optimisation steps, in which a side network that learns names sees half the resolution.
+
+        Names take many steps, and so many more of them fit in a time (docs/log.md).
+        """
+        side = self.sa2va.side_network
+        by_name = self.args.objective == "supervised" and any(prompt.name for prompt in self.prompts)
+        fits = side is not None and side.config.pixels % (2 * side.config.stride) == 0
+        return int(COARSE_SHARE * self.planned_steps) if by_name and fits else 0
 
     @property
     def seconds(self) -> float:
@@ -576,6 +588,11 @@ class StepCallback(TrainerCallback):
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
         """Start the clock."""
         self.trainer.start_time = work_seconds()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Choose the resolution of the side network."""
+        if (side := self.trainer.sa2va.side_network) is not None:
+            side.coarse = state.global_step < self.trainer.coarse_steps
 
     def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Refuse a gradient that is not finite, which a finite loss can have; record the tensors with a gradient."""

@@ -20,6 +20,7 @@ from rl_reward_network.grpo.trainer import (
     fit_batch,
     hint_out_of_memory,
 )
+from rl_reward_network.models.sa2va.side_network import SideNetworkConfig
 from rl_reward_network.rewards.table import iou_reward
 from tests.grpo.nano import config, make_trainer, nano, regions, rewards
 
@@ -60,6 +61,25 @@ def test_a_run_moves_what_trains_and_keeps_its_reference(tmp_path: Path) -> None
         for old, same, after in zip(*(getattr(stored, name) for stored in (first, reference, now)), strict=True):
             torch.testing.assert_close(old, same, atol=1e-6, rtol=0)
             assert not torch.equal(old, after)
+
+
+def test_names_are_learned_on_half_the_resolution_first(tmp_path: Path) -> None:
+    named = [replace(prompt, caption="", name="circle") for prompt in regions()]
+    settings = {"objective": "supervised", "max_steps": 5, "warmup_steps": 0, "per_device_train_batch_size": 4}
+    trainer = make_trainer(tmp_path, named, **settings)
+    assert trainer.coarse_steps == 0, "without a side network"
+    trainer.sa2va.add_side_network(SideNetworkConfig(pixels=128))
+    assert trainer.coarse_steps == trainer.settling_steps == 3
+    widths: list[int] = []
+    trainer.sa2va.side_network.register_forward_hook(lambda side, inputs, x: widths.append(x.shape[-1]))
+    trainer.train()
+    images = len(widths) // 5
+    assert widths == [16] * 3 * images + [32] * 2 * images, "a quarter of 64 pixels, then of 128"
+    one_question = make_trainer(tmp_path, [replace(prompt, name="") for prompt in named], **settings)
+    one_question.sa2va.add_side_network(SideNetworkConfig(pixels=128))
+    assert one_question.coarse_steps == 0
+    trainer.sa2va.side_network.config = SideNetworkConfig(pixels=192)
+    assert trainer.coarse_steps == 0, "half of it does not fit the levels"
 
 
 def test_rollouts_are_used_num_iterations_times(tmp_path: Path) -> None:

@@ -73,7 +73,12 @@ def side_network_config(values: dict[str, object], where: str = "config.json") -
 
 
 class SideNetwork(nn.Module):
-    """See the description of this file; weights are made from torch's global seed, those of the last layer are 0."""
+    """See the description of this file; weights are made from torch's global seed, those of the last layer are 0.
+
+    While `coarse`, it sees images in half the resolution in training, and its masks have that, too.
+    """
+
+    coarse = False
 
     def __init__(self, config: SideNetworkConfig, sam_width: int) -> None:
         super().__init__()
@@ -96,6 +101,8 @@ class SideNetwork(nn.Module):
         From RGB, uint8 (B, 3, P, P), and SAM 2's coarsest map (B, C, S/16, S/16); in training in bfloat16 where the
         hardware has it.
         """
+        if self.training and self.coarse:
+            image = F.avg_pool2d(image.float(), 2)
         with mixed_precision(image.device) if self.training else nullcontext():
             return self._features(image, coarse)
 
@@ -112,14 +119,15 @@ class SideNetwork(nn.Module):
         return x
 
     def refine(self, x: Tensor, mask_logits: Tensor, weights: Tensor, seg_embeddings: Tensor) -> Tensor:
-        """Refined logits float32 (N, P, P) of the masks of one image.
+        """Refined logits float32 (N, P, P) of the masks of one image, P pixels of `forward`'s image a side.
 
         From `forward`'s output, without batch axis, SAM 2's logits (N, h, w), the hypernetworks' weights (N, C/8), and
         the `[SEG]` embeddings (N, C), which the weights come from with `from_seg`.
         """
         if self.of_seg is not None:
             weights = self.of_seg(seg_embeddings.to(self.head.weight.dtype))
-        upsampled = F.interpolate(mask_logits[:, None], size=(self.config.pixels,) * 2, mode="bilinear")[:, 0]
+        size = [side * self.config.packing for side in x.shape[-2:]]
+        upsampled = F.interpolate(mask_logits[:, None], size=size, mode="bilinear")[:, 0]
         x, weights = x.to(self.head.weight.dtype), weights.to(self.head.weight.dtype)
         # The last layer is linear: contracting its weights first spares maps of C/8 channels at full resolution.
         rows = F.pad(weights, (0, 1, 0, 1))  # of the vectors for each mask, and of the gate, the last channel

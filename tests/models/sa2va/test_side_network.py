@@ -71,6 +71,22 @@ def test_refined_logits_equal_their_formula(features: bool, from_seg: bool) -> N
     assert torch.equal(x, other) != features, "SAM 2's map joins if and only if it is wanted"
 
 
+def test_coarse_training_sees_half_the_resolution_and_an_answer_never_does() -> None:
+    torch.manual_seed(0)
+    side = SideNetwork(SideNetworkConfig(64, (8, 16), 2), sam_width=16)
+    torch.nn.init.normal_(side.head.weight)
+    pixels, coarse = torch.randint(0, 256, (1, 3, 64, 64), dtype=torch.uint8), torch.randn(1, 16, 4, 4)
+    masks = torch.randn(5, 16, 16), torch.randn(5, 2), torch.randn(5, 16)
+    side.eval()
+    (whole,), (half,) = side(pixels, coarse), side(F.avg_pool2d(pixels.float(), 2), coarse)
+    side.coarse = True
+    assert torch.equal(side(pixels, coarse)[0], whole)
+    (seen,) = side.train()(pixels, coarse)
+    torch.testing.assert_close(seen.float(), half, atol=0.05, rtol=0.05)  # in bfloat16 where the hardware has it
+    assert side.refine(seen, *masks).shape == (5, 32, 32)
+    assert side.refine(whole, *masks).shape == (5, 64, 64)
+
+
 def test_a_mask_does_not_depend_on_other_images_and_prompts(refined: Any, tiny_processor: Any) -> None:
     together = refined.segment([image(0), image(1)], PROMPTS, tiny_processor)
     for number in (0, 1):
