@@ -67,6 +67,10 @@ TINY_SAM = {
     "mem_dim": 64,
     "image_size": 256,
 }
+TINY_SAM3 = {
+    **{"embed_dim": 16, "num_heads": 2, "depth": 3, "mlp_dim": 24, "global_att_blocks": [1], "window_size": 4},
+    **{"pretrain_image_size": 56, "d_model": 32, "mem_ff": 48, "mem_layers": 1, "mem_dim": 64, "image_size": 112},
+}
 TINY_SAM_WITH_MEMORY = TINY_SAM | {"d_model": 64}  # object pointers are cut into tokens of the memory's width
 
 
@@ -133,7 +137,7 @@ def write_tiny_checkpoint(folder: Path, template: str = "qwen_chat", sam_sizes: 
 def write_official(folder: Path, model: Any, original: dict[str, Any], sam_sizes: dict[str, Any] = TINY_SAM) -> Path:
     """The configuration and the weights of a model in the official layout."""
     (folder / "config.json").write_text(json.dumps(original))
-    (folder / "sam2_sizes.json").write_text(json.dumps(sam_sizes))
+    (folder / f"sam{3 if sam_sizes is TINY_SAM3 else 2}_sizes.json").write_text(json.dumps(sam_sizes))
     state = {key: tensor.clone() for key, tensor in to_original(model.state_dict(), model.config).items()}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     return folder

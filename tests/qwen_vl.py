@@ -8,9 +8,9 @@ from transformers import Qwen2VLImageProcessorPil
 
 from rl_reward_network.models.sa2va.configuration_sa2va import config_from_original
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
-from tests.conftest import TINY_SAM, randomise, teach_answer, tiny_tokenizer, write_official
+from tests.conftest import TINY_SAM, TINY_SAM3, randomise, teach_answer, tiny_tokenizer, write_official
 
-QWEN3, QWEN25 = "qwen3_vl_text", "qwen2_5_vl_text"
+QWEN3, QWEN25, QWEN3_SAM3 = "qwen3_vl_text", "qwen2_5_vl_text", "qwen3_vl_text with SAM 3"
 IMAGE_TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 SYSTEM = "<|im_start|>system\nBe brief.<|im_end|>\n"
 CHAT = (
@@ -70,14 +70,14 @@ def quieten(model: Any) -> None:
 def write_tiny_qwen(folder: Path, kind: str = QWEN3, chat_template: str = CHAT) -> Path:
     """A folder in the official layout whose model answers "Sure [SEG]." to whatever it is asked."""
     folder.mkdir(parents=True)
-    tokenizer = tiny_qwen_tokenizer(chat_template)
-    original = tiny_qwen_config(kind, tokenizer)
-    model: Any = Sa2VAForConditionalGeneration(config_from_original(original, TINY_SAM, "config.json"))
+    tokenizer, sam_sizes = tiny_qwen_tokenizer(chat_template), TINY_SAM3 if kind == QWEN3_SAM3 else TINY_SAM
+    original = tiny_qwen_config(QWEN3 if kind == QWEN3_SAM3 else kind, tokenizer)
+    model: Any = Sa2VAForConditionalGeneration(config_from_original(original, sam_sizes, "config.json"))
     randomise(model)
     teach_answer(model, tokenizer)
-    if kind == QWEN25:
+    if kind in (QWEN25, QWEN3_SAM3):
         quieten(model)
     tokenizer.save_pretrained(folder)
     patch = original["vision_config"]["patch_size"]
     Qwen2VLImageProcessorPil(patch_size=patch, image_mean=[0.5] * 3, image_std=[0.5] * 3).save_pretrained(folder)
-    return write_official(folder, model, original)
+    return write_official(folder, model, original, sam_sizes)

@@ -240,7 +240,8 @@ class ImageContext:
             rows = iter(of_rows)
             for stacked in torch.stack([*of_rows.values()]).split(MASKS_AT_ONCE) if of_rows else ():
                 with evaluating(self.model):  # a side network that trains computes in bfloat16
-                    for own in self.model.decode_masks(self.features[index].sam, stacked).mask_logits:
+                    decoded = self.model.decode_masks(self.features[index].sam, stacked)
+                    for own in self.model.answer_masks(decoded):
                         logits[next(rows)] = own
         return logits
 

@@ -139,6 +139,9 @@ def mean_action_losses(
             of_head = torch.stack(choices)  # trains its head alone, so its value stands beside the total
             no_value = (of_head - of_head.detach()).sum()
             yield CHOICE_WEIGHT * no_value / counts.true_masks, {"loss/choice": of_head.detach().mean()}
+        if objects := object_losses(images, outputs.objects):
+            of_objects = torch.stack(objects)
+            yield of_objects.sum() / counts.true_masks, {"loss/object": of_objects.detach().mean()}
     if taught := [(image.taught, logits) for image, logits in masks if image.taught is not None]:
         losses = torch.stack([consistency_loss(logits, torch.from_numpy(mask), config) for mask, logits in taught])
         weight = config.consistency_weight * batch.consistency_weight
@@ -386,6 +389,17 @@ def choice_losses(images: Sequence[PromptImage], decoded: Sequence[DecodedMasks]
         candidate_loss(masks, torch.from_numpy(image.truth)[None])
         for image, masks in zip(images, decoded, strict=True)
         if image.truth is not None and image.features.sam.side_pixels is None
+    ]
+
+
+def object_losses(images: Sequence[PromptImage], scores: Sequence[Tensor]) -> list[Tensor]:
+    """Cross-entropy of SAM 3's score (1,) that there is an object, of each true mask; none where SAM 2 has no scores.
+
+    The masks of SAM 3's answers are empty where it is negative.
+    """
+    pairs = [(image.truth, score) for image, score in zip(images, scores, strict=False) if image.truth is not None]
+    return [
+        F.binary_cross_entropy_with_logits(score, torch.full_like(score, float(truth.any()))) for truth, score in pairs
     ]
 
 

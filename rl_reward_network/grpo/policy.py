@@ -194,6 +194,7 @@ class PolicyOutputs:
     mask_logits: list[Tensor]  # float32 (h, w) of the mean action of each answer, on request
     embeddings: list[Tensor] = field(default_factory=list)  # (C,), `[SEG]` of each answer
     decoded: list[DecodedMasks] = field(default_factory=list)  # the same masks, K = 1 each, with SAM 2's candidates
+    objects: list[Tensor] = field(default_factory=list)  # SAM 3's score (1,) that there is one, which empties masks
 
     def stored(self) -> Stored:
         """What a later loss compares with, without gradient."""
@@ -264,7 +265,8 @@ class GRPOPolicy(nn.Module):
         in_order = [made[answer] for answer in rollouts.answers]
         words, embeddings, parameters, decoded = ([own[n] for own in in_order if own[n] is not None] for n in range(4))
         masks = [own.mask_logits[0] for own in decoded]
-        return PolicyOutputs(*of_captions, words, parameters, masks, embeddings, decoded)
+        objects = [own.object_score_logits for own in decoded] if self.sa2va.config.has_sam3 else []
+        return PolicyOutputs(*of_captions, words, parameters, masks, embeddings, decoded, objects)
 
     def _states(self, trees: Sequence["_Tree"], packed: Packed) -> Tensor:
         """Hidden states (B, L, D)."""

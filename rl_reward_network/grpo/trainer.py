@@ -185,6 +185,7 @@ class Sa2VAGRPOTrainer(Trainer):
         parts += outputs.parameters if self.args.samples_masks else []
         if self.args.objective in OF_LABELS and self.sa2va.side_network is None:
             parts += [decoded.candidate_scores for decoded in outputs.decoded]
+        parts += outputs.objects if self.args.objective in OF_LABELS else []
         parts += outputs.answer_log_probs if self.args.seg_text_weight else []
         return anchor + sum(part.float().sum() for part in parts)
 

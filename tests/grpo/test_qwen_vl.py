@@ -13,12 +13,12 @@ from rl_reward_network.grpo.rollouts import Rollouts
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from tests.grpo.nano import config, regions, rewards, shake
-from tests.qwen_vl import QWEN3, QWEN25, write_tiny_qwen
+from tests.qwen_vl import QWEN3, QWEN3_SAM3, QWEN25, write_tiny_qwen
 
 PROMPTS = regions()[:4]
 
 
-@pytest.fixture(scope="module", params=[QWEN3, QWEN25])
+@pytest.fixture(scope="module", params=[QWEN3, QWEN25, QWEN3_SAM3])
 def trainer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Sa2VAGRPOTrainer:
     folder = tmp_path_factory.mktemp("qwen")
     torch.manual_seed(0)

@@ -1,8 +1,9 @@
 """Checkpoints on disk: layout, configuration, tokenizer, tensors and shapes of a folder, and names of both layouts.
 
 One table of key names serves both directions; the language model's rows come from its family, which may split tensors,
-too. Three things are not a plain rename: the fused qkv of the vision tower (three tensors here), the four point
-embeddings (one table here), and SAM 2's Gaussian matrix (kept twice by transformers).
+too. Three things are not a plain rename: the fused qkv of a vision tower (three tensors here), the four point
+embeddings (one table here), and SAM 2's Gaussian matrix (kept twice by transformers). What SAM 3 keeps and Sa2VA does
+not read is not kept here: the detector's neck, the class token's position, and the rotations of its attention.
 """
 
 import re
@@ -18,7 +19,7 @@ from transformers import PreTrainedTokenizerBase, Qwen2VLImageProcessorPil
 
 from rl_reward_network.atomic_io import read_json, write_json, write_remedy
 from rl_reward_network.models.default import DEFAULT_MODEL
-from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, Sa2VAConfig, config_from_original
+from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, SAM3_L, Sa2VAConfig, config_from_original
 from rl_reward_network.models.sa2va.families import family_of
 from rl_reward_network.models.sa2va.internlm2 import MODEL_FILE
 from rl_reward_network.models.weights import open_safetensors, read_tensors, refuse_pointer
@@ -43,13 +44,17 @@ class CheckpointFolder:
 
     @property
     def sam2_sizes(self) -> dict[str, Any]:
-        """Sizes of SAM 2 from the folder's `sam2_sizes.json`, Hiera-L's if there is none."""
-        file = self.path / "sam2_sizes.json"
+        """Sizes of SAM 2, or SAM 3, from the folder's `sam2_sizes.json` or `sam3_sizes.json`; else the released ones.
+
+        Which of the two it is, only the names of the tensors tell.
+        """
+        has_sam3 = any(name.startswith(TOWER3) for name in tensor_names(self.path))
+        file, released = self.path / f"sam{3 if has_sam3 else 2}_sizes.json", SAM3_L if has_sam3 else HIERA_L
         if not file.exists():
-            return HIERA_L
+            return released
         sizes = read_json(file)
-        if missing := [name for name in HIERA_L if name not in sizes]:
-            raise ValueError(f"{file}: fields {missing} are missing; expected {list(HIERA_L)}")
+        if missing := [name for name in released if name not in sizes]:
+            raise ValueError(f"{file}: fields {missing} are missing; expected {list(released)}")
         return sizes
 
     def model_config(self) -> Sa2VAConfig:
@@ -167,6 +172,18 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
+def tensor_names(folder: Path) -> list[str]:
+    """Names of all tensors of a model folder, from its index, or the headers of its files; [] without weights."""
+    index = folder / INDEX
+    if index.exists() and isinstance(listed := read_json(index), dict) and isinstance(listed.get("weight_map"), dict):
+        return list(listed["weight_map"])
+    names: list[str] = []
+    for file in sorted(folder.glob("*.safetensors")):
+        with open_safetensors(file) as handle:
+            names += handle.keys()
+    return names
+
+
 def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """Shapes of all tensors of a model folder, from the file headers; a ValueError where files and index disagree."""
     shapes: dict[str, tuple[int, ...]] = {}
@@ -222,7 +239,6 @@ def _object(file: Path) -> dict[str, Any]:
 
 
 RELATIVES = {  # parts of tensor names, as their config.json does not tell them apart
-    "grounding_encoder.sam2_model.backbone.vision_backbone.": "Sa2VA with SAM 3",
     "grounding_encoder.sam2_model.sam_mask_decoder_modified.": "Sa2VA-i",
 }
 
@@ -337,8 +353,45 @@ RENAMES = [
     ),
 ]
 
-QKV = "vision_model.encoder.layers.{}.attn.qkv.{}"
-OUR_QKV = "model.vision_tower.encoder.layer.{}.attention.{}_proj.{}"
+# SAM 3 in the place of SAM 2. The rows stand before those above, which fit the rest.
+TOWER3 = SAM + "backbone.vision_backbone."
+TRUNK3, NECK3, MEMORY3 = TOWER3 + "trunk.", TOWER3 + "sam2_convs.", SAM + "transformer.encoder."
+OUR_NECK3, CLASSES3 = OURS + "vision_encoder.neck.fpn_layers.", TRUNK3 + "pos_embed"
+UNREAD3 = re.compile(re.escape(TOWER3) + r"(convs\..+|trunk\.blocks\.\d+\.attn\.freqs_cis(_real|_imag)?)")
+SAM3_RENAMES = [
+    (CLASSES3, OUR_TRUNK + "embeddings.position_embeddings"),
+    (TRUNK3 + "patch_embed.proj.*", OUR_TRUNK + "embeddings.patch_embeddings.projection.*"),
+    (TRUNK3 + "ln_pre.*", OUR_TRUNK + "layer_norm.*"),
+    (TRUNK3 + "blocks.#.norm#.*", OUR_TRUNK + "layers.#.layer_norm#.*"),
+    (TRUNK3 + "blocks.#.attn.proj.*", OUR_TRUNK + "layers.#.attention.o_proj.*"),
+    (TRUNK3 + "blocks.#.mlp.*", OUR_TRUNK + "layers.#.mlp.*"),
+    (NECK3 + "0.dconv_2x2_0.*", OUR_NECK3 + "0.scale_layers.0.*"),
+    (NECK3 + "0.dconv_2x2_1.*", OUR_NECK3 + "0.scale_layers.2.*"),
+    (NECK3 + "1.dconv_2x2.*", OUR_NECK3 + "1.scale_layers.0.*"),
+    (NECK3 + "#.conv_1x1.*", OUR_NECK3 + "#.proj1.*"),
+    (NECK3 + "#.conv_3x3.*", OUR_NECK3 + "#.proj2.*"),
+    (DECODER + LAYERS + "mlp.lin1.*", OUR_DECODER + LAYERS + "mlp.proj_in.*"),
+    (DECODER + LAYERS + "mlp.lin2.*", OUR_DECODER + LAYERS + "mlp.proj_out.*"),
+    (MEMORY3 + "norm.*", OURS + "memory_attention.layer_norm.*"),
+    *(
+        (old.replace(MEMORY, MEMORY3 + "layers.#."), new)
+        for old, new in RENAMES
+        if old.startswith(MEMORY) and new.startswith(OUR_MEMORY)
+    ),
+    *(
+        (old.replace(SAM + "memory_encoder.", SAM + "maskmem_backbone."), new)
+        for old, new in RENAMES
+        if old.startswith(SAM + "memory_encoder.")
+    ),
+    (SAM + "obj_ptr_tpos_proj.*", OURS + "temporal_positional_encoding_projection_layer.*"),
+    (SAM + "no_obj_embed_spatial", OURS + "occlusion_spatial_embedding_parameter"),
+]
+
+# (fused, in three parts): places for the number of the layer, the part, and weight or bias
+FUSED = (
+    ("vision_model.encoder.layers.{}.attn.qkv.{}", "model.vision_tower.encoder.layer.{}.attention.{}_proj.{}"),
+    (TRUNK3 + "blocks.{}.attn.qkv.{}", OUR_TRUNK + "layers.{}.attention.{}_proj.{}"),
+)
 GAUSSIAN = PROMPTS + "pe_layer.positional_encoding_gaussian_matrix"
 OUR_GAUSSIANS = (
     OURS + "shared_image_embedding.positional_embedding",
@@ -364,19 +417,20 @@ def _rename(key: str, table: Iterable[tuple[re.Pattern[str], str]]) -> str | Non
 def to_ours(original: Mapping[str, torch.Tensor], config: Sa2VAConfig) -> dict[str, torch.Tensor]:
     """Tensors under our names from those under the original names; a ValueError for keys that no such Sa2VA has."""
     family = family_of(config.text_config)
-    table = [_compile(*names) for names in (*family.renames, *RENAMES)]
+    table = [_compile(*names) for names in _renames(config)]
     original = family.split(original, config.text_config)
     tensors: dict[str, torch.Tensor] = {}
     unknown = []
     for key, tensor in original.items():
-        if match := re.match(QKV.format(r"(\d+)", r"(\w+)") + "$", key):
+        if fused := _matched(key, ((old, (r"(\d+)", r"(\w+)"), new) for old, new in FUSED)):
+            new, (layer, kind) = fused
             for part, rows in zip("qkv", tensor.chunk(3), strict=True):
-                tensors[OUR_QKV.format(match[1], part, match[2])] = rows.clone()
+                tensors[new.format(layer, part, kind)] = rows.clone()
         elif key == GAUSSIAN:
             tensors |= {name: tensor.clone() for name in OUR_GAUSSIANS}  # safetensors refuses shared memory
-        elif key not in POINTS:
+        elif key not in POINTS and not (config.has_sam3 and UNREAD3.fullmatch(key)):
             name = _rename(key, table)
-            tensors[name or key] = tensor
+            tensors[name or key] = tensor[:, 1:].clone() if key == CLASSES3 else tensor
             unknown += [] if name else [key]
     if unknown:
         raise ValueError(f"the checkpoint has {len(unknown)} keys that Sa2VA does not have: {first_few(unknown)}")
@@ -386,20 +440,23 @@ def to_ours(original: Mapping[str, torch.Tensor], config: Sa2VAConfig) -> dict[s
 
 
 def to_original(ours: Mapping[str, torch.Tensor], config: Sa2VAConfig) -> dict[str, torch.Tensor]:
-    """The inverse of `to_ours`, bit for bit; a ValueError for a key that is not ours, or a side network."""
+    """The inverse of `to_ours`, bit for bit; a ValueError for a key that is not ours, or a side network.
+
+    What SAM 3 keeps and nobody reads is 0 there.
+    """
     if config.side_network is not None:
         raise ValueError(
             "the official layout cannot hold a side network; keep our layout, which "
             "Sa2VAForConditionalGeneration loads, or train without --side_network"
         )
     family = family_of(config.text_config)
-    table = [_compile(*names[::-1]) for names in (*family.renames, *RENAMES)]
+    table = [_compile(*names[::-1]) for names in _renames(config)]
     original: dict[str, torch.Tensor] = {}
     for key, tensor in ours.items():
-        if match := re.match(OUR_QKV.format(r"(\d+)", "([qkv])", r"(\w+)") + "$", key):
-            if match[2] == "q":
-                parts = [ours[OUR_QKV.format(match[1], part, match[3])] for part in "qkv"]
-                original[QKV.format(match[1], match[3])] = torch.cat(parts)
+        if fused := _matched(key, ((new, (r"(\d+)", "([qkv])", r"(\w+)"), (old, new)) for old, new in FUSED)):
+            (old, new), (layer, part, kind) = fused
+            if part == "q":
+                original[old.format(layer, kind)] = torch.cat([ours[new.format(layer, one, kind)] for one in "qkv"])
         elif key in OUR_GAUSSIANS:
             original[GAUSSIAN] = tensor
         elif key == OUR_POINTS:
@@ -408,4 +465,41 @@ def to_original(ours: Mapping[str, torch.Tensor], config: Sa2VAConfig) -> dict[s
             raise ValueError(f"no original name for {key}")
         else:
             original[name] = tensor
+    if config.has_sam3:
+        original |= _unread_of_sam3(original, config)
     return family.join(original, config.text_config)
+
+
+def _renames(config: Sa2VAConfig) -> list[tuple[str, str]]:
+    return [*family_of(config.text_config).renames, *(SAM3_RENAMES if config.has_sam3 else []), *RENAMES]
+
+
+def _matched(key: str, patterns: Iterable[tuple[str, tuple[str, ...], Any]]) -> tuple[Any, tuple[str, ...]] | None:
+    """The third of the first row whose pattern, with its places filled, is `key`, and what stands at its places."""
+    for pattern, places, result in patterns:
+        if match := re.fullmatch(re.escape(pattern).replace(r"\{\}", "{}").format(*places), key):
+            return result, match.groups()
+    return None
+
+
+def _unread_of_sam3(original: Mapping[str, torch.Tensor], config: Sa2VAConfig) -> dict[str, torch.Tensor]:
+    """What the official class expects besides: a neck, a position of the class token, rotations of each layer."""
+    neck = {key.replace(NECK3, TOWER3 + "convs."): torch.zeros_like(original[key]) for key in original if NECK3 in key}
+    positions = original[CLASSES3]
+    tower = config.sam2_config.vision_config.backbone_config
+    layers = range(tower.num_hidden_layers)
+    windows = [0 if layer in tower.global_attn_indexes else tower.window_size for layer in layers]
+    rotations = {
+        f"{TRUNK3}blocks.{i}.attn.freqs_cis": _rotations(tower, windows[i]).to(positions.device) for i in layers
+    }
+    return {**neck, **rotations, CLASSES3: torch.cat([torch.zeros_like(positions[:, :1]), positions], dim=1)}
+
+
+def _rotations(tower: Any, window: int) -> torch.Tensor:
+    """complex64 (cells, head size / 2): the angles of a cell's column, then those of its row."""
+    side, size = window or tower.image_size // tower.patch_size, tower.hidden_size // tower.num_attention_heads
+    rates = tower.rope_parameters["rope_theta"] ** -(torch.arange(0, size, 4, device="cpu") / size)
+    places = torch.arange(side, device="cpu") * (tower.window_size / side)
+    angles = places[:, None] * rates
+    both = torch.cat([angles.repeat(side, 1), angles.repeat_interleave(side, dim=0)], dim=1)
+    return torch.polar(torch.ones_like(both), both)

@@ -5,7 +5,7 @@ from operator import attrgetter
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
-from transformers import InternVLVisionConfig, Sam2Config, Sam2VideoConfig
+from transformers import InternVLVisionConfig, Sam2Config, Sam2VideoConfig, Sam3TrackerVideoConfig
 from transformers.configuration_utils import PreTrainedConfig, SubConfigSpec
 from transformers.models.auto import AutoConfig
 
@@ -14,7 +14,14 @@ from rl_reward_network.models.sa2va.side_network import SideNetworkConfig, side_
 from rl_reward_network.models.sa2va.templates import TEMPLATES
 
 BACKBONE = "vision_config.backbone_config."
-# Fields of `sam2_sizes.json`: where they are in transformers, and those of SAM 2.0 Hiera-L, in every released Sa2VA.
+OF_BOTH: dict[str, tuple[str, Any]] = {
+    "d_model": ("vision_config.fpn_hidden_size", 256),
+    "mem_ff": ("memory_attention_feed_forward_hidden_size", 2048),
+    "mem_layers": ("memory_attention_num_layers", 4),
+    "mem_dim": ("memory_encoder_output_channels", 64),
+}
+# Fields of `sam2_sizes.json`: where they are in transformers, and those of SAM 2.0 Hiera-L, in every released Sa2VA
+# but that with SAM 3, whose fields are below.
 SIZES: dict[str, tuple[str, Any]] = {
     "embed_dim": (BACKBONE + "hidden_size", 144),
     "num_heads": (BACKBONE + "num_attention_heads", 2),
@@ -22,13 +29,23 @@ SIZES: dict[str, tuple[str, Any]] = {
     "global_att_blocks": (BACKBONE + "global_attention_blocks", [23, 33, 43]),
     "bkg": (BACKBONE + "window_positional_embedding_background_size", [7, 7]),
     "window_spec": (BACKBONE + "window_size_per_stage", [8, 4, 16, 8]),
-    "d_model": ("vision_config.fpn_hidden_size", 256),
-    "mem_ff": ("memory_attention_feed_forward_hidden_size", 2048),
-    "mem_layers": ("memory_attention_num_layers", 4),
-    "mem_dim": ("memory_encoder_output_channels", 64),
+    **OF_BOTH,
     "image_size": ("prompt_encoder_config.image_size", 1024),
 }
+SAM3_SIZES: dict[str, tuple[str, Any]] = {
+    "embed_dim": (BACKBONE + "hidden_size", 1024),
+    "num_heads": (BACKBONE + "num_attention_heads", 16),
+    "depth": (BACKBONE + "num_hidden_layers", 32),
+    "mlp_dim": (BACKBONE + "intermediate_size", 4736),
+    "global_att_blocks": (BACKBONE + "global_attn_indexes", [7, 15, 23, 31]),
+    "window_size": (BACKBONE + "window_size", 24),
+    "pretrain_image_size": (BACKBONE + "pretrain_image_size", 336),
+    **OF_BOTH,
+    "image_size": ("prompt_encoder_config.image_size", 1008),
+}
 HIERA_L = {name: value for name, (_, value) in SIZES.items()}
+SAM3_L = {name: value for name, (_, value) in SAM3_SIZES.items()}
+SAM3 = "sam3_tracker_video"  # `model_type` of a SAM 3 that is prompted as SAM 2 is
 VISION_FIELDS = (  # of InternVL's vision tower, under the same name in transformers
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size"),
     *("norm_type", "layer_norm_eps", "hidden_act"),
@@ -42,7 +59,8 @@ class Sa2VAConfig(PreTrainedConfig):
     Args:
         vision_config: InternVLVisionConfig by default.
         text_config: of a family in `families.FAMILIES`, Qwen2Config by default (`generate` expects this name).
-        sam2_config: Sam2VideoConfig (all of an original checkpoint) or Sam2Config (images only, fewer weights).
+        sam2_config: Sam2VideoConfig (all of an original checkpoint) or Sam2Config (images only, fewer weights), or
+            Sam3TrackerVideoConfig: SAM 3 in the place of SAM 2.
         template: a key of `templates.TEMPLATES`; unused in a Qwen-VL, which has a chat template.
         downsample_ratio: pixel shuffle; 0.5 joins 2x2 patches into one image token.
         vision_feature_layer: -1 is the last hidden state; others index the list (0 = embeddings).
@@ -108,9 +126,24 @@ class Sa2VAConfig(PreTrainedConfig):
         """Side in pixels of SAM 2's square input."""
         return self.sam2_config.prompt_encoder_config.image_size
 
+    @property
+    def mask_size(self) -> int:
+        """Side in pixels of the square masks: the side network's, or four for each cell of SAM's coarsest grid."""
+        return self.side_pixels or self.sam2_image_size // (14 if self.has_sam3 else 16) * 4
 
-def sam2_config(sizes: dict[str, Any], video: bool = True) -> Sam2VideoConfig | Sam2Config:
-    """SAM 2.0's transformers configuration from the short list of sizes (`HIERA_L` or a `sam2_sizes.json`)."""
+    @property
+    def has_sam3(self) -> bool:
+        """Whether SAM 3 makes the masks, which are empty where it sees no object."""
+        return bool(self.sam2_config.model_type == SAM3)
+
+
+def sam2_config(sizes: dict[str, Any], video: bool = True) -> Sam2VideoConfig | Sam2Config | Sam3TrackerVideoConfig:
+    """The transformers configuration of SAM 2.0, or SAM 3, from the short list of sizes.
+
+    That is `HIERA_L` or a `sam2_sizes.json`, or `SAM3_L` or a `sam3_sizes.json`.
+    """
+    if sizes.keys() == SAM3_SIZES.keys():
+        return _sam3_config(sizes)
     widths = [sizes["embed_dim"] * 2**stage for stage in range(4)]
     side, d_model = sizes["image_size"], sizes["d_model"]
     backbone = {
@@ -138,26 +171,47 @@ def sam2_config(sizes: dict[str, Any], video: bool = True) -> Sam2VideoConfig | 
     }
     if not video:
         return Sam2Config(**parts)
-    parts |= {
+    parts |= _memory(sizes) | {
         "image_size": side,  # the two that are False belong to SAM 2.1
         "enable_occlusion_spatial_embedding": False,
         "enable_temporal_pos_encoding_for_object_pointers": False,
+        "memory_attention_rope_feat_sizes": [side // 16, side // 16],
+    }
+    return Sam2VideoConfig(**parts)
+
+
+def _sam3_config(sizes: dict[str, Any]) -> Sam3TrackerVideoConfig:
+    """As in `sam2_config`; grids follow from the image size, and the patches have 14 pixels a side."""
+    backbone = {"model_type": "sam3_vit_model", "image_size": sizes["image_size"], "patch_size": 14}
+    backbone |= {path.removeprefix(BACKBONE): sizes[n] for n, (path, _) in SAM3_SIZES.items() if BACKBONE in path}
+    vision = {"model_type": "sam3_vision_model", "backbone_config": backbone, "fpn_hidden_size": sizes["d_model"]}
+    return Sam3TrackerVideoConfig(
+        vision_config=vision,
+        prompt_encoder_config={"hidden_size": sizes["d_model"], "image_size": sizes["image_size"]},
+        mask_decoder_config={"hidden_size": sizes["d_model"]},
+        **_memory(sizes),
+        image_size=sizes["image_size"],  # type: ignore[call-arg]
+    )
+
+
+def _memory(sizes: dict[str, Any]) -> dict[str, Any]:
+    d_model = sizes["d_model"]
+    return {
         "memory_attention_hidden_size": d_model,
         "memory_attention_num_layers": sizes["mem_layers"],
         "memory_attention_feed_forward_hidden_size": sizes["mem_ff"],
-        "memory_attention_rope_feat_sizes": [side // 16, side // 16],
         "memory_encoder_hidden_size": d_model,
         "memory_encoder_output_channels": sizes["mem_dim"],
         "mask_downsampler_embed_dim": d_model,
         "memory_fuser_embed_dim": d_model,
         "memory_fuser_intermediate_dim": 4 * d_model,
     }
-    return Sam2VideoConfig(**parts)
 
 
 def sam2_sizes(config: Any) -> dict[str, Any]:
-    """The short list of sizes behind a SAM 2 configuration: the inverse of `sam2_config`."""
-    return {name: attrgetter(path)(config) for name, (path, _) in SIZES.items()}
+    """The short list of sizes behind the configuration of a SAM 2 or 3: the inverse of `sam2_config`."""
+    table = SAM3_SIZES if config.model_type == SAM3 else SIZES
+    return {name: attrgetter(path)(config) for name, (path, _) in table.items()}
 
 
 def config_from_original(original: dict[str, Any], sizes: dict[str, Any], where: str) -> Sa2VAConfig:

@@ -362,7 +362,7 @@ def segmentations(
     logits, scores = [torch.zeros(0, *features.grid, device=model.device)], [torch.zeros(0, device=model.device)]
     for start in range(0, len(flat), at_once):
         decoded = model.decode_masks(features, model.text_hidden_fcs(torch.stack(flat[start : start + at_once])))
-        logits.append(decoded.mask_logits)
+        logits.append(model.answer_masks(decoded))
         scores.append(decoded.iou_scores)
     counts, masks, pooled = [len(group) for group in states], torch.cat(logits), features.pooled()[0]
     check_computed(answers, masks, pooled)

@@ -1,8 +1,9 @@
 """SAM 2 driven by `[SEG]` embeddings: the differentiable path from an image and a vector to a mask, and its losses.
 
-`sam` is transformers' Sam2VideoModel or Sam2Model. Its parts are called one by one: `forward` accepts no embedding as
-prompt, `get_image_embeddings` and `get_prompt_embeddings` run without gradients, and the mask decoder copies the image
-for every prompt (broadcasting is a third faster for eleven prompts).
+`sam` is transformers' Sam2VideoModel, Sam2Model or, with SAM 3, Sam3TrackerVideoModel: SAM 2's prompt encoder and
+decoder behind another image encoder, of 1008 pixels a side with a coarsest grid of 72. Its parts are called one by one:
+`forward` accepts no embedding as prompt, `get_image_embeddings` and `get_prompt_embeddings` run without gradients, and
+the mask decoder copies the image for every prompt (broadcasting is a third faster for eleven prompts).
 
 The losses use all pixels of the decoder's grid: no point sampling, so they are deterministic. The truth is averaged
 over the area of each cell. Sa2VA's own recipe samples it by `nearest`, which takes the corner of a cell: targets are
@@ -83,7 +84,7 @@ class DecodedMasks:
     selected: Tensor  # int64 (K,), index of that candidate
     candidates: Tensor  # float32 (K, 4, h, w), SAM 2's logits; 0 is the single-mask token, unused by Sa2VA
     candidate_scores: Tensor  # float32 (K, 4), predicted IoU; its gradient ends in the head that predicts it
-    object_score_logits: Tensor  # float32 (K,); unused, as in the reference: a negative value empties no mask
+    object_score_logits: Tensor  # float32 (K,); of SAM 2 unused, as in the reference; see `answer_masks`
 
     def __getitem__(self, rows: int | slice) -> "DecodedMasks":
         """The masks of some prompts, their axis kept."""
@@ -93,8 +94,8 @@ class DecodedMasks:
 
 def sam_features(sam: Any, sam_pixel_values: Tensor) -> Sam2Features:
     """SAM 2's three maps of (B, 3, S, S) images, from its frozen parts; differentiable."""
-    fine, middle, coarse = sam.vision_encoder(sam_pixel_values.to(sam.dtype), return_dict=True).fpn_hidden_states
-    return Sam2Features((fine, middle, coarse))
+    maps = sam.vision_encoder(sam_pixel_values.to(sam.dtype), return_dict=True).fpn_hidden_states
+    return Sam2Features(tuple(maps[:3]))  # SAM 3 has a coarser one, which nothing reads
 
 
 def sparse_prompts(sam: Any, seg_embeddings: Tensor) -> Tensor:

@@ -20,13 +20,20 @@ from rl_reward_network.models.sa2va.checkpoint_sa2va import (
     to_original,
     to_ours,
 )
-from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, Sa2VAConfig, sam2_sizes
+from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, SAM3_L, Sa2VAConfig, sam2_sizes
 from rl_reward_network.models.sa2va.internlm2 import MODEL_FILE
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration, check_checkpoint
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 
 Dtype = Literal["auto", "float32", "bfloat16"]
-REWRITTEN = {"config.json", "sam2_sizes.json", "model.safetensors.index.json", "generation_config.json", PROCESSOR_FILE}
+REWRITTEN = {
+    "config.json",
+    "sam2_sizes.json",
+    "sam3_sizes.json",
+    "model.safetensors.index.json",
+    "generation_config.json",
+    PROCESSOR_FILE,
+}
 TOKENIZER_FILE = "tokenizer.json"
 
 # Python lines of the model cards. `<this folder>` and `image.png` stand for the reader's own; tests run the lines.
@@ -182,5 +189,5 @@ def _write_config(config: Sa2VAConfig, source: CheckpointFolder, folder: Path) -
     part = "llm_config" if "llm_config" in original else "text_config"
     original[part] = {**original[part], "vocab_size": config.text_config.vocab_size}  # which may have been resized
     write_json(folder / "config.json", original)
-    if (sizes := sam2_sizes(config.sam2_config)) != HIERA_L:
-        write_json(folder / "sam2_sizes.json", sizes)
+    if (sizes := sam2_sizes(config.sam2_config)) not in (HIERA_L, SAM3_L):
+        write_json(folder / f"sam{3 if config.has_sam3 else 2}_sizes.json", sizes)

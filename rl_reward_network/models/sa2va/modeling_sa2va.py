@@ -25,6 +25,7 @@ from rl_reward_network.models.sa2va.arguments_sa2va import check_fits, read_argu
 from rl_reward_network.models.sa2va.body_sa2va import NormedHead, QwenVLBody, Sa2VAModel
 from rl_reward_network.models.sa2va.checkpoint_sa2va import (
     RELATIVES,
+    UNREAD3,
     CheckpointFolder,
     check_shapes,
     check_tokens,
@@ -48,6 +49,7 @@ class Sa2VAOutput(InternVLCausalLMOutputWithPast):
     last_hidden_state: Tensor | None = None
 
 
+NO_OBJECT = -1024.0  # logit of an empty mask, as in SAM 3
 FIRST_STEP = (
     *("pixel_values", "image_grid_thw", "vision_features"),
     *("prompt_masks", "vp_overall_mask", "sam_pixel_values"),
@@ -259,6 +261,14 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
         """Masks of K `[SEG]` embeddings (K, C) on one image; see `grounding_sa2va.decode_masks`."""
         return decode_masks(self.grounding_encoder, features, seg_embeddings, self.side_network)
 
+    def answer_masks(self, decoded: DecodedMasks) -> Tensor:
+        """float32 (K, h, w): the logits of masks as an answer has them, empty where SAM 3 sees no object.
+
+        SAM 2 has such a score, too, but Sa2VA was not trained with it.
+        """
+        seen = decoded.object_score_logits[:, None, None] > 0
+        return decoded.mask_logits.where(seen, NO_OBJECT) if self.config.has_sam3 else decoded.mask_logits
+
 
 def _read_config(folder: CheckpointFolder) -> Sa2VAConfig:
     """The configuration, with the ids of special tokens looked up by text in the folder's tokenizer."""
@@ -288,7 +298,11 @@ def check_checkpoint(folder: CheckpointFolder) -> Sa2VAConfig:
     for part, relative in RELATIVES.items():
         if any(name.startswith(part) for name in shapes):
             raise ValueError(f"{folder.path}: this is {relative}, which is not supported; {supported()}")
-    check_shapes(expected_shapes(config, folder.original), shapes, folder.path)
+    expected, found = (
+        {name: shape for name, shape in names.items() if not UNREAD3.fullmatch(name)}
+        for names in (expected_shapes(config, folder.original), shapes)
+    )
+    check_shapes(expected, found, folder.path)
     return config
 
 

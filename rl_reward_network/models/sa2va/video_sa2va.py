@@ -127,7 +127,9 @@ def masks_without_memory(
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}, expected 1 or more")
     groups = [group for group in seg_embeddings.to(model.device).split(MASKS_AT_ONCE) if len(group)]
-    decoders = [lambda features, group=group: model.decode_masks(features, group).mask_logits for group in groups]
+    decoders = [
+        lambda features, group=group: model.answer_masks(model.decode_masks(features, group)) for group in groups
+    ]
     return _masks(model, frames, processor, batch_size, decoders)
 
 
@@ -173,7 +175,7 @@ def _masks(
     model: Any, frames: Iterable[ImageLike], processor: Sa2VAProcessor, batch_size: int, decoders: Sequence[Decoder]
 ) -> Iterator[Tensor]:
     """The masks of all decoders on each frame; without a `[SEG]` they are (0, h, w), and SAM 2 does not run."""
-    checked, side = same_size(frames), model.config.side_pixels or processor.sam_image_size // 4
+    checked, side = same_size(frames), model.config.mask_size
     while batch := list(islice(checked, batch_size)):
         logits = [torch.zeros(0, side, side, device=model.device)] * len(batch)
         if decoders:
@@ -254,6 +256,10 @@ def check_memory(model: Any) -> None:
         raise ValueError(
             "this model has a side network, whose masks SAM 2's memory does not know; leave out --sam2_memory (in "
             "Python: masks_without_memory)"
+        )
+    if model.config.has_sam3:
+        raise ValueError(
+            "the memory of SAM 3 is not supported; leave out --sam2_memory (in Python: masks_without_memory)"
         )
     if not hasattr(sam, "memory_attention"):
         raise ValueError(

@@ -24,11 +24,11 @@ from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from tests.conftest import GOLDEN, needs_golden
 from tests.golden_qwen import CASES, FOLDERS, needs_golden_qwen
 from tests.internlm2 import VIT_6B, write_tiny_internlm2
-from tests.qwen_vl import QWEN3, QWEN25, write_tiny_qwen
+from tests.qwen_vl import QWEN3, QWEN3_SAM3, QWEN25, write_tiny_qwen
 
 POINT = "grounding_encoder.sam2_model.sam_prompt_encoder.point_embeddings.2.weight"
-SAM2, SAM3 = "grounding_encoder.sam2_model.image_encoder.trunk.", "grounding_encoder.sam2_model.backbone."
-TINY = ("internvl", "internlm2", "internlm2 26B", QWEN3, QWEN25)
+SAM3 = "grounding_encoder.sam2_model.backbone.vision_backbone."
+TINY = ("internvl", "internlm2", "internlm2 26B", QWEN3, QWEN25, QWEN3_SAM3)
 OFFICIAL = (
     pytest.param(GOLDEN, marks=needs_golden),
     *(pytest.param(FOLDERS[name], marks=needs_golden_qwen) for name in CASES),
@@ -143,7 +143,9 @@ def test_auto_classes_load_our_processor(broken, tmp_path):
 def test_names_map_in_both_directions_in_any_dtype(folder):
     checkpoint = open_checkpoint(folder)
     config, tensors = checkpoint.model_config(), checkpoint.tensors()
-    assert any("memory_attention" in key for key in tensors), "the video part must be there to be kept"
+    assert any("memory_attention" in key or "transformer.encoder" in key for key in tensors), (
+        "the video part must be there to be kept"
+    )
     halves = {key: tensor.bfloat16() if "norm" in key else tensor for key, tensor in tensors.items()}
     assert same(to_original(to_ours(halves, config), config), halves)
     ours = to_ours(tensors, config)
@@ -157,6 +159,24 @@ def test_names_map_in_both_directions_in_any_dtype(folder):
         head = "lm_head.norm.weight" if config.text_config.model_type == QWEN3 else "model.language_model.norm.weight"
         assert torch.equal(ours[head], tensors["model.model.language_model.norm.weight"])
         assert torch.equal(ours["lm_head.weight"], tensors["model.lm_head.weight"])
+
+
+def test_what_sam3_does_not_read_may_be_left_out_and_is_zero_on_the_way_back(written, tmp_path):
+    """The detector's neck and the class token's position; rotations are those that transformers computes."""
+    folder = Path(shutil.copytree(written(QWEN3_SAM3), tmp_path / "sam3"))
+    model, _ = load_sa2va_model(folder)
+    original = load_file(folder / "model.safetensors")
+    unread = {key for key in original if key.startswith(SAM3 + "convs.") or key.endswith("freqs_cis")}
+    assert len(unread) == 2 * (4 + 3 + 2 + 2) + 3, "weight and bias of the neck's layers, and three layers"
+    change_tensors(folder, lambda tensors: [tensors.pop(key) for key in unread])
+    again, _ = load_sa2va_model(folder)
+    assert same(again.state_dict(), model.state_dict())
+    assert not original[SAM3 + "trunk.pos_embed"][:, 0].any()
+    for number, layer in enumerate(model.grounding_encoder.vision_encoder.backbone.layers):
+        cos, sin = layer.rotary_emb(torch.zeros(1), layer.position_ids)
+        kept = original[SAM3 + f"trunk.blocks.{number}.attn.freqs_cis"]
+        assert kept.shape == ((64 if number == 1 else 16), 4)
+        torch.testing.assert_close(torch.complex(cos, sin)[0, :, ::2], kept, atol=1e-6, rtol=1e-6)
 
 
 # ---- damaged folders and relatives ----------------------------------------------------------------------------------
@@ -175,11 +195,6 @@ def unfit(tensors: dict[str, torch.Tensor]) -> None:
 
 def add_key(key: str) -> Callable[[Path], None]:
     return lambda path: change_tensors(path, lambda tensors: tensors.update({key: torch.zeros(1)}))
-
-
-def as_sam3(tensors: dict[str, torch.Tensor]) -> None:
-    for key in [key for key in tensors if key.startswith(SAM2)]:
-        tensors[key.replace(SAM2, SAM3 + "vision_backbone.trunk.")] = tensors.pop(key)
 
 
 def shard(path: Path) -> None:
@@ -285,7 +300,8 @@ DAMAGES: list[tuple[str, Callable[[Path], Any], str]] = [
     (QWEN3, drop("chat_template.jinja"), "broken.*: the chat template is missing; copy chat_template.jinja again"),
     (QWEN3, config(text_config={"model_type": "x"}), r"text_config\.model_type is 'x'; supported are .*Qwen3-VL"),
     (QWEN3, config(vision_config={"model_type": "x"}), r"vision_config\.model_type is 'x', expected 'qwen"),
-    (QWEN3, lambda path: change_tensors(path, as_sam3), "this is Sa2VA with SAM 3, which"),
+    (QWEN3_SAM3, add_key(SAM3 + "trunk.blocks.0.ls1.gamma"), r"1 not expected: .*ls1\.gamma"),
+    (QWEN3_SAM3, lambda path: edit(path / "sam3_sizes.json", depth=2), r"not expected: .*trunk\.blocks\.2"),
     (QWEN3, add_key("grounding_encoder.sam2_model.sam_mask_decoder_modified.iou_token.weight"), "this is Sa2VA-i, "),
     (QWEN3, config(architectures=["Sa2VAChatModelLlava"]), r"config\.json: Sa2VA on LLaVA is not supported"),
     (QWEN3, config(auto_map={"AutoModel": "modeling_sa2va_llava.Sa2VAChatModel"}), "Sa2VA on LLaVA is not supported"),

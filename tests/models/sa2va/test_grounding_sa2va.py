@@ -1,6 +1,7 @@
 """SAM 2 driven by `[SEG]` embeddings, and the losses of its masks: closed forms, monai, transformers' decoder."""
 
 import math
+from copy import deepcopy
 
 import pytest
 import torch
@@ -15,14 +16,57 @@ from rl_reward_network.models.sa2va.grounding_sa2va import (
     soft_skeleton,
     soft_targets,
 )
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.models.sa2va.modeling_sa2va import NO_OBJECT
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 from tests.golden_qwen import official_targets
+from tests.qwen_vl import QWEN3_SAM3, write_tiny_qwen
 
 
-def test_broadcast_decoding_equals_transformers_own_decoder(tiny_model):
+@pytest.fixture(scope="module")
+def sam3_model(tmp_path_factory):
+    return load_sa2va_model(write_tiny_qwen(tmp_path_factory.mktemp("sam3") / "model", QWEN3_SAM3))[0]
+
+
+@pytest.fixture(params=["SAM 2", "SAM 3"])
+def model(request):
+    return request.getfixturevalue("tiny_model" if request.param == "SAM 2" else "sam3_model")
+
+
+def sam_pixels(model, images=1):
+    return torch.randn(images, 3, *[model.config.sam2_image_size] * 2)
+
+
+def test_the_answers_of_sam3_are_those_of_transformers_whole_model(sam3_model):
+    """Image encoder, neck, prompts and decoder, and the score that empties a mask; `[SEG]` joins its empty click."""
+    model, pixels, seg = deepcopy(sam3_model), sam_pixels(sam3_model), 3 * torch.randn(8, 32)
+    sam, features = model.grounding_encoder, model.get_sam_features(pixels)
+    with torch.no_grad():  # so that half of them are seen
+        sam.mask_decoder.pred_obj_score_head.proj_out.bias -= model.decode_masks(
+            features, seg
+        ).object_score_logits.median()
+    expected, seen = [], []
+    for one in seg:
+        join = lambda module, inputs, made, one=one: (torch.cat([made[0], one[None, None, None]], dim=2), made[1])  # noqa: E731
+        hook = sam.prompt_encoder.register_forward_hook(join)
+        with torch.no_grad():
+            whole = sam._single_frame_forward(pixel_values=pixels)
+        hook.remove()
+        expected.append(whole.pred_masks[0, 0])
+        seen.append(bool(whole.object_score_logits > 0))
+    assert 0 < sum(seen) < len(seen)
+    with torch.no_grad():
+        found = model.answer_masks(model.decode_masks(features, seg))
+    assert found.shape == (8, 32, 32)
+    assert model.config.mask_size == 32
+    assert [bool((mask > NO_OBJECT).any()) for mask in found] == seen
+    torch.testing.assert_close(found, torch.stack(expected), atol=1e-5, rtol=1e-5)
+
+
+def test_broadcast_decoding_equals_transformers_own_decoder(model):
     """A prompt is two not-a-point vectors, as there is no click, and the `[SEG]`."""
-    sam = tiny_model.grounding_encoder
-    features = tiny_model.get_sam_features(torch.randn(1, 3, 256, 256))
+    sam = model.grounding_encoder
+    features = model.get_sam_features(sam_pixels(model))
     embeddings = torch.randn(3, 32)
     nothing = sam.prompt_encoder.not_a_point_embed.weight[0]
     fine, middle, coarse = features.maps
@@ -35,7 +79,7 @@ def test_broadcast_decoding_equals_transformers_own_decoder(tiny_model):
             multimask_output=True,
             high_resolution_features=[sam.mask_decoder.conv_s0(fine), sam.mask_decoder.conv_s1(middle)],
         )
-        decoded = tiny_model.decode_masks(features, embeddings)
+        decoded = model.decode_masks(features, embeddings)
     assert torch.allclose(decoded.candidates[:, 1:], masks[0], atol=1e-4)
     assert torch.allclose(decoded.candidate_scores[:, 1:], scores[0], atol=1e-5)
     assert torch.allclose(decoded.object_score_logits, objects[0, :, 0], atol=1e-5)
