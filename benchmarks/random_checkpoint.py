@@ -19,11 +19,14 @@ from transformers import Qwen2VLImageProcessorPil
 from rl_reward_network.atomic_io import whole_folder, write_json
 from rl_reward_network.cli.app import run
 from rl_reward_network.models.sa2va.checkpoint_sa2va import to_original
-from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, config_from_original
+from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, SAM3_L, config_from_original
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 
-QwenVLSize = Literal["tiny-qwen3-vl", "qwen3-vl-2b", "qwen3-vl-4b", "tiny-qwen2.5-vl", "qwen2.5-vl-3b", "qwen2.5-vl-7b"]
+SAM3Size = Literal["tiny-qwen3-vl-sam3", "qwen3-vl-4b-sam3"]
+QwenVLSize = Literal[
+    *("tiny-qwen3-vl", "qwen3-vl-2b", "qwen3-vl-4b", "tiny-qwen2.5-vl", "qwen2.5-vl-3b", "qwen2.5-vl-7b"), SAM3Size
+]
 Size = Literal["tiny", "1b", "4b", "8b", "14b", "tiny-internlm2", "8b-internlm2", QwenVLSize]
 QWEN2, INTERNLM2, QWEN3_VL, QWEN25_VL, TINY = 151_679, 92_558, 151_674, 151_670, 512  # rows of the vocabularies
 DEPTH_SCALE = 0.05  # of what a layer adds to the residual stream, so that the directions below are kept
@@ -50,6 +53,10 @@ TINY_VISION = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads":
 TINY_SAM2 = HIERA_L | {
     **{"embed_dim": 8, "num_heads": 1, "stages": [1, 1, 2, 1], "global_att_blocks": [3], "d_model": 32},
     **{"mem_ff": 48, "mem_layers": 1, "image_size": 256},
+}
+TINY_SAM3 = SAM3_L | {
+    **{"embed_dim": 16, "num_heads": 2, "depth": 2, "mlp_dim": 24, "global_att_blocks": [1], "window_size": 4},
+    **{"pretrain_image_size": 56, "d_model": 32, "mem_ff": 48, "mem_layers": 1, "image_size": 112},
 }
 QWEN_VISION = {"depth": 24, "hidden_size": 1024, "num_heads": 16, "intermediate_size": 4096}
 QWEN25_VISION = {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "fullatt_block_indexes": [7, 15, 23, 31]}
@@ -90,7 +97,8 @@ def main(args: Args) -> None:
 def official_config(size: Size) -> dict[str, Any]:
     """The `config.json` of a released Sa2VA of this size, with the fields that are read."""
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
-    language: dict[str, Any] = dict(zip(names, LANGUAGE[size], strict=True)) | {"rms_norm_eps": 1e-6}
+    sizes = LANGUAGE[size.removesuffix("-sam3")]  # type: ignore[index]
+    language: dict[str, Any] = dict(zip(names, sizes, strict=True)) | {"rms_norm_eps": 1e-6}
     tiny = size.startswith("tiny")
     if size in get_args(QwenVLSize):
         return _qwen_vl_config(size, language)
@@ -172,13 +180,15 @@ def write_random_checkpoint(folder: Path, size: Size) -> int:
         elif "qwen2.5-vl" in size:
             Qwen2VLImageProcessorPil(patch_size=14, image_mean=CLIP_MEAN, image_std=CLIP_STD).save_pretrained(temporary)
         write_json(temporary / "config.json", original)
-        write_json(temporary / "sam2_sizes.json", _sam2_sizes(size))
+        write_json(temporary / f"sam{3 if size.endswith('sam3') else 2}_sizes.json", sam_sizes(size))
         save_torch_state_dict(to_original(model.state_dict(), model.config), temporary, max_shard_size="2GB")
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _sam2_sizes(size: Size) -> dict[str, Any]:
-    return TINY_SAM2 if size.startswith("tiny") else HIERA_L
+def sam_sizes(size: Size) -> dict[str, Any]:
+    """Sizes of its SAM 2, or SAM 3."""
+    tiny, released = (TINY_SAM3, SAM3_L) if size.endswith("sam3") else (TINY_SAM2, HIERA_L)
+    return tiny if size.startswith("tiny") else released
 
 
 def random_model(size: Size, device: str = "cpu") -> tuple[Any, Any, dict[str, Any]]:
@@ -186,7 +196,7 @@ def random_model(size: Size, device: str = "cpu") -> tuple[Any, Any, dict[str, A
     original = official_config(size)
     torch.manual_seed(0)
     with torch.device(device):
-        config = config_from_original(original, _sam2_sizes(size), "config.json")
+        config = config_from_original(original, sam_sizes(size), "config.json")
         model = _on_bfloat16(lambda: Sa2VAForConditionalGeneration(config))
     tokenizer = Sa2VAProcessor.from_pretrained("sa2va-nano").tokenizer
     if size in get_args(QwenVLSize):

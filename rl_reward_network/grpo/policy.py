@@ -43,8 +43,10 @@ def prepare_model(
 
     `freeze_embeddings` also freezes token embeddings and head, which a Qwen-VL trains. A `side_network` is added where
     the model has none; one that is there trains, too. `encoder` says what trains of SAM 2's image encoder, see
-    `GRPOPlan`. A ValueError if `setup_lora` refuses.
+    `GRPOPlan`. A ValueError if `setup_lora` refuses, or for SAM 3's image encoder.
     """
+    if encoder is not None and model.config.has_sam3:
+        raise ValueError(f"--encoder {encoder['train']}: the image encoder of SAM 3 does not train here; leave it out")
     # With dropout, old, reference and new log-probabilities of one caption would differ at random.
     setup_lora(model, r, lora_alpha, 0.0, None if encoder is None else encoder.get("lora_r"))
     if side_network is not None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.random_checkpoint import QwenVLSize, official_config, write_random_checkpoint
-from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, config_from_original
+from benchmarks.random_checkpoint import QwenVLSize, official_config, sam_sizes, write_random_checkpoint
+from rl_reward_network.models.sa2va.configuration_sa2va import config_from_original
 from rl_reward_network.models.sa2va.loading_sa2va import WHOLE_MODEL, convert_checkpoint, load_sa2va_model
 from rl_reward_network.models.sa2va.modeling_sa2va import expected_shapes
 from tests.cards import run_card
@@ -28,7 +28,7 @@ TINY: list[QwenVLSize] = [size for size in get_args(QwenVLSize) if size.startswi
     ],
 )
 def test_the_sizes_are_those_of_the_released_models(size: QwenVLSize, parameters: int) -> None:
-    config = config_from_original(official_config(size), HIERA_L, "config.json")
+    config = config_from_original(official_config(size), sam_sizes(size), "config.json")
     assert sum(map(math.prod, expected_shapes(config, original=True).values())) == parameters
 
 

@@ -31,6 +31,7 @@ from rl_reward_network.grpo.losses import (
     labelled_loss,
     mask_policy_loss,
     name_contrast_losses,
+    object_losses,
     reference_loss,
     supervised_mask_losses,
 )
@@ -455,6 +456,14 @@ def test_an_absent_object_has_no_dice_loss_by_name() -> None:
     absent = [(image_of(truth=np.zeros((4, 4), dtype=bool)), torch.zeros(2, 2))]
     assert supervised_mask_losses(absent, 1, 1, by_name=True).item() == pytest.approx(math.log(2))
     assert supervised_mask_losses(absent, 1, 1).item() == pytest.approx(math.log(2) + 1 - 1 / (16 * 0.5 + 1))
+
+
+def test_the_score_that_empties_masks_learns_which_truths_are_empty() -> None:
+    images = [image_of(truth=truth) for truth in (np.ones((2, 2), bool), np.zeros((2, 2), bool), None)]
+    scores = [torch.tensor([0.5]), torch.tensor([0.5]), torch.tensor([9.0])]
+    expected = [math.log(1 + math.exp(-0.5)), math.log(1 + math.exp(0.5))]
+    assert [loss.item() for loss in object_losses(images, scores)] == pytest.approx(expected)
+    assert object_losses(images, []) == [], "as of SAM 2, whose score is not used"
 
 
 def test_supervision_is_of_each_group_that_has_a_truth() -> None:

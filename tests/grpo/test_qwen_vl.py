@@ -117,6 +117,12 @@ def test_embeddings_and_head_can_be_frozen_for_smaller_gpus(trainer: Any, tmp_pa
     assert trained < usual
 
 
+def test_the_image_encoder_of_sam3_does_not_train(tmp_path: Path) -> None:
+    model, _ = load_sa2va_model(write_tiny_qwen(tmp_path / "model", QWEN3_SAM3))
+    with pytest.raises(ValueError, match="--encoder lora: the image encoder of SAM 3 does not train"):
+        prepare_model(model, 4, 8, encoder={"train": "lora", "lora_r": 16})
+
+
 @pytest.mark.parametrize(("weight", "frozen"), [(1.0, False), (0.0, True)])
 def test_the_head_is_frozen_where_no_loss_reads_words(tmp_path: Path, weight: float, frozen: bool) -> None:
     model, processor = load_sa2va_model(write_tiny_qwen(tmp_path / "model"))
