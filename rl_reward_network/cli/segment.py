@@ -4,18 +4,22 @@
     sa2va-rl segment images/ --model_path outputs/improve_<time>/improved --output masks
     sa2va-rl segment images/ --model_path outputs/reward_net_<time> --soft --format coco
     sa2va-rl segment run_1/ run_2.dcm run_3.avi --video
+    torchrun --nproc_per_node 4 -m rl_reward_network.cli segment images/ --output masks    # or --shard 1/4, ..., 4/4
 
 MODEL is a Sa2VA, a reward network's folder (a plain segmenter), or the folder of a finished run. Written beside each
 image, or to --output: <name>_mask.png (0 / 255), <name>_overlay.png, results.csv and, of several images,
 contact_sheet.png; with --prompt its words are part of the masks' names. A trained prompt policy chooses the prompt of
 each image. Its reward network, or the one of --reward_net, predicts how good the masks are.
 
+Several processes, or machines with a common disk, share the images (torchrun, --shard); the last one writes
+results.csv. The same command goes on after an interruption.
+
 With --video each path is a sequence of frames. Written to <name>_segmented: masks/0001.png ..., strip.png, frames.csv
 and sequence.json.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -33,12 +37,14 @@ from rl_reward_network.flags import Rare, changed, check_at_least
 from rl_reward_network.models.default import DEFAULT_MODEL
 
 if TYPE_CHECKING:
+    from rl_reward_network.segment.files import Target
     from rl_reward_network.segment.maker import Recognised
     from rl_reward_network.segment.results import Segmented
     from rl_reward_network.segment.sequence import SegmentedSequence
 
+Segment = Callable[[Sequence["Target"]], "list[Segmented]"]  # of the files of an image
 ONLY_WITH_VIDEO = ("sam2_memory", "truth")
-NOT_WITH_VIDEO = ("policy", "max_tiles", "soft", "threshold", "format", "classes")
+NOT_WITH_VIDEO = ("policy", "max_tiles", "soft", "threshold", "format", "classes", "shard")
 NOT_WITH_CLASSES = ("prompt", "policy", "reward_net")
 
 
@@ -96,6 +102,9 @@ class Args:
     bit_depth: int | None = None
     """Bits of a grey image above 8 bit, 8 to 16. With a policy, the grey window of its data is used; without either,
     percentiles of the image."""
+    shard: Rare[str | None] = None
+    """NUMBER/OF, such as 3/16: of several processes of the same command this one segments every 16th image, from the
+    third; by default the shares of torchrun, or all."""
     video: bool = False
     """Each path is a sequence of frames, with one answer. Its masks, a strip of frames and numbers are written."""
     sam2_memory: bool = False
@@ -122,11 +131,9 @@ def main(args: Args) -> None:
         raise ValueError(f"{flags[0]}: it is for sequences; add --video, or leave it out")
     if args.classes:
         return segment_by_name(args, args.classes)
-    from rl_reward_network.data.images import load_image
-    from rl_reward_network.inputs.loading import check_readable
     from rl_reward_network.segment import maker
     from rl_reward_network.segment.files import check_free, image_files, targets
-    from rl_reward_network.segment.results import check_results_free, segment_image, write_results
+    from rl_reward_network.segment.results import check_results_free, segment_image
 
     files = targets(image_files(args.images), args.output, args.prompt)
     known = None if args.policy else args.prompt or maker.what_is(args.model_path or DEFAULT_MODEL).prompt
@@ -134,20 +141,54 @@ def main(args: Args) -> None:
         for target in files:
             check_free(target, known)
     check_results_free(files, args.format)
-    check_readable([partial(load_image, target.image) for target in files])
     if args.model_path is None and args.policy is None:
         print(f"{DEFAULT_MODEL} knows rendered images alone; for real ones train a model: sa2va-rl improve")
-    loaded = maker.load_maker(args.model_path, args.prompt, args.policy, **loading(args))
-    bar = tqdm(files, "segmenting", unit="image", disable=len(files) == 1)
     seen = None if args.policy else maker.trained_on(args.model_path)
-    results = [segment_image(loaded, target, args.prompt, args.threshold, args.soft, seen) for target in bar]
+
+    def load() -> Segment:
+        loaded = maker.load_maker(args.model_path, args.prompt, args.policy, **loading(args))
+        return lambda own: [segment_image(loaded, own[0], args.prompt, args.threshold, args.soft, seen)]
+
+    segment_all(args, {target.image: (target,) for target in files}, load)
+
+
+def segment_all(args: Args, targets: "Mapping[Path, Sequence[Target]]", load: Callable[[], Segment]) -> None:
+    """Segment the images of this share that are not finished yet; the last share writes the results of all."""
+    from rl_reward_network.data.images import load_image
+    from rl_reward_network.inputs.loading import check_readable
+    from rl_reward_network.segment.maker import NO_MASK
+    from rl_reward_network.segment.results import write_results
+    from rl_reward_network.segment.shares import Record, own_share, settings_of
+
+    share, images = own_share(args.shard), list(targets)
+    folder = next(iter(targets.values()))[0].mask.parent
+    flags = replace(args, images=(), output=None, device=None, shard=None, format="png")
+    record = Record(folder, settings_of(flags, args.model_path, args.policy, args.reward_net, args.classes), share)
+    earlier = record.finished(targets)
+    todo = [image for image in images[share.number - 1 :: share.of] if image not in earlier]
+    if earlier:
+        print(f"{len(earlier)} of {len(images)} images are finished already")
+    check_readable([partial(load_image, image) for image in todo])
+    if todo:
+        segment = load()
+        for image in tqdm(todo, "segmenting", unit="image", disable=len(images) == 1):
+            record.add(image, segment(targets[image]))
+    finished = record.finished(targets)
+    if len(finished) < len(images):
+        missing = f"{len(images) - len(finished)} of other shares are not finished yet"
+        print(
+            f"share {share}: {len(todo)} images; {missing if record.folder.exists() else 'another wrote the results'}"
+        )
+        return
+    results = [result for image in images for result in finished[image]]
     write_results(results, args.format)
+    record.remove()
     if len(results) == 1:
         show_image(results[0])
     else:
         show_table(results)
     if all(result.segs == 0 for result in results):
-        raise ValueError(f"{results[0].target.image}: no [SEG] in the answer; {maker.NO_MASK}")
+        raise ValueError(f"{results[0].target.image}: no [SEG] in the answer; {NO_MASK}")
 
 
 def segment_by_name(args: Args, file: Path) -> None:
@@ -158,10 +199,8 @@ def segment_by_name(args: Args, file: Path) -> None:
         raise ValueError("--classes: an image has several masks; give a folder as --output, and --format png or coco")
     if not file.is_file():
         raise ValueError(f"--classes {file}: no such file; give the classes.json of the data that trained the model")
-    from rl_reward_network.data.images import load_image
     from rl_reward_network.data.names import read_classes
     from rl_reward_network.grpo.prompts import segment_question
-    from rl_reward_network.inputs.loading import check_readable
     from rl_reward_network.segment import maker
     from rl_reward_network.segment import results as written
     from rl_reward_network.segment.files import Target, check_apart, check_free, image_files, targets
@@ -177,20 +216,18 @@ def segment_by_name(args: Args, file: Path) -> None:
         picture = written.classes_picture(target.image, target.mask.parent)
         check_free(Target(target.image, picture, picture, picture), written.ALL_CLASSES)
     written.check_results_free(files, args.format)
-    check_readable([partial(load_image, image) for image in images])
     found = maker.what_is(args.model_path or DEFAULT_MODEL)
     if found.kind in ALONE:
         raise ValueError(f"{found.path}: --classes needs a Sa2VA, which is asked by name, and this is a {found.kind}")
-    loaded = maker.load_maker(args.model_path, **loading(args))
-    if not isinstance(loaded, maker.MaskMaker):
-        raise ValueError(f"{found.path}: --classes needs one Sa2VA, and this is a {found.kind} of several models")
-    how = args.threshold, args.soft, maker.trained_on(args.model_path)
-    bar = tqdm(list(zip(*of_class, strict=True)), "segmenting", unit="image", disable=len(images) == 1)
-    results = [one for of_image in bar for one in written.segment_classes(loaded, of_image, classes, *how)]
-    written.write_results(results, args.format)
-    show_table(results)
-    if all(result.segs == 0 for result in results):
-        raise ValueError(f"{images[0]}: no [SEG] in the answers; {maker.NO_MASK}")
+
+    def load() -> Segment:
+        loaded = maker.load_maker(args.model_path, **loading(args))
+        if not isinstance(loaded, maker.MaskMaker):
+            raise ValueError(f"{found.path}: --classes needs one Sa2VA, and this is a {found.kind} of several models")
+        how = args.threshold, args.soft, maker.trained_on(args.model_path)
+        return lambda own: written.segment_classes(loaded, own, classes, *how)
+
+    segment_all(args, dict(zip(images, zip(*of_class, strict=True), strict=True)), load)
 
 
 def loading(args: Args) -> dict[str, Any]:

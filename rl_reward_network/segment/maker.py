@@ -4,6 +4,7 @@
 predicts the quality of its masks, and the grey window of its images.
 """
 
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -531,8 +532,8 @@ def _load_sa2va(path: str, device: str, dtype: Dtype) -> tuple[Any, Any]:
 
 
 def first_device() -> str:
-    """The first GPU if there is one, else the CPU."""
-    return "cuda:0" if torch.cuda.is_available() else "cpu"
+    """The first GPU if there is one, under torchrun that of this process, else the CPU."""
+    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
 
 
 def default_model(policy: Path | None) -> str:

@@ -1,0 +1,111 @@
+"""The images of `segment` shared among processes or machines, and what an interrupted run has finished.
+
+Each share writes a line for each image that it has finished, into a file of its own in a hidden folder of the masks'
+folder. All processes read all files: an image is segmented once, also if it was finished by a share of another number.
+The folder goes when the last of them writes the results of all.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rl_reward_network.segment.files import Target
+from rl_reward_network.segment.maker import Predicted
+from rl_reward_network.segment.results import Segmented
+
+FOLDER = ".segment_"  # begins the name of the hidden folder; the digest of the settings follows
+
+
+@dataclass(frozen=True)
+class Share:
+    """Every `of`-th image, from image `number`, 1 to `of`."""
+
+    number: int = 1
+    of: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+
+def own_share(flag: str | None) -> Share:
+    """The share of `--shard 3/16` or, without it, of this process of torchrun; a ValueError for another flag."""
+    if flag is None:
+        return Share(int(os.environ.get("RANK", "0")) + 1, int(os.environ.get("WORLD_SIZE", "1")))
+    numbers = re.fullmatch(r"(\d+)/(\d+)", flag)
+    if not numbers or not 1 <= int(numbers[1]) <= int(numbers[2]):
+        raise ValueError(f"--shard {flag}: expected NUMBER/OF, such as 3/16 for the third of 16 processes, from 1/16")
+    return Share(int(numbers[1]), int(numbers[2]))
+
+
+class Record:
+    """What is finished of images, in the folder of their masks.
+
+    Args:
+        folder: of the masks, or of the first of them.
+        settings: all that the masks depend on; results of others are not used.
+        share: of this process.
+    """
+
+    def __init__(self, folder: Path, settings: str, share: Share) -> None:
+        self.folder = folder / f"{FOLDER}{hashlib.sha256(settings.encode()).hexdigest()[:12]}"
+        self.file = self.folder / f"{share.number}_of_{share.of}.jsonl"
+
+    def add(self, image: Path, results: Sequence[Segmented]) -> None:
+        """Write the line of an image whose masks are written."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        rows = [{name: value for name, value in asdict(one).items() if name != "target"} for one in results]
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write("\n" + json.dumps([key_of(image), rows]) + "\n")  # the line before may have been cut
+
+    def finished(self, images: Mapping[Path, Sequence[Target]]) -> dict[Path, list[Segmented]]:
+        """Results of the images that are finished, with the targets of each, in their order."""
+        rows: dict[str, list[dict[str, Any]]] = {}
+        for file in sorted(self.folder.glob("*.jsonl")):
+            rows |= dict(_lines(file))
+        keys = {image: key_of(image) for image in images} if rows else {}
+        return {
+            image: [_segmented(target, row) for target, row in zip(images[image], rows[key], strict=True)]
+            for image, key in keys.items()
+            if key in rows
+        }
+
+    def remove(self) -> None:
+        """Remove all lines, of all shares; another process may do so at the same time."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def key_of(image: Path) -> str:
+    """The place, size in bytes and time of an image file: what changes when it is replaced."""
+    there = image.stat()
+    return f"{image.resolve()} {there.st_size} {there.st_mtime_ns}"
+
+
+def settings_of(args: Any, *files: Path | str | None) -> str:
+    """Text of flags, and of the files in a model's folders, by which a run that goes on is known."""
+    places = [Path(file) for file in files if file is not None and Path(file).exists()]
+    inside = [file for place in places for file in ([place] if place.is_file() else sorted(place.rglob("*")))]
+    return "\n".join([str(args), *(key_of(file) for file in inside if file.is_file())])
+
+
+def _lines(file: Path) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """The lines of a file, without those that an interruption has cut; the file may have just been removed."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return
+    for line in lines:
+        with suppress(json.JSONDecodeError):
+            key, rows = json.loads(line)
+            yield key, rows
+
+
+def _segmented(target: Target, row: Mapping[str, Any]) -> Segmented:
+    predicted = None if row["predicted"] is None else Predicted(*row["predicted"])
+    return Segmented(target, **{**row, "size": tuple(row["size"]), "predicted": predicted})
