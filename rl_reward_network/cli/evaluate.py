@@ -1,10 +1,15 @@
 """Compare what was trained with its baselines on test patients, or score masks of any tool, and write the report.
 
     sa2va-rl evaluate --model_path outputs/sa2va_rl_finetune_*/final_model --split test
+    sa2va-rl evaluate --model_path outputs/sa2va_grpo_*/final_model --general refcoco
     sa2va-rl evaluate --predictions FOLDER --data_root DATA
 
 For a model fine-tuned by GRPO (outputs/sa2va_grpo_*/final_model) it is the model before; without --images the results
 are added to its model card, too. Model, data, prompts and reward network are those of the run's config.json.
+
+--general says what fine-tuning cost elsewhere: base and fine-tuned model on RefCOCO, RefCOCO+, RefCOCOg or gRefCOCO
+(instances.json beside refs(*).p or grefs(*).json), ReasonSeg (a folder of X.jpg and X.json), or questions of your own
+(a JSON list of {image, question, mask}; those without a mask are answered in words, which are compared).
 
 --predictions are folders of masks named like their images (PNG, npy, npz), or COCO files; of several the first is the
 reference of the others. All labelled images of the data are scored, by default; a missing prediction is an error.
@@ -30,7 +35,8 @@ from rl_reward_network.run import (
 )
 
 REPORTED = tuple(kind.stage for kind in (REWARD_RUN, COMPARE_RUN, IMPROVE_RUN))
-OF_RUNS = ("model_path", "images", "base_model", "gpu", "segment_batch")
+OF_RUNS = ("model_path", "general", "images", "base_model", "gpu", "segment_batch")
+NOT_GENERAL = ("data_root", "segment_batch", "show_names", "split")
 OF_PREDICTIONS = ("only_predicted", "output", "group_regex", "patients_csv", "label")
 
 
@@ -43,6 +49,8 @@ class Args:
     predictions: tuple[Path, ...] = ()
     """Folders of predicted masks, of any tool, or COCO files, to be scored on data_root; of several the first is the
     reference of the others."""
+    general: tuple[Path, ...] = ()
+    """Sets of referring expressions or questions, which the GRPO run did not train, in place of its test patients."""
     split: Literal["train", "val", "test", "all"] | None = None
     """Patients to evaluate on: of a run test, since those of val decide what is deployed and results on them would be
     biased; predictions are by default scored on all."""
@@ -83,6 +91,8 @@ def main(args: Args) -> None:
         raise ValueError(f"{wrong[0]} is not for {other}; leave it out")
     if args.predictions:
         return _score(args)
+    if args.general and (wrong := changed(args, *NOT_GENERAL)):
+        raise ValueError(f"{wrong[0]} is not for --general, which asks about other data; leave it out")
     if args.split not in (None, "test"):
         raise ValueError(f"--split {args.split}: a run is evaluated on test; the other patients trained it or chose it")
     from rl_reward_network.grpo.final_model import grpo_model
@@ -95,6 +105,8 @@ def main(args: Args) -> None:
             f"--model_path {folder}: of a run ({stage}) that has a report of its own, report.html; of new images, score"
             " the masks of sa2va-rl segment by --predictions"
         )
+    if args.general:
+        return _evaluate_general(final_model, folder, args)
     edits = stage == POST_RUN.stage
     report = _evaluate_grpo(final_model, args) if final_model else _evaluate_policy(folder, args, edits)
     output_dir = report.resolve().parents[2]  # <output_dir>/<run>/evaluation/report.html
@@ -132,6 +144,17 @@ def _evaluate_grpo(final_model: Path, args: Args) -> Path:
         write_results(final_model, report.with_name("eval.json"))
     show_changes(changes)
     return report
+
+
+def _evaluate_general(final_model: Path | None, folder: Path, args: Args) -> None:
+    from rl_reward_network.grpo.general import run_general_evaluation
+    from rl_reward_network.report.before_after import show_changes
+
+    if final_model is None:
+        raise ValueError(f"--general {folder}: no run of GRPO, whose weights may forget; leave --general out")
+    changes, report = run_general_evaluation(final_model, args.general, args.base_model, args.gpu, args.images)
+    show_changes(changes)
+    print(f"\nreport: {report}")
 
 
 def _stage(folder: Path) -> str | None:

@@ -29,6 +29,9 @@ from rl_reward_network.inputs.config import RegionConfig, RunConfig, pick_fields
 from rl_reward_network.inputs.loading import located_data, located_model
 from rl_reward_network.models.ema import copied, swapped
 from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.models.sa2va.arguments_sa2va import Quantization
+from rl_reward_network.models.sa2va.loading_sa2va import Dtype
+from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.models.sa2va.side_network import side_network_config
 from rl_reward_network.report.before_after import BeforeAfter, NamedItem, ReportItem, label, write_before_after
 from rl_reward_network.report.by_name import Answers, NamesSection, Questions, names_section
@@ -80,13 +83,9 @@ def _evaluate(
     prompts, notes = _test_prompts(inputs, config["settings"]["mode"], items)
     if why := why_not_judged(prompts, (run / REWARD_NET).exists()):
         raise ValueError(f"{inputs.config.data_root}: {why}")
-    origin, bits = config["settings"], inputs.regions.quantization
-    model, processor = load_base(path, origin["model_fingerprint"], inputs.device, inputs.config.dtype, bits)
+    model, processor = load_prepared(path, config, inputs.device, inputs.config.dtype, inputs.regions.quantization)
     inputs.set_up(processor)
-    side = None if (sizes := origin.get("side_network")) is None else side_network_config(sizes, "config.json")
-    frozen = bool(origin["freeze_embeddings"])
-    prepare_model(model, origin["lora_r"], origin["lora_alpha"], frozen, side, origin.get("encoder"))
-    cache, longest = FeatureCache(model, processor), origin["training"]["max_completion_length"]
+    cache, longest = FeatureCache(model, processor), config["settings"]["training"]["max_completion_length"]
     start_weights = copied(model)
     before = measure(model, prompts, cache, longest, desc="before")
     load_trained(model, final_model, config)
@@ -119,6 +118,18 @@ def _evaluate(
     result = replace(result, notes=notes, origin=origin, by_name=by_name, named=named)
     folder = evaluation_folder(final_model, None if items is None else count_images(prompts))
     return result, write_before_after(folder, result)
+
+
+def load_prepared(
+    path: str, config: dict[str, Any], device: str, dtype: Dtype, bits: Quantization | None
+) -> tuple[Any, Sa2VAProcessor]:
+    """The base model of a run with the layers that it has trained, whose weights `load_trained` puts in."""
+    origin = config["settings"]
+    model, processor = load_base(path, origin["model_fingerprint"], device, dtype, bits)
+    side = None if (sizes := origin.get("side_network")) is None else side_network_config(sizes, "config.json")
+    frozen = bool(origin["freeze_embeddings"])
+    prepare_model(model, origin["lora_r"], origin["lora_alpha"], frozen, side, origin.get("encoder"))
+    return model, processor
 
 
 def why_not_judged(prompts: Sequence[TrainingItem], learned: bool) -> str:
