@@ -11,6 +11,7 @@ WANTS = {  # what a user wants -> its commands
         "doctor": "check packages, model, data, GPU and disk; name what is missing",
         "data": "render the embedded images; data import SOURCE: import your own",
         "segment": "segment images with a model, or with what a run has made",
+        "serve": "serve a model to other programs over HTTP",
         "suggest": "suggest which images of a folder to annotate next",
     },
     "better masks": {

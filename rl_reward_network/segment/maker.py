@@ -279,6 +279,15 @@ class MaskMaker:
         answer = self._segment(image, features, prompt)
         return Answered(prompt, answer.answer, len(answer.mask_logits), _joined(answer), scorer)
 
+    def answer_prompts(self, image: np.ndarray, prompts: Sequence[str]) -> list[Answered]:
+        """The answers to several prompts on an image, uint8 (H, W, 3), which is encoded once."""
+        scorer, limits = scorer_of(self.network, image), {"max_new_tokens": self.max_new_tokens}
+        (answers,) = self.model.segment([image], list(prompts), self.processor, **limits)
+        return [
+            Answered(prompt, answer.answer, len(answer.mask_logits), _joined(answer), scorer)
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+
     def answers(self, image: np.ndarray, classes: Sequence[NamedClass], threshold: float = 0.5) -> list[Answered]:
         """The answers to the first wording of each class on an image, uint8 (H, W, 3), which is encoded once.
 
