@@ -26,6 +26,9 @@ from rl_reward_network.models.sa2va.templates import IMAGE_PLACEHOLDER, SEG_ANSW
 
 LONGEST_GUESS = 32  # ids; every guessed position needs logits over the whole vocabulary
 STOP_TAIL_TOKENS = 24  # a stop word of N characters spans at most N tokens; only the tail is decoded
+# Tokens between two looks at the chosen ones, for which the host waits: other devices than the CPU run ahead for 8, of
+# which those behind the end of an answer are dropped.
+CHECKED_EVERY = {"cpu": 1}
 MASKS_AT_ONCE = 16  # limits the memory for an answer that repeats [SEG]
 
 
@@ -93,18 +96,20 @@ def decode(
     cache = DynamicCache(config=model.config.text_config) if cache is None else cache
     decoder = _Decoder(model, processor, how, attention_mask, cache)
     state = decoder.prefill(inputs, answers)
-    while running := [row for row, answer in enumerate(answers) if not answer.finished]:
-        ids = decoder.choose(state)
+    while running := [answer for answer in answers if not answer.finished]:
+        left = how.max_new_tokens - min(len(answer.token_ids) for answer in running)
+        ids, states = decoder.block(state, min(left, CHECKED_EVERY.get(state.device.type, 8)))
         chosen = ids.tolist()
-        for row in running:
-            decoder.append(answers[row], chosen[row])
+        for row, answer in enumerate(answers):
+            decoder.extend(answer, chosen[row], [of_rows[row] for of_rows in states])
         # The reference drops the mask of a `[SEG]` without a state, at the end of an answer that the limit has cut.
         lacking = (answer for answer in answers if len(answer.states) < len(answer.token_ids))
         if all(a.finished for a in answers) and all(a.token_ids[-1] != processor.seg_token_id for a in lacking):
             break
-        state = decoder.step(model.get_input_embeddings()(ids[:, None]))[:, -1]
-        for row in running:
-            answers[row].states.append(state[row])
+        state = decoder.step(model.get_input_embeddings()(ids[:, -1:]))[:, -1]
+        for row, answer in enumerate(answers):
+            if len(answer.states) < len(answer.token_ids):
+                answer.states.append(state[row])
     return answers
 
 
@@ -156,6 +161,22 @@ class _Decoder:
             # Rejected tokens of the guess stay in the cache; the mask hides them from attention and the positions.
             self.mask[row, self.mask.shape[1] - len(ids) + count :] = 0
         return states[torch.arange(batch, device=states.device), accepted]
+
+    def block(self, state: Tensor, count: int) -> tuple[Tensor, list[Tensor]]:
+        """The next `count` ids of each row, int64 (B, count), and the states (B, D) at all but the last; no waiting."""
+        ids, states = [self.choose(state)], list[Tensor]()
+        while len(ids) < count:
+            states.append(self.step(self.model.get_input_embeddings()(ids[-1][:, None]))[:, -1])
+            ids.append(self.choose(states[-1]))
+        return torch.stack(ids, dim=1), states
+
+    def extend(self, answer: Answer, ids: Sequence[int], states: Sequence[Tensor]) -> None:
+        """Add tokens up to the end of an answer, and the states that are known; of a finished one nothing."""
+        for position, token_id in enumerate(ids):
+            if answer.finished:
+                return
+            self.append(answer, token_id)
+            answer.states += states[position : position + 1]
 
     def step(self, embeds: Tensor, **of_images: Any) -> Tensor:
         """Hidden states (B, t, D) of the next inputs (B, t, D)."""

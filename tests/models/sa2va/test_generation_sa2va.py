@@ -16,6 +16,7 @@ from PIL import Image
 from rl_reward_network.atomic_io import weights_fingerprint
 from rl_reward_network.env.mask_bank import NO_MASK_LOGIT
 from rl_reward_network.inputs.segmenter import Sa2VASegmenter, load_segmenter
+from rl_reward_network.models.sa2va import generation_sa2va
 from rl_reward_network.models.sa2va.generation_sa2va import (
     Answer,
     Decoding,
@@ -58,6 +59,28 @@ def test_a_guess_never_changes_the_answer_and_a_right_one_saves_passes(tiny_mode
         with counted(tiny_model.model.language_model) as calls:
             ask(tiny_model, tiny_processor, Decoding(20, guess_ids=guess_ids), TEXTS[:1])
         assert len(calls) == passes, "the stop token's own state is not needed"
+
+
+@pytest.mark.parametrize("every", [2, 8])
+def test_tokens_that_are_looked_at_later_are_the_same(tiny_model, tiny_processor, monkeypatch, every):
+    """Rows that end at different places, the limit inside a block, a guess, sampling: as if the host looked at each."""
+
+    def answers() -> list[Answer]:
+        seeded = [torch.Generator().manual_seed(seed) for seed in range(3)]
+        sampled = [Decoding(12, 60.0, generator=generator) for generator in seeded]
+        guesses = [Decoding(20, guess_ids=tiny_processor.token_ids(guess)) for guess in ("Sure it", "S")]
+        ways = [Decoding(20), Decoding(3), Decoding(7), *guesses, *sampled]
+        return [answer for how in ways for answer in ask(tiny_model, tiny_processor, how)]
+
+    one_by_one = answers()
+    assert len({len(answer.token_ids) for answer in one_by_one}) > 3
+    monkeypatch.setitem(generation_sa2va.CHECKED_EVERY, "cpu", every)
+    for one, other in zip(one_by_one, answers(), strict=True):
+        assert other.token_ids == one.token_ids
+        assert (other.stopped, other.finished) == (one.stopped, one.finished)
+        seg = tiny_processor.seg_token_id
+        for state, same in zip(one.states_at(seg), other.states_at(seg), strict=True):
+            assert torch.allclose(state, same, atol=1e-5)
 
 
 def test_state_at_seg_is_the_teacher_forced_one_even_where_the_limit_cuts(tiny_model, tiny_processor):
