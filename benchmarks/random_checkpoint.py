@@ -24,16 +24,18 @@ from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGen
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 
 SAM3Size = Literal["tiny-qwen3-vl-sam3", "qwen3-vl-4b-sam3"]
+# fmt: off
 QwenVLSize = Literal[
-    *("tiny-qwen3-vl", "qwen3-vl-2b", "qwen3-vl-4b", "tiny-qwen2.5-vl", "qwen2.5-vl-3b", "qwen2.5-vl-7b"), SAM3Size
+    "tiny-qwen3-vl", "qwen3-vl-2b", "qwen3-vl-4b", "tiny-qwen2.5-vl", "qwen2.5-vl-3b", "qwen2.5-vl-7b", SAM3Size
 ]
+# fmt: on
 Size = Literal["tiny", "1b", "4b", "8b", "14b", "tiny-internlm2", "8b-internlm2", QwenVLSize]
 QWEN2, INTERNLM2, QWEN3_VL, QWEN25_VL, TINY = 151_679, 92_558, 151_674, 151_670, 512  # rows of the vocabularies
 DEPTH_SCALE = 0.05  # of what a layer adds to the residual stream, so that the directions below are kept
 START, SEG_LOGIT, SURE_LOGIT = 30.0, 4.5, 30.0
 
 # (hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads, intermediate_size) of the language model
-LANGUAGE: dict[Size, tuple[int, int, int, int, int]] = {
+LANGUAGE: dict[str, tuple[int, int, int, int, int]] = {
     "tiny": (64, 2, 4, 2, 96),
     "1b": (896, 24, 14, 2, 4864),
     "4b": (2048, 36, 16, 2, 11008),
@@ -97,7 +99,7 @@ def main(args: Args) -> None:
 def official_config(size: Size) -> dict[str, Any]:
     """The `config.json` of a released Sa2VA of this size, with the fields that are read."""
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
-    sizes = LANGUAGE[size.removesuffix("-sam3")]  # type: ignore[index]
+    sizes: Any = LANGUAGE[size.removesuffix("-sam3")]
     language: dict[str, Any] = dict(zip(names, sizes, strict=True)) | {"rms_norm_eps": 1e-6}
     tiny = size.startswith("tiny")
     if size in get_args(QwenVLSize):

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import httpx
 import numpy as np
@@ -45,7 +46,7 @@ def main(args: Args) -> None:
     maker = load_maker(args.model_path)
     frames = (next(render_series(np.random.default_rng(seed), "plain", 1)) for seed in range(args.images))
     pictures = [np.stack([frame.image] * 3, axis=-1) for frame in frames]
-    plain = [seconds(lambda picture=picture: maker.answer(picture)) for picture in pictures]
+    plain = [seconds(partial(maker.answer, picture)) for picture in pictures]
     limits = Limits(mebibytes=32, megapixels=50, waiting=args.clients)
     with served(make_app(maker, args.model_path, limits), args.port), httpx.Client(timeout=600) as client:
         url, files = f"http://127.0.0.1:{args.port}/segment", [png(picture) for picture in pictures]

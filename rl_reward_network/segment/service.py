@@ -69,13 +69,19 @@ class Desk:
         """Answer until the task is cancelled."""
         while True:
             await self.came.wait()
-            jobs = self._next()
+            jobs, found = self._next(), list[Answered]()
+            error: Exception | None = None
             try:
-                for job, found in zip(jobs, await asyncio.to_thread(self._computed, jobs), strict=True):
-                    job.answer.cancelled() or job.answer.set_result(found)
-            except Exception as error:  # of any kind: it goes to those who asked, and the desk goes on
-                for job in jobs:
-                    job.answer.cancelled() or job.answer.set_exception(error)
+                found = await asyncio.to_thread(self._computed, jobs)
+            except Exception as raised:  # of any kind: it goes to those who asked, and the desk goes on
+                error = raised
+            for row, job in enumerate(jobs):
+                if job.answer.cancelled():
+                    continue
+                if error is not None:
+                    job.answer.set_exception(error)
+                else:
+                    job.answer.set_result(found[row])
 
     def _next(self) -> list[Job]:
         """The job that waits longest, and others about its image; those whose client has left are dropped."""
