@@ -1,5 +1,6 @@
 """The shell files, with a `python` that only notes how it is called: what runs, in which order, and what is refused."""
 
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from scripts import real_table
 from tests.conftest import STAMP, stamp_line
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -239,8 +241,57 @@ def test_gpus_and_processes_that_make_no_sense_are_refused_in_one_line(
     assert message in done.stderr
 
 
+REAL = ("supervised", "side_network", "mean_teacher", "grpo")
+
+
+def write_real_run(run: Path, gain: float) -> None:
+    (run / "evaluation").mkdir(parents=True)
+    estimate = {"mean": 0.5, "low": 0.4, "high": 0.6, "groups": 30}
+    dice = {"metric": "dice", "before": estimate, "after": estimate, "gain": estimate | {"mean": gain}}
+    config = {"Sa2VA": "Sa2VA-4B", "data": "annotated images, 9 images", "training: minutes": "12.5"}
+    report = {"rows": [{"metric": "iou"}, dice | {"verdict": "better"}], "config": config}
+    (run / "evaluation" / "eval.json").write_text(json.dumps(report))
+    (run / "cost.json").write_text('{"peak_memory_gib": 7.25}')
+    for name in ("evaluation/eval.csv", "evaluation/report.html", "metrics.jsonl", "timings.jsonl", "done.json"):
+        (run / name).write_text(name)
+
+
+def test_a_run_on_real_data_trains_what_is_missing_and_shares_numbers_alone(called: Called, tmp_path: Path) -> None:
+    (tmp_path / "vessels").mkdir()
+    place = tmp_path / "outputs" / "real_Sa2VA-4B_vessels_quick"
+    for number, name in enumerate(REAL):
+        write_real_run(place / name, number / 10)
+    (place / "grpo" / "done.json").unlink()
+    (place / "grpo" / "config.json").write_text("{}")
+    done, calls = called("run_real.sh", "owner/Sa2VA-4B", "vessels", "quick", SEED="3")
+    assert done.returncode == 0, done.stderr
+    assert modules(calls) == ["doctor", "env", "merge", "grpo", "scripts.real_table"]
+    words = calls[3]["words"]
+    assert "grpo quick --data_root vessels" in words
+    assert "--seed 3" in words
+    assert words.endswith("side_network/merged --loop2_iou_weight 1 --resume")
+    shared = {str(path.relative_to(place / "share")) for path in (place / "share").rglob("*") if path.is_file()}
+    files = ("eval.json", "eval.csv", "metrics.jsonl", "timings.jsonl", "cost.json")
+    assert shared == {"versions.txt", *(f"{name}/{file}" for name in REAL for file in files)}
+    real_table.main(place / "share")
+    table = (place / "share" / "README.md").read_text()
+    row = "| side network, then mean teacher | 0.500 [0.400, 0.600] | 0.500 [0.400, 0.600] | +0.200 [+0.400, +0.600] |"
+    assert f"{row} better | 12.5 | 7.2 |" in table
+    assert "Sa2VA-4B on annotated images, 9 images" in table
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(("model",), "bash run_real.sh MODEL DATA"), (("model", "nowhere"), "nowhere: no such folder; give a folder")],
+)
+def test_a_run_on_real_data_without_data_is_refused(called: Called, words: tuple[str, ...], message: str) -> None:
+    done, calls = called("run_real.sh", *words)
+    assert (done.returncode, calls) == (2, [])
+    assert message in done.stdout + done.stderr
+
+
 def test_they_can_be_started_as_programs() -> None:
-    for file in (*COMMANDS, "run_tests.sh"):
+    for file in (*COMMANDS, "run_real.sh", "run_tests.sh"):
         listed = subprocess.run(["git", "ls-files", "-s", file], cwd=ROOT, capture_output=True, text=True).stdout
         if not listed:
             pytest.skip("not a git checkout, which keeps the mode")
