@@ -156,14 +156,15 @@ def segment_all(args: Args, targets: "Mapping[Path, Sequence[Target]]", load: Ca
     """Segment the images of this share that are not finished yet; the last share writes the results of all."""
     from rl_reward_network.data.images import load_image
     from rl_reward_network.inputs.loading import check_readable
-    from rl_reward_network.segment.maker import NO_MASK
+    from rl_reward_network.segment.maker import NO_MASK, what_is
     from rl_reward_network.segment.results import write_results
     from rl_reward_network.segment.shares import Record, own_share, settings_of
 
     share, images = own_share(args.shard), list(targets)
     folder = next(iter(targets.values()))[0].mask.parent
     flags = replace(args, images=(), output=None, device=None, shard=None, format="png")
-    record = Record(folder, settings_of(flags, args.model_path, args.policy, args.reward_net, args.classes), share)
+    model = what_is(args.model_path).path if args.model_path else None  # its folder, in that of a run
+    record = Record(folder, settings_of(flags, model, args.policy, args.reward_net, args.classes), share)
     earlier = record.finished(targets)
     todo = [image for image in images[share.number - 1 :: share.of] if image not in earlier]
     if earlier:
@@ -174,15 +175,13 @@ def segment_all(args: Args, targets: "Mapping[Path, Sequence[Target]]", load: Ca
         for image in tqdm(todo, "segmenting", unit="image", disable=len(images) == 1):
             record.add(image, segment(targets[image]))
     finished = record.finished(targets)
-    if len(finished) < len(images):
-        missing = f"{len(images) - len(finished)} of other shares are not finished yet"
-        print(
-            f"share {share}: {len(todo)} images; {missing if record.folder.exists() else 'another wrote the results'}"
-        )
+    if missing := len(images) - len(finished):
+        print(f"share {share}: {len(todo)} images; {missing} of other shares are not finished yet")
         return
     results = [result for image in images for result in finished[image]]
     write_results(results, args.format)
-    record.remove()
+    if share.of == 1:  # other shares may still look
+        record.remove()
     if len(results) == 1:
         show_image(results[0])
     else:

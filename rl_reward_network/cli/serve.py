@@ -36,6 +36,9 @@ class Args:
     """A run of step 2 whose policy chooses the prompt of each image."""
     reward_net: Path | None = None
     """Reward network that predicts how good the masks are; by default the policy's own."""
+    bit_depth: int | None = None
+    """Bits of a grey image above 8 bit, 8 to 16. With a policy, the grey window of its data is used; without either,
+    percentiles of the image."""
     host: str = "127.0.0.1"
     """Address to listen at; by default this computer alone. 0.0.0.0 is every network, and needs a token."""
     port: int = 8000
@@ -66,7 +69,7 @@ def main(args: Args) -> None:
     from rl_reward_network.segment.maker import load_maker
     from rl_reward_network.segment.service import Limits, make_app
 
-    options = {"reward_net": args.reward_net, "device": args.device, "dtype": args.dtype}
+    options = {name: getattr(args, name) for name in ("reward_net", "device", "dtype", "bit_depth")}
     maker = load_maker(args.model_path, args.prompt, args.policy, **options)
     name = Path(args.model_path or DEFAULT_MODEL).name
     limits = Limits(args.max_mebibytes, args.max_megapixels, args.max_waiting)

@@ -26,6 +26,7 @@ from rl_reward_network.data.masks import MaskParts, load_mask, parse_polygon, pa
 
 ASK, ASK_SENTENCE = "Please segment {} in this image.", "{} Please respond with segmentation mask."
 IGNORE = 255  # in ReasonSeg's masks: pixels that count for nothing
+BESIDE = ("images", "train2014", "coco2014/train2014", "coco/train2014")
 SPLITS = ("val", "test")  # of several in a file, those whose names begin so
 Truth = np.ndarray  # uint8 (H, W): 0, 1, and IGNORE
 
@@ -70,27 +71,37 @@ def read_questions(path: Path) -> list[Question]:
 
 
 def _refcoco(folder: Path) -> Iterator[Question]:
-    instances = read_json(folder / "instances.json")
+    instances, file = read_json(folder / "instances.json"), _sentences(folder)
     images = {image["id"]: image["file_name"] for image in instances["images"]}
     outlines = {one["id"]: one for one in instances["annotations"]}
-    files = [*sorted(folder.glob("refs(*).p")), *sorted(folder.glob("grefs(*).*"))]
-    refs = [ref for file in files for ref in (read_json(file) if file.suffix == ".json" else unpickled(file))]
+    refs = read_json(file) if file.suffix == ".json" else unpickled(file)
     if held := [ref for ref in refs if str(ref.get("split")).startswith(SPLITS)]:
         refs = held  # a set without such a split is one of the user's own
-    places = _places(folder)
     for ref in refs:
         ids = ref["ann_id"] if isinstance(ref["ann_id"], list) else [ref["ann_id"]]
+        if unknown := [number for number in ids if number != -1 and number not in outlines]:
+            raise ValueError(f"{file}: object {unknown[0]} is not in instances.json; they belong to two sets")
         own = [outlines[number] for number in ids if number != -1]
-        name = images[ref["image_id"]]
+        image = _place(folder, images[ref["image_id"]])
         for sentence in ref["sentences"]:
-            yield Question(places.get(name, folder / "images" / name), ASK.format(sentence["sent"]), _union(own))
+            yield Question(image, ASK.format(sentence["sent"]), _union(own))
 
 
-def _places(folder: Path) -> dict[str, Path]:
-    """Images by name, below the folder or beside it, as in COCO's train2014."""
-    beside = [folder.parent / "images", folder.parent / "train2014", folder.parent / "coco2014" / "train2014"]
-    found = [file for place in (folder, *beside) if place.is_dir() for file in place.rglob("*")]
-    return {file.name: file for file in found if file.suffix.lower() in IMAGE_SUFFIXES}
+def _sentences(folder: Path) -> Path:
+    """The file of sentences; of several, which split the images in different ways, that which papers use."""
+    files = [*folder.glob("refs(*).p"), *folder.glob("grefs(*).json"), *folder.glob("grefs(*).p")]
+    for known in ("refs(unc).p", "refs(umd).p", "grefs(unc).json", "grefs(unc).p"):
+        if folder / known in files:
+            return folder / known
+    if len(files) != 1:
+        raise ValueError(f"{folder}: {len(files)} files like refs(*).p or grefs(*).json, expected one; leave one there")
+    return files[0]
+
+
+def _place(folder: Path, name: str) -> Path:
+    """An image of the set: in its folder, or beside it, as COCO's train2014; the first place where there is none."""
+    beside = (folder / "images", folder, folder / "train2014", *(folder.parent / place for place in BESIDE))
+    return next((place / name for place in beside if (place / name).is_file()), beside[0] / name)
 
 
 def _union(annotations: Sequence[dict[str, Any]]) -> Callable[[np.ndarray], Truth]:
@@ -125,15 +136,13 @@ def unpickled(file: Path) -> Any:
 
 
 def _reasonseg(folder: Path) -> Iterator[Question]:
-    for file in sorted(folder.glob("*.json")) if folder.is_dir() else []:
-        image = next((file.with_suffix(end) for end in IMAGE_SUFFIXES if file.with_suffix(end).exists()), None)
-        if image is None:
-            continue
+    images = {file.stem: file for file in sorted(folder.glob("*")) if file.suffix.lower() in IMAGE_SUFFIXES}
+    for file in sorted(folder.glob("*.json")):
         content = _read(file)
         if not isinstance(content, dict) or not {"shapes", "text", "is_sentence"} <= content.keys():
             raise ValueError(f"{file}: expected the fields shapes, text and is_sentence of ReasonSeg; correct it there")
         text = (ASK_SENTENCE if content["is_sentence"] else ASK).format(content["text"][0])
-        yield Question(image, text, _shapes(content["shapes"]))
+        yield Question(images.get(file.stem, file.with_suffix(".jpg")), text, _shapes(content["shapes"]))
 
 
 def _read(file: Path) -> Any:

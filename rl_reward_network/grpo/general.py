@@ -59,7 +59,7 @@ def run_general_evaluation(
     if not masks:
         raise ValueError(f"{paths[0]}: no question has a mask; give some that have, which the verdict is about")
     saved = config["inputs"]
-    prompts = [item_of(question) for question in masks]
+    prompts = [item_of(question, number) for number, question in enumerate(masks)]
     if items is not None:
         of_prompt = dict(zip((prompt.sample_id for prompt in prompts), masks, strict=True))
         prompts = subsample(prompts, items, saved["seed"])
@@ -109,9 +109,9 @@ def run_general_evaluation(
     return result, write_before_after(folder, result)
 
 
-def item_of(question: Question) -> TrainingItem:
-    """A question for a mask as an item that is measured; the ignored pixels are in its mask."""
-    image, key = pseudonym("image", str(question.image)), pseudonym("question", str(question.image), question.text)
+def item_of(question: Question, number: int) -> TrainingItem:
+    """A question for a mask, one of several in equal words, as an item that is measured, without ignored pixels."""
+    image, key = pseudonym("image", str(question.image)), pseudonym("question", str(question.image), str(number))
 
     def load() -> tuple[np.ndarray, np.ndarray]:
         pixels, truth = question.load()
@@ -145,6 +145,12 @@ def totals_of(questions: Sequence[Question], measured: Measured) -> dict[str, fl
 
 
 def _said(model: Any, processor: Any, questions: Sequence[Question]) -> list[str]:
-    asked = [(load_image(one.image), f"{IMAGE_PLACEHOLDER}{one.text}") for one in questions]
-    how = {"processor": processor, "max_new_tokens": LONGEST}
-    return [model.predict_forward(image=image, text=text, **how)["prediction"] for image, text in asked]
+    texts = []
+    for one in questions:
+        text = one.text if IMAGE_PLACEHOLDER in one.text else f"{IMAGE_PLACEHOLDER}{one.text}"
+        how = {"image": load_image(one.image), "text": text, "processor": processor, "max_new_tokens": LONGEST}
+        said = model.predict_forward(**how)["prediction"]
+        for end in (*processor.template.stop_words, processor.tokenizer.eos_token):
+            said = said.removesuffix(end).strip()
+        texts.append(said)
+    return texts

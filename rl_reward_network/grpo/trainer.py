@@ -591,9 +591,13 @@ class StepCallback(TrainerCallback):
         self.trainer.start_time = work_seconds()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Choose the resolution of the side network."""
-        if (side := self.trainer.sa2va.side_network) is not None:
-            side.coarse = state.global_step < self.trainer.coarse_steps
+        """Choose the resolution of the side network; the first step is whole, so that memory lacks there or nowhere."""
+        trainer, side = self.trainer, self.trainer.sa2va.side_network
+        if side is None:
+            return
+        side.coarse = 0 < state.global_step < trainer.coarse_steps
+        if side.coarse and args.max_minutes is not None:
+            side.coarse = not any_rank(trainer.accelerator, trainer.seconds > COARSE_SHARE * 60 * args.max_minutes)
 
     def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Refuse a gradient that is not finite, which a finite loss can have; record the tensors with a gradient."""

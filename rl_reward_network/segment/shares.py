@@ -2,7 +2,7 @@
 
 Each share writes a line for each image that it has finished, into a file of its own in a hidden folder of the masks'
 folder. All processes read all files: an image is segmented once, also if it was finished by a share of another number.
-The folder goes when the last of them writes the results of all.
+A line counts as long as its image and its masks are the files that they were.
 """
 
 import hashlib
@@ -16,11 +16,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rl_reward_network import __version__
 from rl_reward_network.segment.files import Target
 from rl_reward_network.segment.maker import Predicted
 from rl_reward_network.segment.results import Segmented
 
 FOLDER = ".segment_"  # begins the name of the hidden folder; the digest of the settings follows
+MODEL_SUFFIXES = (".safetensors", ".zip")
+MODEL_FILES = ("config.json", "deployed.json", "method.json")
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class Record:
     def add(self, image: Path, results: Sequence[Segmented]) -> None:
         """Write the line of an image whose masks are written."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        rows = [{name: value for name, value in asdict(one).items() if name != "target"} for one in results]
+        rows = [{**asdict(one), "target": key_of(one.target.mask)} for one in results]
         with self.file.open("a", encoding="utf-8") as file:
             file.write("\n" + json.dumps([key_of(image), rows]) + "\n")  # the line before may have been cut
 
@@ -69,29 +72,32 @@ class Record:
         rows: dict[str, list[dict[str, Any]]] = {}
         for file in sorted(self.folder.glob("*.jsonl")):
             rows |= dict(_lines(file))
-        keys = {image: key_of(image) for image in images} if rows else {}
-        return {
-            image: [_segmented(target, row) for target, row in zip(images[image], rows[key], strict=True)]
-            for image, key in keys.items()
-            if key in rows
-        }
+        found: dict[Path, list[Segmented]] = {}
+        for image, targets in images.items() if rows else ():
+            own = rows.get(key_of(image), [])
+            if own and [row["target"] for row in own] == [key_of(target.mask) for target in targets]:
+                found[image] = [_segmented(target, row) for target, row in zip(targets, own, strict=True)]
+        return found
 
     def remove(self) -> None:
-        """Remove all lines, of all shares; another process may do so at the same time."""
+        """Remove all lines, of all shares."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def key_of(image: Path) -> str:
-    """The place, size in bytes and time of an image file: what changes when it is replaced."""
-    there = image.stat()
-    return f"{image.resolve()} {there.st_size} {there.st_mtime_ns}"
+def key_of(file: Path) -> str:
+    """The place, size in bytes and time of a file, which change when it is replaced; the place where there is none."""
+    if not file.exists():
+        return str(file.absolute())
+    there = file.stat()
+    return f"{file.resolve()} {there.st_size} {there.st_mtime_ns}"
 
 
-def settings_of(args: Any, *files: Path | str | None) -> str:
-    """Text of flags, and of the files in a model's folders, by which a run that goes on is known."""
-    places = [Path(file) for file in files if file is not None and Path(file).exists()]
-    inside = [file for place in places for file in ([place] if place.is_file() else sorted(place.rglob("*")))]
-    return "\n".join([str(args), *(key_of(file) for file in inside if file.is_file())])
+def settings_of(args: Any, *places: Path | str | None) -> str:
+    """Text of flags and of files or models' folders, by which a run that goes on is known."""
+    found = [Path(place) for place in places if place is not None and Path(place).exists()]
+    inside = [file for place in found for file in ([place] if place.is_file() else sorted(place.rglob("*")))]
+    kept = [file for file in inside if file in found or file.name in MODEL_FILES or file.suffix in MODEL_SUFFIXES]
+    return "\n".join([__version__, str(args), *map(key_of, kept)])
 
 
 def _lines(file: Path) -> Iterator[tuple[str, list[dict[str, Any]]]]:
@@ -108,4 +114,4 @@ def _lines(file: Path) -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 def _segmented(target: Target, row: Mapping[str, Any]) -> Segmented:
     predicted = None if row["predicted"] is None else Predicted(*row["predicted"])
-    return Segmented(target, **{**row, "size": tuple(row["size"]), "predicted": predicted})
+    return Segmented(**{**row, "target": target, "size": tuple(row["size"]), "predicted": predicted})

@@ -63,8 +63,23 @@ def test_grefcoco_has_several_objects_or_none(tmp_path):
     assert none.load()[1].sum() == 0
 
 
+def test_of_several_splits_that_of_the_papers_is_read_and_others_are_refused(tmp_path):
+    folder = write_refcoco(tmp_path, [ref(1, "left one")])
+    (folder / "refs(google).p").write_bytes(pickle.dumps([ref(1, "twice"), ref(2, "of train")]))
+    assert [question.text for question in read_questions(folder)] == ["Please segment left one in this image."]
+    (folder / "refs(unc).p").rename(folder / "refs(own).p")
+    with pytest.raises(ValueError, match=r"2 files like .*expected one"):
+        read_questions(folder)
+    (folder / "refs(google).p").write_bytes(pickle.dumps([ref(9, "of another set")]))
+    (folder / "refs(own).p").unlink()
+    with pytest.raises(ValueError, match=r"object 9 is not in instances\.json"):
+        read_questions(folder)
+
+
 def test_images_may_lie_beside_the_folder_and_a_missing_one_is_named(tmp_path):
     folder = write_refcoco(tmp_path / "ref_seg" / "refcoco", [ref(1, "one")])
+    write_images(folder / "masks", "a.jpg")
+    assert read_questions(folder)[0].image == folder / "images" / "a.jpg", "not any file of that name"
     (folder / "images" / "a.jpg").rename(write_images(tmp_path / "ref_seg" / "train2014") / "a.jpg")
     assert read_questions(folder)[0].image == tmp_path / "ref_seg" / "train2014" / "a.jpg"
     (tmp_path / "ref_seg" / "train2014" / "a.jpg").unlink()
@@ -107,6 +122,11 @@ def test_reasonseg_paints_the_largest_first_with_its_line_and_knows_ignored_pixe
     assert (truth == 1).sum() == 11 * 11 - 16, "points are cut to whole numbers, and the line belongs to it"
     assert (truth == IGNORE).sum() == 16
     assert not truth[30:].any()
+    (tmp_path / "a.jpg").rename(tmp_path / "a.JPG")
+    assert len(read_questions(tmp_path)) == 2
+    (tmp_path / "b.jpg").unlink()
+    with pytest.raises(ValueError, match=r"b\.jpg: no such image"):
+        read_questions(tmp_path)
 
 
 def test_questions_of_ones_own_may_have_a_file_an_rle_no_object_or_a_text(tmp_path):

@@ -43,7 +43,8 @@ def test_masks_are_scored_as_lisa_and_grefcoco_do(asked):
 
 
 def test_items_have_their_image_as_group_and_no_ignored_pixels(asked):
-    first, second = map(item_of, asked[:2])
+    first, second = (item_of(one, number) for number, one in enumerate(asked[:2]))
+    assert first.sample_id != second.sample_id, "though they ask in equal words"
     assert first.group_id == second.group_id
     assert first.load()[1].sum() == 3
     assert str(asked[0].image) not in first.group_id

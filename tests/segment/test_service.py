@@ -1,21 +1,29 @@
 """The HTTP service: masks of `segment`, none lost among many clients, and refusals that show nothing of the inside."""
 
+import asyncio
 import base64
 import io
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 from pycocotools import mask as coco
 
+from benchmarks.service import served
+from rl_reward_network.bit_depth import GreyWindow
 from rl_reward_network.cli import serve
+from rl_reward_network.data.images import as_image
 from rl_reward_network.segment import maker as maker_file
+from rl_reward_network.segment import service
 from rl_reward_network.segment.maker import MaskMaker, load_maker
 from rl_reward_network.segment.service import Limits, make_app
 from tests.conftest import tube_image
@@ -39,6 +47,12 @@ def png(seed: int = 0, size: int = 48) -> bytes:
     file = io.BytesIO()
     Image.fromarray(tube_image(size, seed)[0]).save(file, "PNG")
     return file.getvalue()
+
+
+def free_port() -> int:
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        return int(made.getsockname()[1])
 
 
 def ask(client: TestClient, content: bytes | None = None, **words: Any) -> Any:
@@ -78,7 +92,9 @@ def test_many_clients_get_their_own_answers(client, maker, monkeypatch):
     ("content", "words", "code", "message"),
     [
         (b"no picture", {}, 400, "image: not a picture that can be read"),
-        (png()[:-300], {}, 400, "damaged"),
+        (png()[:-300], {}, 400, "not a picture that can be read"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", {}, 400, "not a picture that can be read"),
+        (None, {"prompt": "x" * 1001}, 422, "at most 1000"),
         (png(size=128), {}, 400, "image: 128 x 128 pixels, at most 0.01 megapixels"),
         (b"x" * 2**20, {}, 413, "more than 1 MiB"),
         (None, {"threshold": 2}, 422, "less than 1"),
@@ -127,6 +143,54 @@ def test_too_many_that_wait_are_sent_away(maker, monkeypatch):
         assert [one.result().status_code for one in (first, second)] == [200, 200]
 
 
+def test_a_client_that_leaves_gives_its_place_back(maker, monkeypatch):
+    begun, go_on, real = threading.Event(), threading.Event(), MaskMaker.answer
+
+    def slow(*args: Any, **words: Any) -> Any:
+        begun.set()
+        assert go_on.wait(30)
+        return real(*args, **words)
+
+    monkeypatch.setattr(MaskMaker, "answer", slow)
+    monkeypatch.setattr(service, "LOOK", 0.01)
+    port = free_port()
+    with served(make_app(maker, "nano", replace(LIMITS, waiting=1)), port), ThreadPoolExecutor(1) as pool:
+        url = f"http://127.0.0.1:{port}"
+        first = pool.submit(httpx.post, f"{url}/segment", files={"image": png(0)}, timeout=60)
+        assert begun.wait(30)
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{url}/segment", files={"image": png(1)}, timeout=0.5)
+        late = time.monotonic() + 10
+        while waiting := httpx.get(f"{url}/health").json()["waiting"]:
+            assert time.monotonic() < late
+        go_on.set()
+        assert waiting == 0
+        assert first.result().status_code == 200
+
+
+def test_one_bad_prompt_spoils_no_other_and_grey_has_the_models_window(maker, monkeypatch):
+    limits, jobs = replace(LIMITS, waiting=8), []
+
+    async def answered() -> list[Any]:
+        desk = service.Desk(replace(maker, grey=GreyWindow(0, 4095)), limits)
+        jobs.extend(service.Job(deep, prompt, 0.5, "rle") for prompt in (PROMPT, "<image> segment <image> it."))
+        return desk._computed(jobs)
+
+    grey = np.random.default_rng(0).integers(0, 4096, (40, 50)).astype(np.uint16)
+    file = io.BytesIO()
+    Image.fromarray(grey).save(file, "PNG")
+    deep = file.getvalue()
+    good, bad = asyncio.run(answered())
+    assert isinstance(bad, ValueError)
+    expected = maker.answer(as_image(grey, GreyWindow(0, 4095)), PROMPT)
+    assert np.array_equal(coco.decode(good["mask"]).astype(bool), expected.mask)
+
+
+def test_a_body_of_unknown_length_and_two_images_in_words_are_refused(client):
+    assert client.post("/segment", content=iter([b"x"])).status_code == 411
+    assert ask(client, prompt="<image> and <image>").status_code == 400
+
+
 def test_a_token_is_asked_of_all_but_health(maker):
     with TestClient(make_app(maker, "nano", LIMITS, token="geheim")) as client:
         assert ask(client).status_code == 401
@@ -135,6 +199,7 @@ def test_a_token_is_asked_of_all_but_health(maker):
         client.headers["Authorization"] = "Bearer geheim"
         assert ask(client).status_code == 200
         assert client.get("/health", headers={"Authorization": ""}).json()["status"] == "ok"
+        assert client.get("/docs").status_code == client.get("/openapi.json").status_code == 404
 
 
 def test_other_computers_need_a_token_and_a_missing_package_is_named(monkeypatch):

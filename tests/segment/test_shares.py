@@ -50,7 +50,7 @@ def test_shares_are_those_of_the_flag_or_of_torchrun(monkeypatch):
 
 
 @pytest.mark.parametrize("classes", [False, True])
-def test_two_shares_write_what_one_process_writes(images, tmp_path, capsys, classes):
+def test_two_shares_write_what_one_process_writes(images, tmp_path, capsys, monkeypatch, classes):
     flags: dict[str, Any] = {"format": "coco"}
     if classes:
         named = [
@@ -64,7 +64,10 @@ def test_two_shares_write_what_one_process_writes(images, tmp_path, capsys, clas
     assert "results.csv" not in contents(tmp_path / "two")
     run(images, tmp_path / "two", shard="1/2", **flags)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
-    assert not list((tmp_path / "two").glob(f"{shares.FOLDER}*"))
+    assert not list((tmp_path / "one").glob(f"{shares.FOLDER}*"))
+    monkeypatch.setattr(maker, "load_maker", lambda *_, **__: pytest.fail("all is finished"))
+    run(images, tmp_path / "two", shard="2/2", **flags)
+    assert "6 of 6 images are finished already" in capsys.readouterr().out
 
 
 def test_an_interrupted_run_goes_on_and_other_settings_or_images_do_not_count(images, tmp_path, capsys, monkeypatch):
@@ -93,6 +96,32 @@ def test_an_interrupted_run_goes_on_and_other_settings_or_images_do_not_count(im
     monkeypatch.setattr(maker.MaskMaker, "answer", real)
     run(images, tmp_path / "again")
     assert contents(tmp_path / "out") == contents(tmp_path / "again")
+
+
+def test_a_mask_that_was_replaced_or_deleted_is_made_anew(images, tmp_path, capsys):
+    run(images, tmp_path / "out", shard="1/2")
+    run(images, tmp_path / "out", threshold=0.05)  # in the same place, and to the end
+    capsys.readouterr()
+    run(images, tmp_path / "out", shard="1/2")
+    assert "finished already" not in capsys.readouterr().out
+    first = tmp_path / "out" / "0_mask.png"
+    first.unlink()
+    run(images, tmp_path / "out", shard="1/2")
+    assert "2 of 6 images are finished already" in capsys.readouterr().out
+    assert first.exists()
+    run(images, tmp_path / "out", shard="2/2")
+    run(images, tmp_path / "one")
+    assert contents(tmp_path / "out") == contents(tmp_path / "one")
+
+
+def test_masks_inside_a_models_folder_do_not_change_the_model(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    before = shares.settings_of("flags", tmp_path)
+    (tmp_path / "masks").mkdir()
+    (tmp_path / "masks" / "a_mask.png").write_bytes(b"x")
+    assert shares.settings_of("flags", tmp_path) == before
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    assert shares.settings_of("flags", tmp_path) != before
 
 
 def test_processes_of_torchrun_share_and_a_killed_one_loses_nothing(images, tmp_path):

@@ -240,9 +240,10 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
     def add_side_network(self, config: SideNetworkConfig) -> None:
         """Put an untrained side network beside SAM 2, in float32; a ValueError where there is one of other sizes.
 
-        One that is there keeps its `candidate`.
+        One that is there keeps its `candidate`, and where its weights come from.
         """
-        if self.config.side is not None and self.config.side != replace(config, candidate=self.config.side.candidate):
+        side = self.config.side
+        if side is not None and side != replace(config, candidate=side.candidate, from_seg=side.from_seg):
             raise ValueError(
                 f"side_network: the model has one of {self.config.side}; leave out --side_network, or give "
                 f"--side_pixels {self.config.side.pixels}"

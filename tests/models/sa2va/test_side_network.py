@@ -119,8 +119,8 @@ def test_a_named_candidate_is_refined_whatever_its_predicted_iou(tiny_model: Any
     assert torch.equal(decoded.iou_scores, decoded.candidate_scores[:, 2])
     upsampled = F.interpolate(decoded.candidates[:, 2, None], size=(128, 128), mode="bilinear")[:, 0]
     assert torch.equal(decoded.mask_logits, upsampled), "the last layer starts at 0"
-    model.add_side_network(SMALL)
-    assert model.config.side.candidate == 2, "one that is there keeps it"
+    model.add_side_network(replace(SMALL, candidate=1, from_seg=True))
+    assert (model.config.side.candidate, model.config.side.from_seg) == (2, False), "one that is there keeps them"
 
 
 def test_it_is_saved_and_loaded_with_the_model(refined: Any, tiny_processor: Any, tmp_path: Path) -> None:
