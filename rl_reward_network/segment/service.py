@@ -139,7 +139,7 @@ def make_app(maker: Maker, name: str, limits: Limits, token: str | None = None) 
         yield
         task.cancel()
 
-    closed = {} if token is None else {"docs_url": None, "redoc_url": None, "openapi_url": None}
+    closed: dict[str, Any] = {} if token is None else {"docs_url": None, "redoc_url": None, "openapi_url": None}
     app = FastAPI(title="sa2va-rl", version=__version__, lifespan=lifespan, **closed)
 
     app.add_middleware(Entrance, desk=desk, token=token)

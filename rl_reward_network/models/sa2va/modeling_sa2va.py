@@ -245,8 +245,8 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
         side = self.config.side
         if side is not None and side != replace(config, candidate=side.candidate, from_seg=side.from_seg):
             raise ValueError(
-                f"side_network: the model has one of {self.config.side}; leave out --side_network, or give "
-                f"--side_pixels {self.config.side.pixels}"
+                f"side_network: the model has one of {side}; leave out --side_network, or give "
+                f"--side_pixels {side.pixels}"
             )
         if self.side_network is None:
             self.config.side_network = json.loads(json.dumps(asdict(config)))  # as it is read back
