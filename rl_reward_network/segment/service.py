@@ -163,6 +163,8 @@ def make_app(maker: Maker, name: str, limits: Limits, token: str | None = None) 
         if (prompt or "").count(IMAGE_PLACEHOLDER) > 1:
             raise HTTPException(400, f"prompt: holds {IMAGE_PLACEHOLDER} more than once, and there is one image")
         job = Job(await image.read(), prompt or None, threshold, mask)
+        if desk.full:  # by others that were read at the same time
+            raise HTTPException(503, f"{limits.waiting} requests wait; try again later", {"Retry-After": "1"})
         desk.waiting.append(job)
         desk.came.set()
         while not job.answer.done():
