@@ -164,14 +164,17 @@ class Sa2VAGRPOTrainer(Trainer):
         """Freeze the tensors that no enabled loss gives a gradient to, and return their names.
 
         They are found by one backward pass per prompt, one after the other: a trial must not take more memory than
-        training. Rank 0 decides for all. If the head of one of SAM 2's candidates is reached, all of them train.
+        training. Rank 0 decides for all. If the head of one of SAM 2's candidates is reached, all of them train, unless
+        a side network refines a fixed one.
         """
         self.sa2va.train()
         if self.args.activation_checkpointing:  # the Trainer turns it on only when training begins
             self.policy.activation_checkpointing_enable()
         losses = (self._trial_loss(prompt) for prompt in prompts)
         unreached = from_first_rank(self.accelerator, lambda: unreached_parameters(self.sa2va, losses))
-        names = unreached_of_candidates(unreached, trainable_tensors(self.sa2va).keys() - set(unreached))
+        side, reached = self.sa2va.side_network, trainable_tensors(self.sa2va).keys() - set(unreached)
+        fixed = side is not None and side.config.candidate is not None
+        names = unreached if fixed else unreached_of_candidates(unreached, reached)
         for name in names:
             self.sa2va.get_parameter(name).requires_grad_(False)
         return names

@@ -63,6 +63,15 @@ def test_a_run_moves_what_trains_and_keeps_its_reference(tmp_path: Path) -> None
             assert not torch.equal(old, after)
 
 
+@pytest.mark.parametrize("candidate", [None, 1])
+def test_heads_of_candidates_that_no_mask_comes_from_are_frozen(tmp_path: Path, candidate: int | None) -> None:
+    trainer = make_trainer(tmp_path, objective="supervised", per_device_train_batch_size=4)
+    trainer.sa2va.add_side_network(SideNetworkConfig(pixels=128, candidate=candidate))
+    frozen = trainer.freeze_unreached(regions()[:2])
+    heads = [any(f"output_hypernetworks_mlps.{head}." in name for name in frozen) for head in range(4)]
+    assert heads == [True, False, candidate == 1, candidate == 1], "0 is the mask that Sa2VA never uses"
+
+
 def test_names_are_learned_on_half_the_resolution_first(tmp_path: Path) -> None:
     named = [replace(prompt, caption="", name="circle") for prompt in regions()]
     settings = {"objective": "supervised", "max_steps": 5, "warmup_steps": 0, "per_device_train_batch_size": 4}
