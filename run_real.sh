@@ -44,6 +44,6 @@ train() {  # $1: name of the run; then flags of sa2va-rl grpo
   [[ -e "$merged" ]] || run_command merge --model_path "$place/side_network/final_model" --output "$merged"
   train mean_teacher --model_path "$merged" --objective mean_teacher
   train grpo --model_path "$merged" --loop2_iou_weight 1
-  run_module scripts.real_table "$share"
+  run_module scripts.gains "$share"
 } 2>&1 | tee -ia "$place/log.txt"
 echo "to share: $share"

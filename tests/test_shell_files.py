@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from scripts import real_table
+from scripts import gains
 from tests.conftest import STAMP, stamp_line
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -265,7 +265,7 @@ def test_a_run_on_real_data_trains_what_is_missing_and_shares_numbers_alone(call
     (place / "grpo" / "config.json").write_text("{}")
     done, calls = called("run_real.sh", "owner/Sa2VA-4B", "vessels", "quick", SEED="3")
     assert done.returncode == 0, done.stderr
-    assert modules(calls) == ["doctor", "env", "merge", "grpo", "scripts.real_table"]
+    assert modules(calls) == ["doctor", "env", "merge", "grpo", "scripts.gains"]
     words = calls[3]["words"]
     assert "grpo quick --data_root vessels" in words
     assert "--seed 3" in words
@@ -273,7 +273,7 @@ def test_a_run_on_real_data_trains_what_is_missing_and_shares_numbers_alone(call
     shared = {str(path.relative_to(place / "share")) for path in (place / "share").rglob("*") if path.is_file()}
     files = ("eval.json", "eval.csv", "metrics.jsonl", "timings.jsonl", "cost.json")
     assert shared == {"versions.txt", *(f"{name}/{file}" for name in REAL for file in files)}
-    real_table.main(place / "share")
+    gains.main(place / "share")
     table = (place / "share" / "README.md").read_text()
     row = "| side network, then mean teacher | 0.500 [0.400, 0.600] | 0.500 [0.400, 0.600] | +0.200 [+0.400, +0.600] |"
     assert f"{row} better | 12.5 | 7.2 |" in table

@@ -311,7 +311,7 @@ def model() -> Sa2VAForConditionalGeneration:
 def said(model: Any, questions: int = 1, **other: Any) -> list[str]:
     args = SimpleNamespace(**{**STEP, **other})
     prompts = {"prompts": list(range(4 * questions)), "taken_together": [list(range(questions))] * 4}
-    facts = {"sa2va": model, "args": args, "ema": None, "planned_steps": 1, **prompts}
+    facts = {"sa2va": model, "args": args, "ema": None, "planned_steps": 1, "coarse_steps": 0, **prompts}
     lines = startup_lines(SimpleNamespace(**facts), [], None)  # type: ignore[arg-type]
     return [line for line in lines if line.startswith(("each step", "parameters", "not trained"))]
 
