@@ -6,7 +6,8 @@
     SA2VA_SERVE_TOKEN=... sa2va-rl serve --model_path outputs/RUN --host 0.0.0.0     # for other computers
 
 The answer is JSON: mask (a PNG in base64, or with -F mask=rle COCO's RLE), text, share, confidence, predicted_dice. The
-page /docs tries it in a browser; /health says that it lives, and how many requests wait. Nothing is stored.
+page /docs tries it in a browser where no token is asked; /health says that it lives, and how many requests wait.
+Nothing is stored.
 """
 
 import os

@@ -19,7 +19,7 @@ from rl_reward_network.data.referring import IGNORE, Question, read_questions
 from rl_reward_network.data.splits import subsample
 from rl_reward_network.grpo.evaluate import load_prepared, pictured
 from rl_reward_network.grpo.final_model import evaluation_folder, load_trained, trained_config, training_facts
-from rl_reward_network.grpo.image_context import FeatureCache
+from rl_reward_network.grpo.image_context import FeatureCache, without_end
 from rl_reward_network.grpo.measure import Measured, measure, unpacked
 from rl_reward_network.grpo.prompts import TrainingItem
 from rl_reward_network.inputs.config import RegionConfig, RunConfig, pick_fields
@@ -78,7 +78,9 @@ def run_general_evaluation(
             (scored(measure(model, prompts, cache, LONGEST, desc=when), masks), _said(model, processor, texts))
         )
     (before, said), (after, says) = answers
-    totals = {name: (old, totals_of(masks, after)[name]) for name, old in totals_of(masks, before).items()}
+    there = np.array([bool((question.load()[1] == 1).any()) for question in masks])
+    old, new = (totals_of(there, measured) for measured in (before, after))
+    totals = {name: (value, new[name]) for name, value in old.items()}
     if texts:
         totals["equal texts"] = 1.0, float(np.mean([one == other for one, other in zip(said, says, strict=True)]))
         totals[f"METEOR of texts with those before ({meteor_variant()})"] = 1.0, float(meteor(says, said, True).mean())
@@ -133,9 +135,8 @@ def scored(measured: Measured, questions: Sequence[Question]) -> Measured:
     return replace(measured, values={"iou": iou}, overlap=overlap)
 
 
-def totals_of(questions: Sequence[Question], measured: Measured) -> dict[str, float]:
-    """cIoU and, where there are such questions, N-acc. and T-acc."""
-    there = np.array([bool((question.load()[1] == 1).any()) for question in questions])
+def totals_of(there: np.ndarray, measured: Measured) -> dict[str, float]:
+    """cIoU and, of questions whose object is not `there`, bool (N,), N-acc. and T-acc."""
     empty = np.array([mask is None or not mask.any() for mask in map(unpacked, measured.masks)])
     totals = {"cIoU": measured.phrase_ciou}
     if not there.all():
@@ -149,8 +150,5 @@ def _said(model: Any, processor: Any, questions: Sequence[Question]) -> list[str
     for one in questions:
         text = one.text if IMAGE_PLACEHOLDER in one.text else f"{IMAGE_PLACEHOLDER}{one.text}"
         how = {"image": load_image(one.image), "text": text, "processor": processor, "max_new_tokens": LONGEST}
-        said = model.predict_forward(**how)["prediction"]
-        for end in (*processor.template.stop_words, processor.tokenizer.eos_token):
-            said = said.removesuffix(end).strip()
-        texts.append(said)
+        texts.append(without_end(processor, model.predict_forward(**how)["prediction"]))
     return texts

@@ -350,11 +350,16 @@ class PromptBatch:
         return [by_key[key] for key in keys]
 
     def text(self, answer: Answer) -> str:
-        """The text of an answer without what ends it: a stop word, or the eos token."""
-        text = self.processor.text(answer.token_ids).strip()
-        for stop_word in (*self.processor.template.stop_words, self.processor.tokenizer.eos_token):
-            text = text.removesuffix(stop_word).strip()
-        return text
+        """The text of an answer, see `without_end`."""
+        return without_end(self.processor, self.processor.text(answer.token_ids))
+
+
+def without_end(processor: Sa2VAProcessor, text: str) -> str:
+    """A text without what ends it: a stop word, or the eos token."""
+    text = text.strip()
+    for end in (*processor.template.stop_words, processor.tokenizer.eos_token):
+        text = text.removesuffix(end).strip()
+    return text
 
 
 def open_batch(

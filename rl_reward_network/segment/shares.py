@@ -86,10 +86,8 @@ class Record:
 
 def key_of(file: Path) -> str:
     """The place, size in bytes and time of a file, which change when it is replaced; the place where there is none."""
-    if not file.exists():
-        return str(file.absolute())
-    there = file.stat()
-    return f"{file.resolve()} {there.st_size} {there.st_mtime_ns}"
+    place = file.absolute()  # not resolved: two links to one file are two images
+    return f"{place} {(there := file.stat()).st_size} {there.st_mtime_ns}" if file.exists() else str(place)
 
 
 def settings_of(args: Any, *places: Path | str | None) -> str:

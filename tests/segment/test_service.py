@@ -6,7 +6,7 @@ import io
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -121,21 +121,33 @@ def test_a_client_sees_nothing_of_an_error_inside_and_the_service_goes_on(client
     assert ask(client).status_code == 200
 
 
-def test_too_many_that_wait_are_sent_away(maker, monkeypatch):
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """A model that waits: set when an answer has begun, and to be set so that it goes on."""
     begun, go_on, real = threading.Event(), threading.Event(), MaskMaker.answer
 
-    def slow(*args: Any, **words: Any) -> Any:
+    def answer(*args: Any, **words: Any) -> Any:
         begun.set()
         assert go_on.wait(30)
         return real(*args, **words)
 
-    monkeypatch.setattr(MaskMaker, "answer", slow)
+    monkeypatch.setattr(MaskMaker, "answer", answer)
+    return begun, go_on
+
+
+def wait_for(waiting: int, health: Callable[[], Any]) -> None:
+    late = time.monotonic() + 10
+    while health().json()["waiting"] != waiting:
+        assert time.monotonic() < late
+
+
+def test_too_many_that_wait_are_sent_away(maker, slow):
+    begun, go_on = slow
     with TestClient(make_app(maker, "nano", replace(LIMITS, waiting=1))) as client, ThreadPoolExecutor(2) as pool:
         first = pool.submit(ask, client, png(0))
         assert begun.wait(30)
         second = pool.submit(ask, client, png(1))
-        while not client.get("/health").json()["waiting"]:
-            pass
+        wait_for(1, lambda: client.get("/health"))
         refused = ask(client, png(2))
         assert refused.status_code == 503
         assert refused.headers["retry-after"] == "1"
@@ -143,15 +155,8 @@ def test_too_many_that_wait_are_sent_away(maker, monkeypatch):
         assert [one.result().status_code for one in (first, second)] == [200, 200]
 
 
-def test_a_client_that_leaves_gives_its_place_back(maker, monkeypatch):
-    begun, go_on, real = threading.Event(), threading.Event(), MaskMaker.answer
-
-    def slow(*args: Any, **words: Any) -> Any:
-        begun.set()
-        assert go_on.wait(30)
-        return real(*args, **words)
-
-    monkeypatch.setattr(MaskMaker, "answer", slow)
+def test_a_client_that_leaves_gives_its_place_back(maker, slow, monkeypatch):
+    begun, go_on = slow
     monkeypatch.setattr(service, "LOOK", 0.01)
     port = free_port()
     with served(make_app(maker, "nano", replace(LIMITS, waiting=1)), port), ThreadPoolExecutor(1) as pool:
@@ -160,11 +165,8 @@ def test_a_client_that_leaves_gives_its_place_back(maker, monkeypatch):
         assert begun.wait(30)
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{url}/segment", files={"image": png(1)}, timeout=0.5)
-        late = time.monotonic() + 10
-        while waiting := httpx.get(f"{url}/health").json()["waiting"]:
-            assert time.monotonic() < late
+        wait_for(0, lambda: httpx.get(f"{url}/health"))
         go_on.set()
-        assert waiting == 0
         assert first.result().status_code == 200
 
 

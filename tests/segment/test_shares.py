@@ -114,6 +114,13 @@ def test_a_mask_that_was_replaced_or_deleted_is_made_anew(images, tmp_path, caps
     assert contents(tmp_path / "out") == contents(tmp_path / "one")
 
 
+def test_links_to_one_image_are_images_of_their_own(images, tmp_path, capsys):
+    (images / "link.png").symlink_to(images / "0.png")
+    run(images, tmp_path / "out")
+    assert "not finished" not in capsys.readouterr().out
+    assert {"0_mask.png", "link_mask.png", "results.csv"} <= contents(tmp_path / "out").keys()
+
+
 def test_masks_inside_a_models_folder_do_not_change_the_model(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     before = shares.settings_of("flags", tmp_path)
